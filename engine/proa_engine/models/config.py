@@ -5,7 +5,8 @@ the architecture is read by its class (`registry`), most of it with the function
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -50,6 +51,15 @@ class DecoderOptions:
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_soft_cap: float | None = None  # c: logits become c * tanh(logits / c)
+
+
+@contextmanager
+def _named_if_missing() -> Iterator[None]:
+    """Raise ValueError for a field that config.json lacks."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"config.json lacks the field {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +131,7 @@ class ModelConfig:
         return read
 
     @classmethod
+    @_named_if_missing()
     def from_dicts(
         cls,
         config: Mapping[str, Any],
@@ -131,21 +142,6 @@ class ModelConfig:
         image_files: ImageFiles | None = None,
     ) -> "ModelConfig":
         """`modules` are those of the folder, if any. `image_files` None: images are not read."""
-        try:
-            return cls._from_dicts(config, generation, quantization, runner, modules, image_files)
-        except KeyError as error:
-            raise ValueError(f"config.json lacks the field {error}") from error
-
-    @classmethod
-    def _from_dicts(
-        cls,
-        config: Mapping[str, Any],
-        generation: Mapping[str, Any],
-        quantization: str | None,
-        runner: Runner,
-        modules: EmbeddingModules | None,
-        image_files: ImageFiles | None,
-    ) -> "ModelConfig":
         architecture, form = architecture_of(config)
         has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
         if runner == "generate" and not has_lm_head:

@@ -11,8 +11,7 @@ from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
 from proa_engine.models.decoder_layer import LayerOptions, NormNames
-from proa_engine.models.gemma_vision import GemmaVisionOptions, read_gemma_vision
-from proa_engine.models.image_files import ImageFiles
+from proa_engine.models.gemma_vision import read_gemma_vision
 
 GEMMA_NORMS = NormNames(
     before_attention="input_layernorm",
@@ -105,11 +104,5 @@ class Gemma3ForConditionalGeneration(ImageReadingDecoder):
         "image_token_index": 262_144,
         "mm_tokens_per_image": 256,
     }
-
-    @staticmethod
-    def read_options(fields: read.Fields) -> DecoderOptions:
-        return Gemma3ForCausalLM.read_options(fields)
-
-    @staticmethod
-    def read_images(fields: read.Fields, files: ImageFiles) -> GemmaVisionOptions:
-        return read_gemma_vision(fields, files)
+    read_options = staticmethod(Gemma3ForCausalLM.read_options)
+    read_images = staticmethod(read_gemma_vision)
