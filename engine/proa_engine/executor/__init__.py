@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcExecutor":
-    """Load the model on all ranks, size the KV cache and warm up; returns when the executor can run steps.
+    """Load the model on all ranks, size the KV cache and warm up. Returns when the executor can run steps.
 
-    `log` gets lines about the progress. Raises `ValueError` if the configuration cannot work on this machine, and
-    `ExecutorFailed` if a rank fails while starting.
+    `log` is called with lines about the progress. Raises `ValueError` if the configuration cannot work on this machine,
+    and `ExecutorFailed` if a rank fails while starting.
     """
     set_thread_variables(config.tensor_parallel_size)
     if config.tensor_parallel_size == 1:

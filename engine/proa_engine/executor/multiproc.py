@@ -25,7 +25,7 @@ from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
 from proa_engine.worker.kv_cache import smallest
 
-# A lost rank breaks rank 0's collective at about the time its connection ends, and the connection's reason is better.
+# If a rank is lost, rank 0's collective fails and its connection ends at about the same time. The connection knows why.
 _LOSS_SECONDS = 1.0
 
 
@@ -46,14 +46,14 @@ class MultiProcExecutor(UniProcExecutor):
         super().execute_model(scheduler_output)
 
     def sleep(self, level: int) -> None:
-        """All ranks sleep together."""
+        """Put all ranks to sleep at the same time."""
         self._on_all_ranks(wire.Sleep(level), lambda: UniProcExecutor.sleep(self, level))
 
     def wake_up(self) -> None:
         self._on_all_ranks(wire.WakeUp(), lambda: UniProcExecutor.wake_up(self))
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
-        """All ranks read at the same time, each from its own file system."""
+        """Read the adapter on all ranks at the same time, each from its own file system."""
         answers = [connection.load_lora(lora_id, path) for connection in self._connections]
         return self._read_lora(lora_id, path, lambda: self._load_with_other_ranks(lora_id, path, answers))
 
@@ -100,19 +100,20 @@ class MultiProcExecutor(UniProcExecutor):
             self._wait_for(connection.started)
 
     def _on_all_ranks(self, message: wire.Sleep | wire.WakeUp, on_rank_0: Callable[[], None]) -> None:
-        """Call the other ranks while rank 0 does the same, as they may join in collectives, and wait for all."""
+        """Send `message` to the other ranks, call `on_rank_0` meanwhile, as both may join in collectives, and wait for
+        all."""
         answers = [connection.call(message) for connection in self._connections]
         on_rank_0()
         for answer in answers:
             self._wait_for(answer)
 
     def _load_with_other_ranks(self, lora_id: int, path: str, answers: "list[Future[str]]") -> str:
-        """Read rank 0's part and wait for the others. If one fails, none keeps the adapter."""
+        """Read rank 0's part of the adapter and wait for the other ranks. If one fails, none keeps the adapter."""
         digests, errors = set[str](), list[Exception]()
         for digest in (partial(self._worker.load_lora, lora_id, path), *(partial(self._wait_for, a) for a in answers)):
             try:
                 digests.add(digest())
-            except Exception as error:  # wait for the other ranks even so: they read one adapter at a time
+            except Exception as error:  # wait for the other ranks nevertheless: they read one adapter at a time
                 errors.append(error)
         if not errors and len(digests) > 1:
             errors.append(LoraInvalid(f"the ranks have different adapters at {path}"))
@@ -146,6 +147,6 @@ class MultiProcExecutor(UniProcExecutor):
         self.fail(reason)
 
     def _explain(self, error: BaseException) -> str:
-        """The reason of a failed step of rank 0. If another rank's loss caused it, `fail` already has that reason."""
+        """Return why a step of rank 0 failed. If another rank's loss caused it, that is the reason given to `fail`."""
         self._lost.wait(_LOSS_SECONDS)
         return super()._explain(error)

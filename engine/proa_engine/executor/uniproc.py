@@ -1,4 +1,5 @@
-"""UniProcExecutor: rank 0 in the engine's process: the thread of its steps, their futures and its failure."""
+"""UniProcExecutor: runs rank 0 in the engine's process. It owns the thread of the steps, their futures and the
+failure."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -25,7 +26,7 @@ from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
-_LORA_SECONDS = 300.0  # to read an adapter, downloaded from a hub perhaps
+_LORA_SECONDS = 300.0  # timeout of reading an adapter, which may be downloaded
 _EMPTY_OUTPUT = ModelRunnerOutput(plain_token_ids=[])
 
 
@@ -39,7 +40,7 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         spawns = config.tensor_parallel_size > 1 and not config.worker_sockets
-        self.cache_groups: CacheGroups  # set by the start, as are the next two
+        self.cache_groups: CacheGroups  # set by `_start`, as are the next two
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
@@ -49,7 +50,7 @@ class UniProcExecutor:
         self._lock = Lock()
         self._failed: Future[str] = Future()  # resolves to the reason
         self._pending: set[Future[ModelRunnerOutput]] = set()
-        self._inputs: StepInputs | None = None  # of the step that is executed and not yet sampled
+        self._inputs: StepInputs | None = None  # inputs of the step that is executed and not yet sampled
         self._copy_stream: torch.cuda.Stream | None = None
         # A waiting thread that computes a step cannot see another rank's failure.
         self._may_help = config.tensor_parallel_size == 1
@@ -121,7 +122,7 @@ class UniProcExecutor:
         self._call(lambda: self._worker.sleep(level))
 
     def wake_up(self) -> None:
-        """Get them back, with a KV cache of as many blocks. CUDA graphs are captured again."""
+        """Undo `sleep`: get the weights back, allocate a KV cache of as many blocks, and capture CUDA graphs again."""
         self._call(self._worker.wake_up)
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
@@ -132,7 +133,8 @@ class UniProcExecutor:
         self._worker.unload_lora(lora_id)
 
     def _read_lora(self, lora_id: int, path: str, read: Callable[[], str]) -> "Future[str]":
-        """Read an adapter on a thread of its own. One that is read too late is freed, as the core does not know it."""
+        """Read an adapter on a thread of its own. If reading times out, the adapter is freed when it is read, because
+        the core has given it up."""
         late = LoraNotFound(f"the adapter at {path} cannot be read: it took longer than {_LORA_SECONDS:.0f} s")
         job = run_beside_steps(read, "proa-lora")
         return within(_LORA_SECONDS, job, late, lambda: self.unload_lora(lora_id))
@@ -158,9 +160,9 @@ class UniProcExecutor:
         self._log(_describe(self.cache_groups, self.host_tier, sizes.max_num_seqs, self._worker.max_model_len))
 
     def _run_first_steps(self, max_num_tokens: int) -> None:
-        """Run a request on the calling thread, where a GPU's steps are launched.
+        """Run a request on the calling thread, which launches a GPU's steps.
 
-        The warm-up ran on another one, and cuBLAS has a handle and a workspace for each thread.
+        The warm-up ran on another thread, and cuBLAS allocates a handle and a workspace for each thread.
         """
         model = self._worker.model_config
         if model.has_lm_head:
@@ -172,11 +174,11 @@ class UniProcExecutor:
             self.sample_tokens().result()
 
     def _call(self, job: Callable[[], T]) -> T:
-        """Run a job on the device thread and wait for it, or until `fail`: a hung device does not block the caller."""
+        """Run a job on the device thread and wait until it ends or `fail` is called, as a hung device never ends it."""
         return self._wait_for(self._device_thread.submit(job))
 
     def _wait_for(self, future: "Future[T]") -> T:
-        """The future's result; raises ExecutorFailed as soon as the executor fails."""
+        """Return the future's result. Raises ExecutorFailed as soon as the executor fails."""
         either: tuple[Future[Any], ...] = (future, self._failed)
         wait(either, return_when=FIRST_COMPLETED)
         if not future.done():
@@ -196,7 +198,7 @@ class UniProcExecutor:
         return self._may_help and self._worker.model_runner.is_small(inputs)
 
     def _guarded(self, job: Callable[[], object]) -> None:
-        """Run device work unless the executor has failed. An exception fails it."""
+        """Run device work unless the executor has failed. An exception fails the executor."""
         if self._failed.done():
             return
         try:

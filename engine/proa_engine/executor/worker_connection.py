@@ -36,7 +36,10 @@ def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[byte
 
 
 class WorkerConnection:
-    """Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket."""
+    """The connection to another rank's worker.
+
+    Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket.
+    """
 
     def __init__(
         self, rank: int, path: Path, process: subprocess.Popen[bytes] | None, on_lost: Callable[[str], None]
@@ -44,7 +47,7 @@ class WorkerConnection:
         self.rank = rank
         self.ready: Future[wire.Ready] = Future()
         self.started: Future[wire.Started] = Future()
-        self._done: Future[None] = Future()  # of the last `call`
+        self._done: Future[None] = Future()  # result of the last `call`
         self._loras: dict[int, Future[str]] = {}  # by id: adapters that the worker is reading
         self._sending = Lock()
         self._path = path
@@ -76,13 +79,14 @@ class WorkerConnection:
             self._socket.sendall(frame)
 
     def call(self, message: wire.Sleep | wire.WakeUp) -> "Future[None]":
-        """Have the worker do this after its steps. Only one call at a time. The future never fails: see `on_lost`."""
+        """Have the worker handle `message` after its steps. Only one call at a time. The future never fails: see
+        `on_lost`."""
         self._done = Future()
         self.send(wire.encode(message))
         return self._done
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
-        """Have the worker read an adapter. The future gets its digest, or a `LoraError`."""
+        """Have the worker read an adapter. The future's result is the digest; it fails with a `LoraError`."""
         future = self._loras[lora_id] = Future()
         self.send(wire.encode(wire.LoadLora(lora_id, path)))
         return future
@@ -107,7 +111,7 @@ class WorkerConnection:
                 self._process.wait()
         if self._socket is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # ends the reader
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends the reader thread
             self._socket.close()
             self._socket = None
 
@@ -138,7 +142,7 @@ class WorkerConnection:
         return f"tensor-parallel rank {self.rank} ({where})"
 
     def _ending(self) -> str:
-        """How the process ended, as far as known."""
+        """Describe how the process ended, as far as known."""
         if self._process is None:
             return "closed its connection"
         with suppress(subprocess.TimeoutExpired):
@@ -148,7 +152,7 @@ class WorkerConnection:
 
 
 def try_connect(path: Path) -> socket.socket | None:
-    """A connection to the worker; None if it does not listen yet."""
+    """Return a connection to the worker; None if it does not listen yet."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))

@@ -34,7 +34,8 @@ from proa_engine.metric_families import (
 
 @dataclass(slots=True)
 class _RequestTimes:
-    """When an unfinished request reached its stages, in Unix seconds; zero: not yet. And how often it had to wait."""
+    """When an unfinished request reached its stages, in Unix seconds, zero if it has not; and its number of
+    preemptions."""
 
     queued: float = 0.0
     scheduled: float = 0.0
@@ -43,7 +44,8 @@ class _RequestTimes:
 
 
 class EngineMetrics:
-    """Counts what steps output. One thread may observe while another scrapes. Times are in seconds."""
+    """Computes metrics from the outputs of steps. One thread may observe while another scrapes. Times are in
+    seconds."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class EngineMetrics:
         occupancy: Callable[[], CacheOccupancy] = CacheOccupancy,
         grammars: GrammarStats | None = None,
     ) -> None:
-        """`occupancy` is called at each scrape. `grammars` None: the engine refuses grammars."""
+        """`occupancy` is called at each scrape. `grammars` None: the engine has no grammar compiler."""
         self._config = config
         self._num_gpu_blocks = cache_groups.num_blocks
         self._max_concurrency = cache_groups.concurrency(max_model_len)
@@ -104,13 +106,13 @@ class EngineMetrics:
         registry.register(self)
 
     def observe_request(self, request: EngineCoreRequest) -> None:
-        """Note the adapter of a request before the core has it."""
+        """Store the adapter of a request. Call it before the core has the request."""
         if request.lora_name:
             with self._lock:
                 self._loras[request.request_id] = request.lora_name
 
     def observe_outputs(self, outputs: StepOutputs) -> None:
-        """Count one step's outputs, which are not changed."""
+        """Count one step's outputs. They are not modified."""
         with self._lock:
             self._stats = outputs.stats
             before = self._prompt_tokens + self._generation_tokens
@@ -126,13 +128,14 @@ class EngineMetrics:
             self._step.observe(duration)
 
     def observe_rejection(self, reason: str, request_id: str = "") -> None:
-        """Count a refused request. `reason` is a gRPC status code in lower case. `request_id`: if it was observed."""
+        """Count a rejected request. `reason` is a gRPC status code in lower case; `request_id` is set if the request
+        was observed."""
         with self._lock:
             self._loras.pop(request_id, None)
             self._rejections.counts[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families. The registry calls this at each scrape."""
+        """Return all metric families. The registry calls this at each scrape."""
         with self._lock:
             families = [*self._gauges(), *self._counters(), *self._render_histograms()]
         yield from families

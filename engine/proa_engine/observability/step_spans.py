@@ -1,7 +1,7 @@
 """TracedExecutor: a span for each step with sampled requests.
 
 A step computes many requests, so its span is the root of a trace of its own, with links to the requests' spans. The
-trace sampler decides about each step again.
+trace sampler decides about each such trace.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ OnChunk = Callable[[str, int], None]
 class _Sampled:
     """A sampled request that the workers hold."""
 
-    link: Link  # to the engine's span
-    num_tokens: int  # known when the workers got it
-    num_left: int  # of those, not computed yet
+    link: Link  # link to the engine's span
+    num_tokens: int  # tokens known when the workers got the request
+    num_left: int  # how many of them are not computed yet
 
 
 class TracedExecutor:
@@ -40,7 +40,7 @@ class TracedExecutor:
         self._tracer = tracer
         self._on_chunk = on_chunk
         self._sampled: dict[str, _Sampled] = {}
-        self._span: Span | None = None  # of the step whose tokens are not sampled yet
+        self._span: Span | None = None  # span of the step whose tokens are not sampled yet
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._span = self._start_span(scheduler_output)

@@ -29,8 +29,8 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 @dataclass(slots=True)
 class _TracedRequest:
     span: Span
-    num_prompt_tokens: int  # tokens resumed from another engine included
-    num_chunks: int = 0  # steps that computed a part of them
+    num_prompt_tokens: int  # with tokens resumed from another engine
+    num_chunks: int = 0  # steps that computed a part of the prompt
     events: list[Event] = field(default_factory=list)
 
 
@@ -99,8 +99,8 @@ class EngineTracer:
             self._provider.shutdown()
 
     def _count_chunk(self, request_id: str, num_tokens: int) -> None:
-        """Count a prefill step. A preempted request that is computed again has more tokens, its output, and does not
-        count."""
+        """Count a prefill step. Steps that compute a preempted request again are not counted: it then has more tokens
+        than its prompt."""
         traced = self._traced.get(request_id)
         if traced is not None and num_tokens == traced.num_prompt_tokens:
             traced.num_chunks += 1
@@ -126,7 +126,7 @@ class EngineTracer:
         traced.span.end(end)
 
     def _load_span(self, traced: _TracedRequest, load: KvLoad) -> None:
-        """While the request waits for blocks of host memory."""
+        """Make the span of the time in which the request waited for blocks from host memory."""
         context = trace.set_span_in_context(traced.span, Context())
         span = self._tracer.start_span("kv.load", context, start_time=_nanoseconds(load.started))
         span.set_attribute("proa.kv.loaded_tokens", load.num_tokens)
@@ -135,7 +135,7 @@ class EngineTracer:
     def _stages(
         self, traced: _TracedRequest, end: int, error_type: str | None, cached_tokens: int | None = None
     ) -> None:
-        """Make the stages' spans. Each lasts from its own event to the next stage's, or to `end`."""
+        """Make the spans of the request's stages. Each lasts from its own event to the next stage's, or to `end`."""
         first: dict[EventType, int] = {}
         for event in traced.events:
             first.setdefault(event.type, _nanoseconds(event.timestamp))

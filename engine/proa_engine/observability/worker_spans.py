@@ -1,4 +1,4 @@
-"""WorkerTracer: a span for each request that a rank computes, child of the engine's `llm_request`."""
+"""WorkerTracer: a span for each request that a rank computes, as a child of the engine's `llm_request`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

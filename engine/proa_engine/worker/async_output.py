@@ -20,7 +20,7 @@ from proa_engine.worker.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """A step's results for the host."""
+    """A step's results, as tensors to be copied to the host."""
 
     token_ids: Tensor | None  # [samples] int64
     logprobs: LogprobTensors | None
@@ -55,9 +55,9 @@ def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
 
 
 def _samples(tensors: StepTensors, inputs: StepInputs) -> Iterator[tuple[int, int, Drafts | None]]:
-    """For each row: its number of samples, how many of them to keep, and its drafts.
+    """Yield, for each row, its number of samples, how many of them to keep, and its drafts.
 
-    A row with drafts has a sample after each; those behind the accepted drafts and one more are discarded.
+    A row with drafts has a sample after each draft. Samples behind the accepted drafts and one more are discarded.
     """
     if tensors.drafts is None:
         for is_sampled in inputs.is_sampled:
@@ -135,10 +135,10 @@ def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> Iterato
 
 
 class _Logprobs:
-    """The log probabilities of a step's samples, which are taken in the order of the rows."""
+    """The log probabilities of a step's samples, consumed in the order of the rows."""
 
     def __init__(self, tensors: StepTensors, inputs: StepInputs) -> None:
-        self.num_top: Mapping[str, int] = {}  # by request id, of those that want any
+        self.num_top: Mapping[str, int] = {}  # by id of the requests with log probabilities
         wanted = None if inputs.sampling is None else inputs.sampling.logprobs
         if tensors.logprobs is not None and wanted is not None:
             self.num_top, self._named = wanted.num_top, wanted.named
@@ -153,8 +153,8 @@ _Row = tuple[TokenLogprobs, Sequence[float]]
 
 
 def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[_Row]:
-    """The rows with their `num_top` most likely tokens, or fewer if the tensors have fewer, and the log probabilities
-    of the tokens that their requests name."""
+    """Yield the rows of `tensors`, each with its `num_top` most likely tokens (or fewer, if the tensors have fewer) and
+    the log probabilities of the tokens that its request names."""
     columns = (
         tensors.token_ids.tolist(),
         tensors.logprobs.tolist(),
@@ -167,8 +167,8 @@ def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[_Row]:
 
 
 def _cut(row: _Row, num_top: int, token_ids: Sequence[int] = ()) -> TokenLogprobs:
-    """The row's sampled token, with the tokens `token_ids` if the request names some, else with the `num_top` most
-    likely ones."""
+    """Return the log probabilities of the row's sampled token and of `token_ids`, or of the `num_top` most likely
+    tokens if the request names none."""
     entry, named = row
     if token_ids:
         return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, token_ids, named[: len(token_ids)])

@@ -13,7 +13,7 @@ from proa_engine.worker.host import available_cores, threads_per_rank
 
 
 def resolve_device(wanted: str, rank: int) -> torch.device:
-    """The device of this rank. Raises `ValueError` if the machine does not have it."""
+    """Return the device of this rank. Raises `ValueError` if the machine does not have it."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and rank >= (count := torch.cuda.device_count()):
@@ -29,22 +29,22 @@ def limit_torch_threads(num_ranks: int) -> None:
 
 
 def resolve_model_config(config: EngineConfig, folder: Path, device: torch.device) -> ModelConfig:
-    """The configuration of the model in `folder`, with the engine's changes: its pooling, kernels that do not depend on
-    the batch, and `max_model_len` as its positions."""
+    """Return the configuration of the model in `folder`, changed as the engine needs it: its pooling task, kernels that
+    do not depend on the batch, and `max_model_len` as the number of positions."""
     model = ModelConfig.from_folder(
         folder, config.quantization, config.runner, language_model_only=config.language_model_only
     )
     if config.pooler_config is not None:
         model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
     check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)
-    if config.batch_invariant and device.type != "cpu":  # a CPU always is
+    if config.batch_invariant and device.type != "cpu":  # kernels of a CPU never depend on the batch
         model = make_batch_invariant(model, config.tensor_parallel_size)
     return replace(model, max_position_embeddings=resolve_max_model_len(config, model))
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The most tokens of a request. Raises `ValueError` if `config.max_model_len` is more than the model's positions,
-    or than an encoder can compute: its prompts are computed in one step."""
+    """Return the maximum number of tokens of a request. Raises `ValueError` if `config.max_model_len` exceeds the
+    model's positions, or the tokens of a step if the model is an encoder, whose prompts are computed in one step."""
     most = model.max_position_embeddings
     if model.is_encoder and config.max_num_batched_tokens < most:
         most = config.max_num_batched_tokens
@@ -60,7 +60,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def resolve_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type of weights and activations. "auto" is float32 on a CPU, which computes that fastest."""
+    """Return the type of weights and activations. "auto" is float32 on a CPU, which is the fastest there."""
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else model.torch_dtype
     dtype: torch.dtype = getattr(torch, wanted)  # torch has all of the names, `float` and `half` among them
@@ -68,5 +68,5 @@ def resolve_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torc
 
 
 def resolve_cache_dtype(wanted: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of the KV cache. `dtype` is that of activations."""
+    """Return the type of the KV cache. `dtype` is the type of the activations."""
     return dtype if wanted == "auto" else torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""Where each layer's cache lies: tables of layers that share block ids, bytes of a block, and the memory itself.
+"""Where each layer's cache is stored: tables of layers that share block ids, bytes of a block, and the memory itself.
 
 All attention layers share one pool of blocks of equal bytes. A block of table 0 holds the tokens of all layers that
 keep every token. Layers with a window are packed into further tables, each of as many layers as fit into a block.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, LayerCache, SharedLayer, StateLayer
 
-_MAX_TABLES = 16  # a block table of every request for each
+_MAX_TABLES = 16  # each is one more block table of every request
 _MIN_INTERVAL = 512
 
 
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """Where one rank stores each layer's cache. All ranks have the same tables, but each has only its share of the
+    """Where one rank stores each layer's cache. All ranks have the same tables; each rank stores its share of the
     heads."""
 
     block_size: int  # tokens
@@ -38,8 +38,8 @@ class CachePlan:
 
     @property
     def checkpoint_interval(self) -> int:
-        """Tokens: the least power of two for which a checkpoint takes at most a quarter of table 0's bytes between
-        two."""
+        """Tokens between checkpoints: the least power of two for which a checkpoint takes at most a quarter of the
+        bytes of table 0 in that interval."""
         num_window_blocks = sum(-(-(window - 1) // self.block_size) for window in self.windows)
         checkpoint_bytes = num_window_blocks * self.block_bytes + self.state_bytes
         interval = _MIN_INTERVAL
@@ -51,14 +51,14 @@ class CachePlan:
 def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, max_model_len: int) -> CachePlan:
     """Plan the caches of `layers`, with keys, values and latent rows of type `dtype`.
 
-    A window of `max_model_len` or more is none. If every layer has a window, all are in table 0 and nothing is freed.
-    Raises ValueError for latent rows in 8-bit floats.
+    A window of `max_model_len` or more tokens is treated as full attention. If every layer has a window, all are in
+    table 0, which keeps every token. Raises ValueError for latent rows in 8-bit floats.
     """
     if dtype.itemsize == 1 and any(isinstance(layer, LatentLayer) for layer in layers):
         raise ValueError("kv_cache_dtype fp8 is not supported with latent attention; supported: auto")
     sizes = {index: _block_bytes(layer, block_size, dtype) for index, layer in enumerate(layers)}
     windows = {
-        index: max(layer.window, 2)  # with a window of 1 a checkpoint would need no block
+        index: max(layer.window, 2)  # a window of 1 would leave a checkpoint without blocks
         for index, layer in enumerate(layers)
         if isinstance(layer, KeyValueLayer) and layer.window is not None and layer.window < max_model_len
     }
@@ -85,7 +85,7 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
 def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int) -> list[list[int]]:
     """Divide layers with a window among tables: each table has as many layers of one window as fit into a block.
 
-    A block takes the largest of them at least. It grows until there are few enough tables.
+    A block is at least as large as the largest layer, and grows until there are at most `_MAX_TABLES` tables.
     """
     if not windows:
         return []
@@ -105,14 +105,15 @@ def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int
 
 
 def _round_up(num_bytes: int, layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype) -> int:
-    """The next multiple of what one head of each layer takes in a block: on a CPU blocks are whole rows of those."""
+    """Round up to a multiple of the bytes of one head of each layer in a block: on a CPU, blocks are whole rows of
+    heads."""
     rows = {_row_size(layer) * block_size * dtype.itemsize for layer in layers}
     multiple = math.lcm(*rows)
     return -(-num_bytes // multiple) * multiple
 
 
 def _row_size(layer: CacheLayer) -> int:
-    """Values of a token's row: of one head, or of all."""
+    """Return the number of values in a token's row: of one head, or of all heads."""
     match layer:
         case KeyValueLayer():
             return layer.head_dim
@@ -123,13 +124,13 @@ def _row_size(layer: CacheLayer) -> int:
 
 
 def _stored_by(layers: Sequence[CacheLayer], index: int) -> int:
-    """The layer that stores what this layer reads."""
+    """Return the index of the layer that stores the cache which this layer reads."""
     layer = layers[index]
     return _stored_by(layers, layer.layer) if isinstance(layer, SharedLayer) else index
 
 
 def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of the layer, or of one state."""
+    """Return the bytes of one block of the layer, or of one state."""
     match layer:
         case KeyValueLayer(num_kv_heads, head_dim):
             return 2 * num_kv_heads * head_dim * block_size * dtype.itemsize
@@ -150,7 +151,7 @@ class CacheMemory:
     states: list[Tensor] = field(default_factory=list)  # parts of all layers' states, each [num_state_slots, *shape]
 
     def free(self) -> None:
-        """Drop the memory. What is still in use by a step is freed when that ends."""
+        """Drop the memory. What a step still uses is freed when the step ends."""
         self.layers.clear()
         self.states.clear()
         self.blocks = None
@@ -166,11 +167,11 @@ def allocate_caches(
     *,
     whole_blocks: bool = False,
 ) -> CacheMemory:
-    """Allocate every layer's cache, without setting its values: only positions that tokens were written to are read.
+    """Allocate every layer's cache. Values are not initialized, because only positions that were written are read.
 
-    Where all attention layers have one shape, each place in a block is a tensor of its own, which one layer of every
-    table uses. Otherwise, and with `whole_blocks`, layers are views of one tensor of bytes, whose blocks are strided.
-    On a CPU unused pages stay untouched.
+    If all attention layers have one shape, each place in a block is a tensor of its own, which one layer of every table
+    uses. Otherwise, and with `whole_blocks`, layers are strided views of one tensor of bytes. On a CPU unused pages
+    stay untouched.
     """
     shapes = {_shape(layer, plan.block_size) for layer in layers if isinstance(layer, KeyValueLayer | LatentLayer)}
     is_divided = len(shapes) == 1 and not whole_blocks
@@ -200,14 +201,15 @@ def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ..
 
 
 class _Lanes:
-    """A tensor for each offset into a block."""
+    """Memory of attention layers of one shape: a tensor for each offset into a block."""
 
     def __init__(self, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         self._num_blocks, self._dtype, self._device = num_blocks, dtype, device
         self._lanes: dict[int, Tensor] = {}
 
     def view(self, offset: int, shape: tuple[int, ...]) -> Tensor:
-        """[num_blocks, *shape]. Keys lie before all values, so that a block of each is contiguous among its like."""
+        """Return the tensor [num_blocks, *shape]. It has all keys before all values, so that each block's keys are
+        contiguous."""
         lane = self._lanes.get(offset)
         if lane is None:
             sizes = (shape[0], self._num_blocks, *shape[1:]) if len(shape) == 4 else (self._num_blocks, *shape)
@@ -216,13 +218,13 @@ class _Lanes:
 
 
 class _Bytes:
-    """One tensor of bytes for all layers."""
+    """Memory of attention layers of several shapes: one tensor of bytes."""
 
     def __init__(self, num_blocks: int, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self.bytes = torch.empty(num_blocks, plan.block_bytes, dtype=torch.uint8, device=device)
 
     def view(self, offset: int, shape: tuple[int, ...]) -> Tensor:
-        """[num_blocks, *shape], strided by blocks."""
+        """Return the view [num_blocks, *shape], whose first stride is a block."""
         num_bytes = torch.Size(shape).numel() * self._dtype.itemsize
         return self.bytes[:, offset : offset + num_bytes].view(self._dtype).view(-1, *shape)

@@ -1,8 +1,8 @@
-"""Columns: what one feature keeps of a worker's requests, by slot, and its part of a step.
+"""Columns: the values that one feature keeps for each request of a worker, by slot, and its part of a step's inputs.
 
 Sampling, pooling, images, states, adapters and drafts are features. `InputBatch`, the layout of steps and `ModelRunner`
-loop over the columns of those that the engine has. So a feature that is off costs nothing, and a new input of requests
-is one class.
+loop over the columns of the features that the engine has. So a feature that is off costs nothing, and a new input of
+requests is one class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Rows:
     states: Mapping[str, StateSteps]  # by request id; `SchedulerOutput.states`
 
     def token_positions(self) -> IntArray:
-        """The position of each token in its request, [tokens]."""
+        """Return the position of each token in its request, [tokens]."""
         first = np.repeat(self.query_start_loc[:-1] - self.starts, self.counts)
         return np.arange(self.query_start_loc[-1]) - first
 
@@ -48,13 +48,13 @@ class Samples:
 
 
 def last_samples(rows: Rows, sampled: IntArray) -> Samples:
-    """One sample for each row in `sampled`, after the row's last token."""
+    """Return one sample for each row in `sampled`, after the row's last token."""
     return Samples(sampled, rows.ends[sampled], rows.query_start_loc[1:][sampled] - 1)
 
 
 @dataclass(slots=True)
 class ForwardInputs:
-    """What features add to a forward pass of T tokens. The fields are those of `AttentionMetadata`."""
+    """What features set for a forward pass of T tokens. The fields are those of `AttentionMetadata`."""
 
     positions: Tensor  # [T] int64, or [3, T] of models with three positions a token
     query_start_loc: Tensor  # [rows + 1] int32
@@ -68,13 +68,13 @@ class TokenInputs(Protocol):
     """A feature's part of a step of TokenRows, as staged indices."""
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        """Set the feature's fields. `arrays` are the step's staged arrays. Device work."""
+        """Set the feature's fields of `forward`. `arrays` are the step's staged arrays. Device work."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """A batch of any kind, token by token: staged indices and what the host knows. [tokens] unless noted."""
+    """A batch of any kind, with an entry for each token: staged indices and host values. [tokens] unless noted."""
 
     num_decodes: int
     max_seq_len: int
@@ -96,22 +96,22 @@ class Columns:
     """
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        """Write all of the slot's columns."""
+        """Write the request's values into all columns of the slot."""
 
     def remove(self, slot: int) -> None:
-        """Drop what the slot's request brought, if it used the feature."""
+        """Delete what the slot's request stored, if it used the feature."""
 
     def can_replay(self, rows: Rows) -> bool:
-        """Whether a graph computes these rows as `lay_out` would."""
+        """Whether a CUDA graph of decodes computes these rows correctly."""
         return True
 
     def lay_out(self, rows: Rows, packer: Packer) -> TokenInputs | None:
-        """The feature's part of a step; None if no row needs any."""
+        """Return the feature's part of a step; None if no row needs the feature."""
         return None
 
     def lay_out_decodes(self, rows: Rows) -> IntArray | None:
-        """The feature's columns of `pad_rows`, [columns, rows]; None if it has none in this step."""
+        """Return the feature's columns for `pad_rows`, [columns, rows]; None if no row needs the feature."""
         return None
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
-        """Set the feature's fields from the columns of `pad_rows`, [columns, rows] int64."""
+        """Set the feature's fields of `forward` from its columns of `pad_rows`, [columns, rows] int64."""

@@ -2,8 +2,8 @@
 
     python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES MAX_SECONDS < configuration as JSON
 
-Runs the start of a worker on meta tensors, notes the kernel variants that it launches, and forks: each child compiles
-its share into Triton's cache on disk, and with them the C programs that launch them. SIGALRM ends all of them after
+Runs the start of a worker on meta tensors, records the kernel variants that it launches, and forks: each child compiles
+its share of them, with the C programs that launch them, into Triton's cache on disk. SIGALRM ends all of them after
 MAX_SECONDS.
 """
 
@@ -22,7 +22,7 @@ from proa_engine.worker.meta_worker import MetaWorker
 
 
 def main(capability: int, num_processes: int, max_seconds: float) -> int:
-    """Compile all variants and print their number; returns the exit code."""
+    """Compile all variants and print their number. Returns the exit code."""
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     target = GPUTarget("cuda", capability, 32)
@@ -46,9 +46,9 @@ def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: boo
 
 
 def _fork(work: Callable[[], object]) -> int:
-    """Run `work` in a child process; returns its id. This process has no threads, so forking is safe.
+    """Run `work` in a child process and return its id. This process has no threads, so forking is safe.
 
-    The child has as much time as is left to this process: it does not inherit the timer.
+    A child does not inherit the parent's timer, so its own is set to the time that is left.
     """
     seconds_left, _ = signal.getitimer(signal.ITIMER_REAL)
     child = os.fork()
@@ -64,7 +64,7 @@ def _fork(work: Callable[[], object]) -> int:
 
 
 def _has_succeeded(child: int) -> bool:
-    """Wait for the child to exit."""
+    """Wait for the child to exit. Returns whether its exit code is 0."""
     return os.waitpid(child, 0)[1] == 0
 
 

@@ -20,13 +20,13 @@ from proa_engine.worker.host import available_cores
 _PROGRAM = "proa_engine.worker.compile_kernels"
 _MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
 _MAX_SECONDS = 180.0  # several times what one process takes
-_GRACE_SECONDS = 5.0  # for the processes to end by themselves
+_GRACE_SECONDS = 5.0  # time for the processes to end by themselves
 
 
 class CompilePool:
-    """Starts compiling when it is made. `capability` is the GPU's compute capability times 10: 90 for Hopper.
+    """Starts compiling when it is constructed. `capability` is the GPU's compute capability times 10: 90 for Hopper.
 
-    After `max_seconds` its processes end, also if this process has ended before.
+    Its processes end after `max_seconds`, even if this process has ended before.
     """
 
     def __init__(self, config: EngineConfig, capability: int, max_seconds: float = _MAX_SECONDS) -> None:
@@ -46,7 +46,7 @@ class CompilePool:
         self._process.stdin = None  # `communicate` would write to it
 
     def wait(self) -> str:
-        """Wait until all kernels are compiled, for at most `max_seconds` from the start; returns a log line.
+        """Wait until all kernels are compiled, at most `max_seconds` from the start. Returns a log line.
 
         A failure is not fatal: kernels that were not compiled here are compiled on first launch.
         """
@@ -70,7 +70,8 @@ class CompilePool:
 
 
 def start_compile_pool(config: EngineConfig, rank: int) -> CompilePool | None:
-    """A pool for this rank; None on a CPU, and for ranks that share the disk with rank 0, which compiles for them."""
+    """Start the pool of this rank. None on a CPU, and for ranks that share the disk with rank 0, whose pool compiles
+    for them."""
     device = resolve_device(config.device, rank)
     if device.type != "cuda" or (rank > 0 and not config.worker_sockets):
         return None

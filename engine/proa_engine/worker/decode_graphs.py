@@ -1,8 +1,9 @@
 """CUDA graphs of decode steps, captured once for each of several batch sizes and replayed with one call.
 
-A row has one token, or one and the draft tokens that the step verifies: a graph's rows all have the same width. A batch
-is padded to the next captured size, and rows to the width. A graph reads and writes fixed memory, so each step's input
-is copied into one static tensor of rows. Results of padding are dropped, and padding writes nothing to the KV cache.
+A row has one token, or one and the draft tokens that the step verifies; all rows of a graph have the same width. A
+batch is padded to the next captured number of rows, and rows to the width. A graph reads and writes fixed memory, so
+each step's input is copied into one static tensor of rows. Results of padding are dropped, and padding writes nothing
+to the KV cache.
 """
 
 import gc
@@ -45,11 +46,11 @@ def graph_shapes(
     *,
     with_loras: bool = False,
 ) -> list[GraphShape]:
-    """Shapes to capture, smallest first: 1, 2, 4, a multiple of 8 or `max_num_seqs` rows of one token, and of one token
-    and `max_drafts` draft tokens.
+    """Return the shapes to capture, smallest first: 1, 2, 4, multiples of 8 or `max_num_seqs` rows, of one token each,
+    and of one token and `max_drafts` draft tokens each.
 
-    Both widths, because requests that may not speculate would otherwise compute padding only. `with_loras`: each shape
-    also with adapters, as steps without them must not launch their kernels.
+    Both widths are captured, because requests that cannot speculate would otherwise compute only padding. `with_loras`:
+    each shape is also captured with adapters, so that steps without adapters do not launch their kernels.
     """
     counts = {1, 2, 4, *range(_SIZE_STEP, max_num_seqs + 1, _SIZE_STEP), max_num_seqs}
     shapes = {
@@ -69,8 +70,8 @@ def graph_shapes(
 def pad_rows(
     slots: IntArray, ends: IntArray, num_tokens: IntArray | int, size: int, others: Sequence[IntArray] = ()
 ) -> IntArray:
-    """[columns * size]: slots, ends and numbers of tokens, then the columns `others` of features, [columns, rows] each,
-    as `DecodeGraphs.replay` takes them. Padding has no tokens, and -1 in the features' columns."""
+    """Return [columns * size]: slots, ends and numbers of tokens, then the features' columns `others`, [columns, rows]
+    each, as `DecodeGraphs.replay` takes them. Padding has no tokens, and -1 in the features' columns."""
     rows = np.zeros((3 + sum(map(len, others)), size), np.int64)
     rows[0, : slots.size] = slots
     rows[1, : slots.size] = ends
@@ -83,7 +84,7 @@ def pad_rows(
 
 class GraphCapture(Protocol):
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture `work`. Return a function that replays it and the tensor that holds its result afterwards."""
+        """Capture `work`. Return a function that replays it, and the tensor with its result after a replay."""
         ...
 
 
@@ -100,20 +101,21 @@ class DecodeGraphs:
         self._graphs: dict[GraphShape, tuple[Callable[[], None], Tensor]] = {}
 
     def capture(self, decode: Callable[[Tensor, GraphShape], Tensor], capture: GraphCapture) -> None:
-        """Capture `decode` for every shape. It takes the columns of `pad_rows` [columns, num_rows] int64 and the shape,
-        and returns [num_rows * width, …].
+        """Capture `decode` for every shape. It takes the columns of `pad_rows`, [columns, num_rows] int64, and the
+        shape, and returns [num_rows * width, …].
 
-        The largest shape comes first, so that the smaller graphs reuse its memory.
+        The largest shape is captured first, so that the smaller graphs reuse its memory.
         """
         for shape in reversed(self._shapes):
             num_columns = self._num_columns + shape.has_loras
             rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
-            rows.zero_()  # padding of a slot that exists
+            rows.zero_()  # padding reads slot 0, which always exists
             rows[3:] = _PADDING
             self._graphs[shape] = capture.capture(lambda rows=rows, shape=shape: decode(rows, shape))  # type: ignore[misc]
 
     def shape_for(self, num_rows: int, most_tokens: int, *, has_loras: bool = False) -> GraphShape | None:
-        """The smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is none."""
+        """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is
+        none."""
         width = min((width for width in self._sizes if width >= most_tokens), default=None)
         if not self._graphs or width is None or num_rows > self._sizes[width][-1]:
             return None
@@ -121,7 +123,7 @@ class DecodeGraphs:
         return GraphShape(sizes[bisect_left(sizes, num_rows)], width, has_loras)
 
     def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
-        """Run the graph of this shape on `rows`, as made by `pad_rows`.
+        """Run the graph of this shape on `rows`, as returned by `pad_rows`.
 
         Returns [num_rows * width, …]; the next replay overwrites it.
         """

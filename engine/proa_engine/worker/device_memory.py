@@ -1,4 +1,4 @@
-"""Memory of a GPU: measure what everything but the KV cache takes, and explain an out-of-memory error."""
+"""Memory of a GPU: measure how much is used beside the KV cache, and explain an out-of-memory error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """What takes the memory of one GPU, in bytes."""
+    """The use of one GPU's memory, in bytes."""
 
     total: int
     weights: int
@@ -24,7 +24,7 @@ class MemoryUsage:
 
     @property
     def available(self) -> int:
-        """Bytes for the KV cache; negative if the rest takes more than there is."""
+        """Bytes left for the KV cache; negative if the other uses exceed the memory."""
         taken = self.weights + self.largest_step + self.graphs + self.encoded_images + self.other + self.reserve
         return self.total - taken
 
@@ -56,7 +56,8 @@ class MeasuringCapture:
         return captured
 
     def estimate(self, num_graphs: int) -> int:
-        """Bytes that `num_graphs` graphs take. The first, largest one allocates the memory that the others share."""
+        """Return the bytes that `num_graphs` graphs take. The first, largest one allocates the memory that the others
+        share."""
         first, *others = [before - after for before, after in zip(self._free, self._free[1:], strict=False)]
         return first + (num_graphs - 1) * max(others, default=0)
 
@@ -69,8 +70,8 @@ def measure_memory(
     utilization: float,
     encoded_images: int,
 ) -> MemoryUsage:
-    """Run both functions and measure what they take. Memory allocated before counts as weights. `encoded_images` is
-    the size of those that are kept between steps."""
+    """Run both functions and measure the memory that they take. Memory allocated before counts as weights.
+    `encoded_images` is the size of the encoded images that are kept between steps."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_reserved()

@@ -5,9 +5,9 @@ the waiting thread computes instead.
 thread stay in the queue until a waiting thread runs them with `help`.
 
 All other jobs run on this thread alone. Each thread in which torch runs a parallel loop gets a team of OpenMP threads
-until it ends, and if all teams together are more than the cores, none of them spins between loops. Measured on two
-cores: 256 decodes of the built-in model take 1.6 times as long. Work beside the steps has a thread that ends with it:
-`run_beside_steps`.
+until it ends. If all teams together have more threads than there are cores, no thread spins between loops. Measured on
+two cores: 256 decodes of the built-in model then take 1.6 times as long. So work beside the steps runs on a thread that
+ends with it: `run_beside_steps`.
 """
 
 from collections import deque
@@ -29,19 +29,19 @@ SMALL_STEP = 1 << 22  # multiplications, estimated as tokens times parameters
 @dataclass(frozen=True, slots=True)
 class _Job:
     run: Callable[[], None]
-    wakes: bool  # else a waiting thread may run it
+    wakes: bool  # False: a waiting thread may run it
 
 
 class DeviceThread:
     def __init__(self, name: str) -> None:
         self._jobs: deque[_Job] = deque()
-        self._running = Lock()  # held while a thread runs jobs
+        self._running = Lock()  # locked while a thread runs jobs
         self._wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()  # run jobs up to this one; None: all, then end
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T], *, wake: bool = True) -> Future[T]:
-        """Run `job` after all earlier ones; the future gets its result or exception.
+        """Run `job` after all earlier ones. The future gets its result or exception.
 
         Without `wake` it may stay in the queue until `help`, or until a later job wakes the thread.
         """
@@ -52,7 +52,7 @@ class DeviceThread:
         return future
 
     def help(self, future: Future[Any]) -> None:
-        """Run the queued jobs up to this one in the calling thread. The device thread runs them if it is busy or was
+        """Run the queued jobs up to `future`'s in the calling thread. The device thread runs them if it is busy or was
         woken for one of them.
 
         Later jobs stay in the queue for the threads that wait for them; otherwise the device thread, once busy, would
@@ -71,7 +71,7 @@ class DeviceThread:
             self._running.release()
 
     def close(self, timeout: float) -> bool:
-        """Finish the queued jobs and end the thread; False if it is still busy after `timeout` seconds."""
+        """Finish the queued jobs and end the thread. Returns False if it is still busy after `timeout` seconds."""
         self._wanted.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -94,7 +94,8 @@ def run_beside_steps(job: Callable[[], T], name: str) -> Future[T]:
 
 
 def within(seconds: float, job: Future[T], error: Exception, on_late: Callable[[], object]) -> Future[T]:
-    """The job's outcome, or `error` if it takes longer than `seconds`: then `on_late` is called when it ends.
+    """Return a future with the outcome of `job`, or with `error` if `job` takes longer than `seconds`. In the latter
+    case `on_late` is called when `job` ends.
 
     For jobs that cannot be interrupted, such as reading a file. Callbacks run on the job's thread or a timer's.
     """
@@ -126,7 +127,8 @@ def _settle(future: Future[T], job: Callable[[], T]) -> None:
 
 
 class SmallSteps:
-    """Steps of at most `max_tokens` tokens on a CPU (0: none): run on one thread, and not worth handing to another one.
+    """Steps of at most `max_tokens` tokens on a CPU (0: none). They run on one thread, the one that waits for their
+    results.
 
     After a parallel region torch's threads spin on cores that the scheduler, the network and other processes need, and
     the next region waits for a thread that has lost its core. A device thread and a scheduling thread contend for the

@@ -19,7 +19,7 @@ _TIMEOUT = timedelta(minutes=30)  # a rank may load its weights far slower than 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks meet. A generation is one start of the engine; its number is unique."""
+    """The address at which the ranks join. A generation is one start of the engine; its number is unique."""
 
     generation: int
     port: int
@@ -28,12 +28,12 @@ class Rendezvous:
 
 
 def open_store(world_size: int) -> TCPStore:
-    """Open the store at rank 0, on a free port (`store.port`)."""
+    """Open rank 0's store on a free port (`store.port`)."""
     return TCPStore(_HOST, 0, world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = None) -> ParallelContext:
-    """Join the process group; blocks until all ranks have. Rank 0 passes the store that it opened."""
+    """Join the process group. Blocks until all ranks have joined. Rank 0 passes the store that it opened."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if store is None:
         store = TCPStore(_HOST, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_TIMEOUT)

@@ -1,6 +1,6 @@
 """DraftColumns: speculative decoding with n-gram drafts (prompt lookup decoding), without waiting for the host.
 
-A draft token is accepted where it equals the target model's own sample, as are all before it, so speculation changes no
+A draft token is accepted if it and all drafts before it equal the target model's own samples, so speculation changes no
 output. The device keeps every request's true length: the host lays a step out as if every draft token in flight had
 been accepted, and the device moves its rows to their requests' true ends. Draft tokens are written to the token table
 before the forward pass, where attention and penalties read them like any token, and are overwritten by the samples. KV
@@ -25,7 +25,8 @@ from proa_engine.worker.staging import IntArray, Packer
 
 @dataclass(frozen=True, slots=True)
 class DraftInputs:
-    """Staged indices and what the host knows. A row that samples is a decode or the last chunk of a prompt."""
+    """A step's draft tokens: staged indices and host values. A row that samples is a decode or a prompt's last
+    chunk."""
 
     num_planned: list[int]  # draft tokens of each of the step's rows, at most
     first_samples: int  # [sampling rows]
@@ -35,14 +36,15 @@ class DraftInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenMoves:
-    """Staged indices of what the positions of a batch of TokenRows are corrected with."""
+    """Staged indices that correct the positions of a batch of TokenRows."""
 
     rows: int  # [3 * rows], as `propose_ngrams` takes them
     token_rows: int  # [tokens]: the step's row of each token
 
 
 class DraftColumns(Columns):
-    """For each step call `begin` before its forward pass, and `accept` after its sampling if it samples."""
+    """Drafts by slot. For each step call `begin` before its forward pass, and `accept` after its sampling if it
+    samples."""
 
     def __init__(self, tables: SlotTables, config: SpeculativeConfig) -> None:
         self._tables = tables
@@ -58,7 +60,8 @@ class DraftColumns(Columns):
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
 
     def count_planned(self, rows: Rows) -> IntArray:
-        """The most draft tokens of each row, [rows]: what a decode computes beside its last known token."""
+        """Return the maximum number of draft tokens of each row, [rows]: what a decode computes beside its last known
+        token."""
         num_tokens = self._tables.num_tokens[rows.slots]
         is_decode = (rows.ends >= num_tokens) & (rows.starts + 1 >= num_tokens)
         return np.where(is_decode, rows.counts - 1, 0)
@@ -66,7 +69,7 @@ class DraftColumns(Columns):
     def lay_out_samples(
         self, rows: Rows, sampled: IntArray, num_planned: IntArray, moves: TokenMoves | None, packer: Packer
     ) -> tuple[DraftInputs, Samples]:
-        """The drafts of a step, and the samples of its rows `sampled`: one after each draft token and one after the
+        """Return a step's drafts and the samples of its rows `sampled`: one after each draft token and one after the
         token before them."""
         num_samples = num_planned[sampled] + 1
         sample_rows = np.repeat(sampled, num_samples)
@@ -84,9 +87,9 @@ class DraftColumns(Columns):
     def begin(
         self, inputs: DraftInputs, sampling: SamplingInputs | None, rows: TokenRows | None, arrays: list[Tensor]
     ) -> None:
-        """Move the step's samples to their true positions, in `arrays`, the step's staged arrays.
+        """Move the step's samples to their true positions, in the step's staged `arrays`.
 
-        Also does `propose` for TokenRows. `rows` None: a graph does.
+        Also calls `propose` for TokenRows. `rows` None: a CUDA graph calls it.
         """
         if sampling is not None:
             slots = arrays[sampling.slots]
@@ -114,7 +117,8 @@ class DraftColumns(Columns):
     def accept(
         self, inputs: DraftInputs, sampling: SamplingInputs, arrays: list[Tensor], token_ids: Tensor
     ) -> Tensor | None:
-        """The numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; None if no row may have any.
+        """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; None if no row has
+        drafts.
 
         `token_ids` [samples] int64 are the step's samples. A row keeps the samples of its accepted draft tokens, which
         come first, and the one after them.
@@ -124,7 +128,7 @@ class DraftColumns(Columns):
         return counts if any(inputs.num_planned) else None
 
     def _move(self, rows: TokenRows, moves: TokenMoves, arrays: list[Tensor]) -> None:
-        """Propose, and move all positions of the batch, in `arrays`."""
+        """Call `propose`, and move all positions of the batch in `arrays`."""
         proposed = arrays[moves.rows].view(3, -1)
         self.propose(proposed)
         shift = proposed[1] - arrays[rows.seq_lens]  # [rows]

@@ -1,7 +1,7 @@
 """Cores and memory that this process may use, within its container's limits.
 
-Reads /proc and the cgroup file systems (versions 1 and 2) under `root`, which tests replace. Does not import torch:
-its thread count must be set before.
+Reads /proc and the cgroup file systems (versions 1 and 2) under `root`, which tests replace. Does not import torch,
+because its thread count must be set before the import.
 """
 
 import math
@@ -35,7 +35,7 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its CPU affinity, or the container's CPU quota if that is less."""
+    """Return the cores that this process may use: its CPU affinity, or the container's CPU quota if that is less."""
     cores = len(os.sched_getaffinity(0))
     for directory in _cgroup_directories(root, "cpu"):
         quota = _cpu_quota(directory)
@@ -45,16 +45,17 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def threads_per_rank(num_ranks: int, cores: int) -> int:
-    """This rank's share of the cores. With more threads than cores, ranks wait for each other at every barrier."""
+    """Return this rank's share of the cores. With more threads than cores, ranks wait for each other at every
+    barrier."""
     return max(1, cores // num_ranks)
 
 
 def set_thread_variables(num_ranks: int) -> None:
-    """Set OMP_NUM_THREADS and GOMP_SPINCOUNT unless the environment does. Has no effect once torch is imported.
+    """Set OMP_NUM_THREADS and GOMP_SPINCOUNT unless they are set. Has no effect once torch is imported.
 
-    A thread that waits at the end of a parallel loop spins for 3 ms by default, and the thread that it waits for may be
-    waiting for its core. Measured with the built-in model, 64 clients and a gateway on two cores: while nothing else
-    runs, it is 17 % slower with `SPINS` than with the default; beside a busy process the default's requests time out.
+    By default a thread spins for 3 ms at the end of a parallel loop, while the thread that it waits for may be waiting
+    for its core. Measured with the built-in model, 64 clients and a gateway on two cores: with `SPINS`, throughput is
+    17 % lower if nothing else runs; but beside a busy process requests time out with the default.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks, available_cores())))
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
@@ -67,7 +68,7 @@ def _memory_limit_files(root: Path) -> Iterator[Path]:
 
 
 def _cgroup_directories(root: Path, controller: str) -> Iterator[Path]:
-    """This process's directories in the hierarchy of `controller`, with all of their parents.
+    """Yield this process's directories in the hierarchy of `controller`, with all of their parents.
 
     Inside a container the path may be the host's while only the mount's root is visible: the parents cover that.
     """
@@ -99,7 +100,7 @@ def _read_limit(path: Path) -> int | None:
 
 
 def _cpu_quota(directory: Path) -> float | None:
-    """CPU quota of the cgroup, in cores; None: no quota."""
+    """Return the CPU quota of the cgroup in cores; None if it has no quota."""
     version_2 = directory / "cpu.max"
     if version_2.exists():
         quota, period = version_2.read_text().split()

@@ -25,10 +25,11 @@ class _Copied:
 
 
 class HostArena:
-    """Lives as long as its worker: `begin_step` gets the device's memory, which a sleep replaces."""
+    """Pages and state slots in host memory. They live as long as the worker; `begin_step` gets the device's memory,
+    which `sleep` frees and `wake_up` allocates anew."""
 
     def __init__(self, memory: CacheMemory, num_pages: int, num_states: int) -> None:
-        """Pages and slots for what `memory` holds, whose blocks must lie in one tensor."""
+        """Allocate pages and slots of the sizes in `memory`, whose blocks must be in one tensor."""
         assert memory.blocks is not None
         self._pages, *self._states = (
             _host_tensor(each, count)
@@ -64,7 +65,7 @@ def _copy(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> N
 
 
 def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Pairs of consecutive sources and targets as one copy: first source, first target, and their number."""
+    """Merge pairs of consecutive sources and targets. Yields the first source, the first target and their number."""
     start = 0
     for index in range(1, len(pairs) + 1):
         source, target = pairs[start]
@@ -75,10 +76,10 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def _host_tensor(on_device: Tensor, count: int) -> Tensor:
-    """A tensor [count, ...] in host memory for rows of `on_device`, page-locked for a GPU.
+    """Return a tensor [count, ...] in host memory for rows of `on_device`, page-locked for a GPU.
 
-    Not from torch's allocator of pinned memory, which rounds sizes up to powers of two. Pages that were never written
-    take no memory of a CPU.
+    Not from torch's allocator of pinned memory, which rounds sizes up to powers of two. On a CPU, pages that were never
+    written take no memory.
     """
     num_bytes = count * on_device[0].nbytes
     memory = torch.frombuffer(mmap(-1, num_bytes), dtype=torch.uint8)

@@ -1,4 +1,5 @@
-"""Images: their encodings on the device, which tokens of a step stand for images, and three positions a token."""
+"""Images: their encodings on the device, which tokens of a step belong to images, and their three positions
+(M-RoPE)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from proa_engine.worker.staging import IntArray, Packer
 
 
 class ImagePart(NamedTuple):
-    """Neighbouring tokens of an image, counted from its first one."""
+    """Neighbouring tokens of an image, counted from the image's first token."""
 
     hash: bytes
     first: int
@@ -27,19 +28,19 @@ class ImagePart(NamedTuple):
 
 
 class EncoderWork(NamedTuple):
-    """What a step does with encodings before its forward pass: it frees those of `freed`, then it encodes `images`."""
+    """Changes of the encodings before a step's forward pass: those in `freed` are freed, then `images` are encoded."""
 
     freed: list[bytes]  # hashes
     images: list[EncoderInput]
 
 
 def encoding_rank(index: int, world_size: int) -> int:
-    """The rank that encodes image `index` of a step."""
+    """Return the rank that encodes image `index` of a step."""
     return index % world_size
 
 
 def for_rank(scheduler_output: SchedulerOutput, rank: int, world_size: int) -> SchedulerOutput:
-    """The `scheduler_output` for one rank: without the pixels of images that other ranks encode."""
+    """Return the `scheduler_output` for one rank: without the pixels of images that other ranks encode."""
     images = [
         image if encoding_rank(index, world_size) == rank else replace(image, pixels=b"")
         for index, image in enumerate(scheduler_output.encoder_inputs)
@@ -51,9 +52,9 @@ class ImageEncodings:
     """The image encoder's outputs on the device, kept until the core frees them. Call its methods in the order of the
     steps.
 
-    All ranks have the encoder's weights. They share the images of a step in turns and then send each other the results,
-    so every rank has the same bits, and no rank gets pixels that another one encodes. One image is encoded by rank 0
-    alone: the others would need as long for the same.
+    All ranks have the encoder's weights. They encode the images of a step in turns and broadcast the results, so every
+    rank has the same bits, and no rank is sent pixels that another one encodes. A single image is encoded by rank 0
+    alone, because dividing it would save no time.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ImageEncodings:
         device: torch.device,
         parallel: ParallelContext,
     ) -> None:
-        """`dtype` is the model's type."""
+        """`dtype` is the type of the model's activations."""
         self._encoder = encoder
         self._config = config
         self._dtype = dtype
@@ -78,7 +79,7 @@ class ImageEncodings:
         self._encode(work.images)
 
     def embeddings(self, parts: Sequence[ImagePart]) -> Tensor:
-        """The encoded tokens of these parts, one after the other, [tokens, embedding_width]."""
+        """Return the encoded tokens of `parts`, concatenated, [tokens, embedding_width]."""
         tensors = [self._encoded[part.hash][part.first : part.end] for part in parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
@@ -95,8 +96,8 @@ class ImageEncodings:
             self._encoded[image.hash] = parallel.broadcast(encoded, source=rank)
 
     def _pixels(self, image: EncoderInput) -> Tensor:
-        """[height, width, 3] uint8 on the device, without waiting for it: pinned memory is not reused before it is
-        copied."""
+        """Copy the pixels to the device, [height, width, 3] uint8, without waiting: pinned memory is not reused before
+        it is copied."""
         pixels = torch.empty(image.height, image.width, 3, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         pixels.numpy().reshape(-1)[:] = np.frombuffer(image.pixels, np.uint8)
         return pixels.to(self._device, non_blocking=True)
@@ -108,7 +109,7 @@ class ImageEncodings:
 
 @dataclass(frozen=True, slots=True)
 class ImagePositions:
-    """The images of a request."""
+    """The images of a request and the positions of its tokens."""
 
     spans: Sequence[ImageSpan]  # by ascending offset
     positions: IntArray | None  # [3, end]: of the tokens up to the last image's end; None: the model has one a token
@@ -120,7 +121,7 @@ class ImagePositions:
 
     @property
     def delta(self) -> int:
-        """The difference between the position and the place of each token behind all images."""
+        """The difference between a token's position and its index, for all tokens behind the last image."""
         if self.positions is None:
             return 0
         last = self.spans[-1]
@@ -129,10 +130,11 @@ class ImagePositions:
 
 
 def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
-    """Time, row and column of the tokens up to the last image's end, [3, end].
+    """Return time, row and column of the tokens up to the last image's end, [3, end].
 
-    Text counts on by one in all three. The tokens of an image are at their squares of `unit` pixels, counted from the
-    position after the text before it; text goes on behind the largest. (M-RoPE, Wang et al., 2024, arXiv 2409.12191.)
+    For text all three increase by one with each token. The tokens of an image have the coordinates of their squares of
+    `unit` pixels, counted from the position after the text before it; text continues after the largest. (M-RoPE, Wang
+    et al., 2024, arXiv 2409.12191.)
     """
     parts: list[IntArray] = []
     place = position = 0  # of the next token
@@ -150,7 +152,7 @@ def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The tokens of a step that stand for images."""
+    """The tokens of a step that belong to images."""
 
     rows: int  # staged index: [N], their rows among the step's tokens
     parts: list[ImagePart]  # these N tokens, in order
@@ -174,7 +176,7 @@ class ImageInputs:
 
 
 class ImageColumns(Columns):
-    """The images of the slots that have some."""
+    """The images of the slots whose requests have images."""
 
     def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings) -> None:
         self.encodings = encodings
@@ -200,8 +202,8 @@ class ImageColumns(Columns):
         self._images.pop(slot, None)
 
     def can_replay(self, rows: Rows) -> bool:
-        """False if a row computes a token of an image, or one before a later image: its positions are not those of a
-        decode."""
+        """Return False if a row computes a token of an image, or one before a later image: its positions are not a
+        decode's."""
         return not self._images or bool((rows.starts >= self._ends[rows.slots]).all())
 
     def lay_out(self, rows: Rows, packer: Packer) -> ImageInputs | None:
@@ -212,8 +214,8 @@ class ImageColumns(Columns):
         return None if tokens is None and offsets is None else ImageInputs(self.encodings, tokens, offsets)
 
     def _tokens(self, rows: Rows, places: IntArray, packer: Packer) -> ImageTokens | None:
-        """The step's tokens that stand for images; None if it has none. `places` [tokens]: those in the tokens'
-        requests."""
+        """Return the step's tokens that belong to images; None if there are none. `places` [tokens]: each token's index
+        in its request."""
         parts: list[ImagePart] = []
         token_rows: list[IntArray] = []
         ends = places + 1 if self._config.attends_within else None
@@ -235,7 +237,8 @@ class ImageColumns(Columns):
         return ImageTokens(packer.add(np.concatenate(token_rows)), parts, staged_ends)
 
     def _offsets(self, rows: Rows, places: IntArray, packer: Packer) -> int | None:
-        """`ImageInputs.offsets`: None if no row's request has images, or if the model has one position a token."""
+        """Return `ImageTokens.offsets`: None if no row's request has images, or if the model has one position a
+        token."""
         if self.position_deltas is None:
             return None
         of_rows = [self._images.get(slot) for slot in rows.slots.tolist()]

@@ -19,7 +19,8 @@ from proa_engine.worker.states import StateColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """The features of an engine; None: it is off, and no request may use it. Graphs' columns come in this order."""
+    """The features of an engine, None if a feature is off; no request may use it then. CUDA graphs have their columns
+    in this order."""
 
     sampling: SamplingColumns
     pooling: PoolingColumns | None = None
@@ -29,13 +30,14 @@ class Features:
     loras: LoraColumns | None = None
 
     def __iter__(self) -> Iterator[Columns]:
-        """Those that are on."""
+        """Iterate over the features that are on."""
         features = (getattr(self, field.name) for field in fields(self))
         return (feature for feature in features if feature is not None)
 
 
 class InputBatch:
-    """Slots 0 … max_num_seqs - 1. The scheduler never runs more than `max_num_seqs` requests, so one is always free."""
+    """The requests in slots 0 … max_num_seqs - 1. The scheduler never runs more than `max_num_seqs` requests, so a slot
+    is always free."""
 
     def __init__(self, tables: SlotTables, features: Features) -> None:
         self.tables = tables
@@ -52,7 +54,7 @@ class InputBatch:
         return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
 
     def apply(self, scheduler_output: SchedulerOutput) -> Edits:
-        """Remove finished and preempted requests and add new ones on the host; returns the edits for the device."""
+        """Remove finished and preempted requests and add new ones on the host. Returns the edits for the device."""
         edits = Edits()
         for request_id in scheduler_output.finished_request_ids:
             self._remove(request_id)
@@ -77,7 +79,7 @@ class InputBatch:
             edits.write(self.tables.flat_block_tables, positions, block_ids)
 
     def rows(self, scheduler_output: SchedulerOutput) -> Rows:
-        """A step's rows: its requests of one token, then the others, in the scheduler's order."""
+        """Return a step's rows: its requests of one token, then the others, in the scheduler's order."""
         request_ids = [*scheduler_output.decode_request_ids, *scheduler_output.num_chunk_tokens]
         counts = np.ones(len(request_ids), np.int64)
         counts[len(scheduler_output.decode_request_ids) :] = list(scheduler_output.num_chunk_tokens.values())
@@ -119,7 +121,7 @@ class InputBatch:
     ) -> None:
         """Append blocks to the slot's tables: add their flat positions and ids to the lists, which are written at once.
 
-        -1, a block that the request does not hold, is stored as 0 and never read.
+        -1 stands for a block that the request does not hold; it is stored as 0 and never read.
         """
         num_blocks, tables = self._num_blocks[slot], self.tables
         for table, ids in enumerate(new):
@@ -129,7 +131,8 @@ class InputBatch:
             num_blocks[table] += len(ids)
 
     def _write_tokens(self, slot: int, request: CachedRequestData, edits: Edits) -> None:
-        """Write tokens behind the computed ones, in place of one that a step in flight samples there."""
+        """Write the request's new known tokens behind the computed ones, over tokens that a step in flight samples
+        there."""
         start = slot * self.tables.token_width + request.num_computed_tokens
         edits.write_slice(self.tables.flat_token_ids, start, request.new_token_ids)
         self.tables.num_tokens[slot] = request.num_computed_tokens + len(request.new_token_ids)

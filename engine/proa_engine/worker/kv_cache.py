@@ -1,5 +1,5 @@
-"""How much memory the KV cache, weights and images take, and what fits: arithmetic on byte counts, and errors that name
-what to change."""
+"""The sizes of the KV cache, weights and images, and what fits into memory: arithmetic on byte counts, and errors that
+name the option to change."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
@@ -14,19 +14,19 @@ from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.host import HostMemory
 
-# Share of the machine's available memory to use where there is no container limit: other programs need some too.
+# Share of the machine's available memory to use without a container limit, because other programs need some too.
 _SHARE_OF_MACHINE = 0.5
 
 
-# Of the memory that live states leave: for states of cached prefixes. The rest is for blocks.
+# Share of the memory beside the requests' own states that is for states of cached prefixes. The rest is for blocks.
 _SHARE_OF_CACHED_STATES = 0.25
-# Blocks whose host memory, some tens of MB, needs no limit.
+# Number of blocks whose host memory, some tens of MB, needs no limit.
 _SMALL_NUM_BLOCKS = 1 << 17
-# Copied between device and host in one step: on CUDA beside the step, on a CPU before it.
+# Bytes copied between device and host in one step: on CUDA beside the step, on a CPU before it.
 _COPIED_STEP_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
-# Blocks that are worth a load, which takes at least one step: fewer are computed about as fast.
+# Least number of blocks to load. A load takes at least one step, in which fewer blocks could be computed.
 _MIN_LOAD_BLOCKS = 4
-# A junction, where a prompt leaves what others have computed, is worth a checkpoint if it saves this many tokens.
+# A junction, where a prompt diverges from cached ones, gets a checkpoint if that saves at least this many tokens.
 _MIN_JUNCTION = 256
 
 
@@ -43,7 +43,7 @@ class CacheSizes:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSizes:
-    """What one rank holds, in bytes, and what of the KV cache fits beside it."""
+    """Memory that one rank uses, in bytes, and the KV cache that fits beside it."""
 
     cache: CacheSizes
     block_bytes: int  # of one block on this rank
@@ -51,13 +51,13 @@ class WorkerSizes:
 
 
 def smallest(sizes: Iterable[CacheSizes]) -> CacheSizes:
-    """The largest sizes that fit on every rank, given each rank's."""
+    """Return the largest sizes that fit on every rank, given each rank's."""
     columns = zip(*map(astuple, sizes), strict=True)
     return CacheSizes(*map(min, columns))
 
 
 def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> CacheGroups:
-    """The KV cache of these sizes, as the core divides it among requests."""
+    """Return the KV cache of these sizes, in the form that the core divides among requests."""
     step_of_drafts = 2 * (1 + config.num_speculative_tokens)  # two steps in flight
     return CacheGroups(
         num_blocks=sizes.num_blocks,
@@ -73,8 +73,9 @@ def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> Ca
 def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
     """Divide memory between blocks and states.
 
-    If a state for each of `max_num_seqs` requests, and one to write while another is read, would take more than half,
-    fewer requests run. Raises ValueError if not even one could.
+    A request needs a state, and one more state is needed to write while another is read. If the states of
+    `max_num_seqs` requests would take more than half of the memory, fewer requests run. Raises ValueError if not even
+    one could.
     """
     if not plan.state_bytes:
         return CacheSizes(num_bytes // plan.block_bytes, 0, max_num_seqs)
@@ -92,7 +93,7 @@ def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
 
 
 def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
-    """The sizes with this number of blocks, with states in the same proportion as `divide` has."""
+    """Return the sizes with this number of blocks, with states in the same proportion as `divide` has."""
     if not plan.state_bytes:
         return CacheSizes(num_blocks, 0, max_num_seqs)
     share = _SHARE_OF_CACHED_STATES / (1 - _SHARE_OF_CACHED_STATES)
@@ -101,7 +102,7 @@ def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSiz
 
 
 def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> CacheSizes:
-    """The sizes with those of the host tier, if there is one. Raises ValueError if it would hold nothing."""
+    """Return the sizes with the host tier added, if there is one. Raises ValueError if it would hold nothing."""
     if not config.kv_offloading_size:
         return sizes
     if not plan.block_bytes:
@@ -119,12 +120,12 @@ def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> Cache
 
 
 def host_bytes(config: EngineConfig) -> int:
-    """Of the host tier, on each rank."""
+    """Return the bytes of the host tier on each rank."""
     return int(config.kv_offloading_size * 2**30) // config.tensor_parallel_size
 
 
 def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierConfig | None:
-    """The host tier of these sizes, as the core uses it."""
+    """Return the core's configuration of a host tier of these sizes."""
     if not sizes.num_host_pages:
         return None
     return HostTierConfig(
@@ -138,9 +139,9 @@ def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierC
 
 
 def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None:
-    """The sizes that `config` sets, by a number of blocks or in bytes; None where it sets neither.
+    """Return the sizes that `config` sets, by a number of blocks or in bytes; None if it sets neither.
 
-    Of a model without caches: as many blocks, which take no memory, as two steps of whole prompts can fill.
+    A model without caches gets as many blocks, which take no memory, as two steps of whole prompts can fill.
     """
     if not plan.block_bytes and not plan.state_bytes:
         blocks_of_step = -(-config.max_num_batched_tokens // plan.block_size) + config.max_num_seqs
@@ -153,16 +154,17 @@ def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None
 
 
 def cpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
-    """The sizes for memory of a CPU, which are no larger than requests of `max_model_len` in every slot can use."""
+    """Return the sizes for a CPU. They are at most what requests of `max_model_len` tokens in every slot can use."""
     sizes = divide(num_bytes, plan, config.max_num_seqs)
     most = _blocks_of_all_slots(config, plan, sizes, max_model_len)
     return smallest((sizes, with_blocks(most, plan, config.max_num_seqs)))
 
 
 def gpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
-    """The sizes for memory of a GPU, which nothing else would use: what `cpu_sizes` gives, and as much for prefixes.
+    """Return the sizes for a GPU: at most twice the blocks of `cpu_sizes`, because nothing else uses the memory and
+    cached prefixes benefit.
 
-    Limited nevertheless: a block takes host memory too, and a tiny model would have millions of them.
+    There is a limit because a block also takes host memory, and a tiny model would have millions of them.
     """
     sizes = divide(num_bytes, plan, config.max_num_seqs)
     most = max(2 * _blocks_of_all_slots(config, plan, sizes, max_model_len), _SMALL_NUM_BLOCKS)
@@ -174,9 +176,9 @@ def _blocks_of_all_slots(config: EngineConfig, plan: CachePlan, sizes: CacheSize
 
 
 def cpu_budget(memory: HostMemory, *, utilization: float, ranks_here: int, workspace: int) -> int:
-    """Bytes for one rank's KV cache on a CPU, where `ranks_here` ranks share the container or machine.
+    """Return the bytes for one rank's KV cache on a CPU, where `ranks_here` ranks share the container or machine.
 
-    `workspace` is the peak memory of a step, in bytes. Negative if the rest takes more than there is.
+    `workspace` is the peak memory of a step, in bytes. Negative if the other uses exceed the memory.
     """
     if memory.limit is None:
         return int(memory.available * _SHARE_OF_MACHINE) // ranks_here - workspace
@@ -185,7 +187,8 @@ def cpu_budget(memory: HostMemory, *, utilization: float, ranks_here: int, works
 
 
 def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype_bytes: int) -> int:
-    """Estimated peak bytes of a step of the full token budget: activations per token, copies of the logits per row."""
+    """Estimate the peak bytes of a step of the full token budget: activations per token, copies of the logits per
+    row."""
     inner_size = max(layer.mlp.inner_size for layer in model.layers)
     per_token = (6 * model.hidden_size + 3 * inner_size) * dtype_bytes
     per_row = 6 * model.vocab_size * 4
@@ -194,7 +197,7 @@ def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype_bytes: int) ->
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Estimated number of parameters: embeddings and matrices, without norms and biases."""
+    """Estimate the number of parameters: embeddings and matrices, without norms and biases."""
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     return embeddings + sum(layer.num_parameters(model.hidden_size) for layer in model.layers)
 
@@ -216,7 +219,8 @@ def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, rea
 
 
 def weights_room(memory: HostMemory, ranks_here: int) -> int:
-    """Bytes that one rank's weights may take on a CPU, where `ranks_here` ranks share the container or machine.
+    """Return the bytes that one rank's weights may take on a CPU, where `ranks_here` ranks share the container or
+    machine.
 
     `memory` is the state before any rank has loaded weights.
     """
@@ -225,7 +229,7 @@ def weights_room(memory: HostMemory, ranks_here: int) -> int:
 
 
 def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
-    """Estimated bytes of one rank's weights. Every rank has the whole image encoder."""
+    """Estimate the bytes of one rank's weights. Every rank has the whole image encoder."""
     num_shared = 0 if model.images is None else model.images.num_parameters
     return num_parameters(model) * dtype_bytes // num_ranks + num_shared * dtype_bytes
 
@@ -245,12 +249,13 @@ def _gib(num_bytes: int) -> str:
 
 
 def most_image_tokens(config: EngineConfig, images: ImageInput, max_model_len: int) -> int:
-    """Of the largest image that is encoded: others are rejected."""
+    """Return the number of tokens of the largest image that is accepted."""
     return min(images.max_tokens, config.num_encoder_cache_tokens(images), max_model_len)
 
 
 def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
-    """Height and width in pixels of an image of about `num_tokens` tokens, if it may have as many, near a square."""
+    """Return height and width in pixels of a nearly square image of about `num_tokens` tokens, or of the most tokens
+    that are allowed."""
     if image_input.side:
         return image_input.side, image_input.side
     least = -(-image_input.min_pixels // image_input.unit**2)
@@ -260,12 +265,12 @@ def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
 
 
 def encoder_cache_bytes(config: EngineConfig, images: ImageConfig | None, dtype_bytes: int) -> int:
-    """Of the encoded images that are kept, on each rank."""
+    """Return the bytes of the encoded images that are kept, on each rank."""
     return 0 if images is None else config.num_encoder_cache_tokens(images.input) * images.embedding_width * dtype_bytes
 
 
 def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, max_model_len: int, dtype_bytes: int) -> int:
-    """Estimated bytes of the encoded images that are kept, and of encoding the largest one."""
+    """Estimate the bytes of the encoded images that are kept, and of encoding the largest one."""
     if images is None:
         return 0
     most = most_image_tokens(config, images.input, max_model_len)

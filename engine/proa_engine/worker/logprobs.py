@@ -26,7 +26,7 @@ class LogprobInputs:
 
     rows: RowSet  # of the samples
     num_top: dict[str, int]  # request id -> number of top tokens, in row order
-    named: dict[str, tuple[int, ...]]  # request id -> the tokens that it names instead, for those that name any
+    named: dict[str, tuple[int, ...]]  # request id -> the tokens that it names instead of top tokens
     named_tokens: NamedTokens | None  # None: `named` is empty
 
 
@@ -57,7 +57,7 @@ class LogprobColumns(Columns):
         self._named.pop(slot, None)
 
     def lay_out_samples(self, rows: Rows, samples: Samples, packer: Packer) -> LogprobInputs | None:
-        """The samples whose log probabilities are requested; None if there are none."""
+        """Return the samples whose log probabilities are requested; None if there are none."""
         slots = rows.slots[samples.rows]
         counts = self._num_top[slots]
         row_set = RowSet.of(counts != _NONE, packer)
@@ -73,7 +73,7 @@ class LogprobColumns(Columns):
         return LogprobInputs(row_set, num_top, by_name, _pack_named(named, packer) if by_name else None)
 
     def lay_out_prompts(self, rows: Rows, packer: Packer) -> PromptLogprobRows | None:
-        """The prompt positions whose log probabilities are requested; None if there are none."""
+        """Return the prompt positions whose log probabilities are requested; None if there are none."""
         tables = self._tables
         num_positions = np.minimum(rows.ends, tables.num_prompt_tokens[rows.slots] - 1) - rows.starts
         with_logprobs = np.flatnonzero((self._num_prompt_top[rows.slots] != _NONE) & (num_positions > 0))

@@ -1,5 +1,5 @@
-"""Adapters: this rank's loaded ones in host memory, the device's slots that they are copied into, and which tokens of
-a step have which. An adapter's slot is not its request's slot: requests share it."""
+"""Adapters: this rank's adapters in host memory, the device slots that they are copied into, and the adapter of each
+token of a step. A slot here belongs to an adapter, not to a request; requests share it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ LoraFill = Callable[[], None]  # device work that puts an adapter into a slot
 
 
 class LoraAdapters:
-    """`load` and `unload` may run on any thread; the other methods belong to the thread that builds steps.
+    """This rank's adapters. `load` and `unload` may run on any thread; the other methods belong to the thread that
+    builds steps.
 
     `EMPTY_LORA` is always loaded.
     """
@@ -33,7 +34,7 @@ class LoraAdapters:
     def __init__(self, products: LoraProducts) -> None:
         self._products = products
         self._loaded: dict[int, Prepared] = {EMPTY_LORA: [None] * len(products.adapters)}
-        self._held: dict[int, int] = {}  # by slot: the adapter that steps built from now on find in it
+        self._held: dict[int, int] = {}  # adapter by slot, as the next step will find it
 
     def load(self, lora_id: int, path: str) -> str:
         """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
@@ -49,21 +50,22 @@ class LoraAdapters:
         self._loaded.pop(lora_id, None)
 
     def assign(self, lora: LoraSlot) -> list[LoraFill]:
-        """What must be done on the device before the next step; nothing if the slot has that adapter."""
+        """Return the device work to do before the next step: filling the slot, or nothing if it has that adapter."""
         if self._held.get(lora.slot) == lora.lora_id:
             return []
         self._held[lora.slot] = lora.lora_id
         return [partial(_fill, self._products, lora.slot, self._loaded[lora.lora_id])]
 
     def use(self, slots: torch.Tensor | None) -> None:
-        """Set the slots [T] int64 of the tokens that the model computes next, -1: none. None: no token has one."""
+        """Set the adapter slot of each token that the model computes next, [T] int64, -1 without one. None: no token
+        has one."""
         if slots is None:
             self._products.tokens.clear()
         else:
             self._products.tokens.set(slots, self._products.num_slots)
 
     def move_to(self, products: LoraProducts) -> None:
-        """Continue with the empty slots of the same model, loaded again."""
+        """Use `products` from now on: the same model loaded again, whose slots are empty."""
         self._products = products
         self._held.clear()
 
@@ -84,7 +86,7 @@ class LoraAdapters:
 
 @dataclass(frozen=True, slots=True)
 class LoraInputs:
-    """The adapters' slots of a step's tokens."""
+    """The adapter slots of a step's tokens."""
 
     adapters: LoraAdapters
     slots: int | None  # staged index: [tokens], NO_LORA: none; None: no token has one
@@ -94,7 +96,7 @@ class LoraInputs:
 
 
 class LoraColumns(Columns):
-    """The adapter's slot of each request, on the host."""
+    """The adapter slot of each request, on the host."""
 
     def __init__(self, tables: SlotTables, adapters: LoraAdapters) -> None:
         self._adapters = adapters

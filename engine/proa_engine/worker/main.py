@@ -1,4 +1,4 @@
-"""The worker program: one rank from 1 on in its own process, spawned by the engine or run as a sidecar container.
+"""The worker program: one rank other than 0 in its own process, spawned by the engine or run as a sidecar container.
 
 It listens on a Unix socket, serves one engine and exits when that engine does; a sidecar is then restarted by its
 container runtime. Torch is imported only after the thread count is set.
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_worker(rank: int, tensor_parallel_size: int, socket_path: str) -> int:
-    """Serve one engine; returns the exit code: 0 if the engine shut down normally or none ever connected."""
+    """Serve one engine. Returns the exit code: 0 if the engine shut down normally or none ever connected."""
     if not 0 < rank < tensor_parallel_size:
         raise ValueError(f"rank must be from 1 to {tensor_parallel_size - 1}, got {rank}")
     if PARENT_VARIABLE in os.environ:
@@ -28,7 +28,7 @@ def run_worker(rank: int, tensor_parallel_size: int, socket_path: str) -> int:
     set_thread_variables(tensor_parallel_size)
     with _listen(socket_path) as listener:
         _log(rank, f"listening on {socket_path}")
-        from proa_engine.worker.rank_server import RankServer  # slow: imports torch, while the engine connects
+        from proa_engine.worker.rank_server import RankServer  # imports torch, which is slow, while the engine connects
 
         connection = _accept(listener)
     Path(socket_path).unlink(missing_ok=True)
@@ -52,7 +52,7 @@ def _listen(socket_path: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:
-    """The engine's connection; None if SIGTERM or SIGINT arrives before one."""
+    """Return the engine's connection; None if SIGTERM or SIGINT arrives first."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         return listener.accept()[0]

@@ -27,7 +27,7 @@ from proa_engine.worker.states import StateColumns
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank computes, and in which types."""
+    """The device and the types in which a rank computes."""
 
     device: torch.device
     dtype: torch.dtype  # of weights and activations
@@ -58,9 +58,9 @@ def make_model_runner(
     shapes: list[GraphShape],
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
-    """Allocate the KV cache, the tables of requests and the columns of the features that the configuration has.
+    """Allocate the KV cache, the tables of requests and the columns of the features that the configuration enables.
 
-    `shapes`: of the decode steps that are captured as graphs, none of them yet.
+    `shapes` are those of the decode steps to capture as graphs later.
     """
     model, model_config, device = loaded.model, loaded.config, placement.device
     memory = allocate_caches(

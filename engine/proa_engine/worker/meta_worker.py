@@ -24,7 +24,7 @@ _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 class MetaWorker(Worker):
     """Any rank of a GPU engine with this configuration: all ranks launch the same kernels.
 
-    It starts no threads, as an exporter of spans would: `compile_kernels` forks.
+    It starts no threads, not even an exporter of spans, because `compile_kernels` forks.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -32,7 +32,7 @@ class MetaWorker(Worker):
         super().__init__(config, 0, lambda line: None, tracer=WorkerTracer(0))
 
     def run_start(self) -> None:
-        """Do everything that a worker does before it takes requests."""
+        """Run everything that a worker runs before its first request."""
         self.init_device()
         self.start(self.load_model().cache)
 

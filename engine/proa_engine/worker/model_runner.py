@@ -31,7 +31,7 @@ _PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _ForwardResult:
-    """A step between its forward pass and its sampling."""
+    """The state of a step between its forward pass and its sampling."""
 
     inputs: StepInputs
     arrays: list[Tensor]
@@ -39,10 +39,10 @@ class _ForwardResult:
 
 
 class ModelRunner:
-    """For each step call `prepare_inputs`, `execute_model` and `sample_tokens`.
+    """Runs steps. For each step call `prepare_inputs`, `execute_model` and `sample_tokens`.
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
-    of the steps. `graphs` replay steps of decodes only, once captured.
+    of the steps. Steps of decodes alone are replayed as `graphs`, once those are captured.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelRunner:
         self._forward_result: _ForwardResult | None = None
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
-        """Update the host side of the batch and lay out the step; None if it computes no tokens."""
+        """Update the host side of the batch and lay out the step. None if it computes no tokens."""
         if self._tracer is not None:
             self._tracer.update(scheduler_output)
         return self._input_builder.build(scheduler_output)
@@ -107,7 +107,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
-        """Sample the tokens of the last executed step and write them to the token table for the next one; pool the
+        """Sample the tokens of the last executed step, and write them to the token table for the next one. Pool the
         hidden states of pooled requests.
 
         A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples.
@@ -160,8 +160,8 @@ class ModelRunner:
         arrays: list[Tensor],
         masks: GrammarMasks | None,
     ) -> SampledTokens:
-        """Sample the step's tokens. Rank 0 alone has the masks of grammars, so it alone samples a constrained step and
-        sends the tokens to the other ranks."""
+        """Sample the step's tokens. Only rank 0 has the masks of grammars, so it alone samples a constrained step and
+        broadcasts the tokens."""
         if inputs.is_constrained and self._parallel.rank:
             token_ids = torch.empty(sampling.num_rows, dtype=torch.int64, device=self.device)
             return SampledTokens(self._parallel.broadcast(token_ids), None)
@@ -172,7 +172,7 @@ class ModelRunner:
         return sampled
 
     def _forward(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
-        """Hidden states [tokens, hidden_size] of any batch."""
+        """Return the hidden states [tokens, hidden_size] of any batch."""
         tables = self._tables
         input_ids = tables.flat_token_ids.index_select(0, arrays[rows.token_positions]).long()
         blocks = tables.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
@@ -195,10 +195,10 @@ class ModelRunner:
         return self._model(input_ids, forward.positions, self.caches, metadata)
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
-        """Hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows` [columns, rows].
-        With drafts rows are moved to their true ends and get draft tokens.
+        """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
+        [columns, rows]. With speculation, propose drafts and move the rows to their true ends.
 
-        Can be captured: reads fixed memory and does not synchronize with the host.
+        Can be captured: it reads fixed memory and does not synchronize with the host.
         """
         tables, features, num_rows, width = self._tables, self._features, rows.shape[1], shape.width
         if features.drafts is not None:

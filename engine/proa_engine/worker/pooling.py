@@ -1,4 +1,4 @@
-"""PoolingColumns: which hidden states of a step are pooled for which requests, and their results on the device."""
+"""PoolingColumns: pooled requests by slot, which hidden states a step pools for them, and the results on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from proa_engine.worker.staging import IntArray, Packer
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Hidden states that are added to the sums of their requests, [tokens], grouped by request. Staged indices."""
+    """Staged indices of hidden states that are added to their requests' sums, [tokens], grouped by request."""
 
     hidden_rows: int  # [tokens]
     lengths: int  # [requests]: number of tokens of each
@@ -58,7 +58,7 @@ class TokenTypes:
 
 @dataclass(slots=True)
 class _Group:
-    """A `PooledGroup` on the host, while it is made."""
+    """A `PooledGroup` on the host, while the step is laid out."""
 
     params: PoolingParams
     requests: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class _Group:
 
 
 class PoolingColumns(Columns):
-    """The pooled requests, by slot, and the sums of hidden states that earlier chunks of their prompts left."""
+    """The pooled requests by slot, and the sums of the hidden states that earlier chunks of their prompts computed."""
 
     def __init__(
         self, tables: SlotTables, config: PoolingConfig, model: CausalLM, heads: PoolingHeads, hidden_size: int
@@ -98,13 +98,13 @@ class PoolingColumns(Columns):
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         if request.pooling_params is not None:
             self._params[slot] = request.pooling_params
-            self._tables.num_tokens[slot] += 1  # that no step computes, so that none samples
+            self._tables.num_tokens[slot] += 1  # one more than the steps compute, so that none samples
 
     def remove(self, slot: int) -> None:
         self._params.pop(slot, None)
 
     def lay_out(self, rows: Rows, packer: Packer) -> TokenTypes | None:
-        """The types of the step's tokens; None if the step has no pair of texts."""
+        """Return the types of the step's tokens; None if the step has no pair of texts."""
         if not self._params:
             return None
         pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
@@ -116,7 +116,7 @@ class PoolingColumns(Columns):
         return TokenTypes(packer.add((rows.token_positions() >= np.repeat(first, rows.counts)).astype(np.int64)))
 
     def lay_out_results(self, rows: Rows, packer: Packer) -> PoolingInputs | None:
-        """What the step pools; None if it neither returns nor sums hidden states of a pooled request."""
+        """Return what the step pools; None if it neither returns nor sums hidden states of a pooled request."""
         if not self._params:
             return None
         groups: dict[tuple[object, ...], _Group] = {}
@@ -158,7 +158,7 @@ class PoolingColumns(Columns):
         )
 
     def pool(self, inputs: PoolingInputs, arrays: Sequence[Tensor], hidden: Tensor) -> list[Tensor]:
-        """The results of each group, [rows, values] float32, the same on every rank.
+        """Return the results of each group, [rows, values] float32, the same on every rank.
 
         `arrays` are the step's staged arrays, `hidden` [tokens, hidden_size] its hidden states.
         """

@@ -1,7 +1,7 @@
-"""RankServer: runs one rank's worker as the engine's messages on a socket say.
+"""RankServer: runs one rank's worker as the messages on the engine's socket demand.
 
-A reader thread sees the engine's end at once and exits the process: the main thread may be in a collective that no
-other rank will join.
+A reader thread detects the end of the engine at once and exits the process: the main thread may be in a collective that
+no other rank will join.
 """
 
 import os
@@ -36,7 +36,7 @@ class RankServer:
         self._sending = Lock()
 
     def serve(self) -> int:
-        """Run steps until Shutdown; returns the exit code. If the engine is lost, the process exits instead."""
+        """Run steps until Shutdown. Returns the exit code. If the engine is lost, the process exits instead."""
         Thread(target=self._read, name="proa-engine", daemon=True).start()
         try:
             worker = self._start()
@@ -90,8 +90,8 @@ class RankServer:
             runner.sample_tokens()
 
     def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
-        """Read an adapter and send the result to the engine. An error does not end the rank: it runs steps without that
-        adapter."""
+        """Read an adapter and send the result to the engine. An error does not end the rank, which can run steps
+        without the adapter."""
         lora_id = message.lora_id
         try:
             answer = wire.LoraRead(lora_id, worker.load_lora(lora_id, message.path))
@@ -106,7 +106,7 @@ class RankServer:
         while (message := reader.read()) is not None:
             self._inbox.put(message)
             if isinstance(message, wire.Shutdown):
-                if self._is_started:  # otherwise the other ranks may never join
+                if self._is_started:  # before that, the other ranks may never join a collective
                     time.sleep(_EXIT_SECONDS)
                 os._exit(0)
         self._log("the engine closed its connection")

@@ -1,4 +1,4 @@
-"""Sampler: logits to tokens. Each operation runs once over all rows that need it, and not at all if none does.
+"""Sampler: logits to tokens. Each operation runs once over all rows that need it, and is skipped if none does.
 
 Log probabilities are of the model's own distribution, before any operation. Then, in this order: logit bias, penalties,
 forbidden tokens (allowed ids, bad words, minimum length), masks of grammars, temperature, min-p, top-k, top-p, Gumbel
@@ -29,7 +29,7 @@ from proa_engine.worker.token_rules import PackedRules
 class LogprobTensors:
     """Log probabilities of some rows' tokens, [rows], and of their most likely tokens, [rows, num_top].
 
-    `named`: of the tokens that requests name, [rows, width]; None if none does.
+    `named` are those of the tokens that requests name, [rows, width]; None if no request names any.
     """
 
     token_ids: Tensor
@@ -57,7 +57,7 @@ class TokenMasks:
 def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) -> TokenMasks:
     """Copy a step's masks to its device, without waiting for the copy if their memory is pinned.
 
-    Every masked row must sample exactly one token; other rows may sample several, which verify drafts.
+    Every masked row must sample exactly one token; other rows may sample several, to verify drafts.
     """
     rows = sampling.rows.searchsorted(masks.rows)
     assert sampling.rows[rows].tolist() == masks.rows, "a masked row samples no token"
@@ -68,7 +68,7 @@ def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) 
 
 class Sampler:
     """Samples a step's tokens. Every row with log probabilities gets those of the `num_top` most likely tokens,
-    whatever its request wants, so that its result does not depend on other rows."""
+    whatever number its request has, so that its result does not depend on other rows."""
 
     def __init__(self, batch: InputBatch, num_top: int) -> None:
         self._params = batch.features.sampling.params
@@ -78,14 +78,14 @@ class Sampler:
     def sample(
         self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor], masks: TokenMasks | None = None
     ) -> SampledTokens:
-        """Choose a token for each row of logits, [rows, vocab] in any float type, which may be overwritten.
+        """Sample a token for each row of logits, [rows, vocab] in any float type, which may be overwritten.
 
         `arrays` are the step's staged arrays.
         """
         penalized = inputs.needs[SamplingOperation.PENALTIES]
         raw = None if inputs.logprobs is None else _take(logits, inputs.logprobs.rows, arrays).clone()
         if inputs.rules is not None or penalized.count or logits.is_cpu:
-            logits = logits.float().contiguous()  # not contiguous where a sharded vocabulary was cut to its true size
+            logits = logits.float().contiguous()  # a sharded vocabulary cut to its true size is not contiguous
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
         if penalized.count:
@@ -98,7 +98,8 @@ class Sampler:
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
-        """Log probabilities of `token_ids` [rows] int64 and of each row's most likely tokens. Logits: [rows, vocab]."""
+        """Return the log probabilities of `token_ids` [rows] int64 and of each row's most likely tokens. Logits: [rows,
+        vocab]."""
         return LogprobTensors(token_ids, *sampling.token_logprobs(logits.float(), token_ids, self._num_top))
 
     def _choose(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
@@ -162,7 +163,8 @@ class Sampler:
     def _logprobs(
         self, raw: Tensor | None, token_ids: Tensor, inputs: LogprobInputs | None, arrays: Sequence[Tensor]
     ) -> LogprobTensors | None:
-        """`raw`: the logits of the rows of `inputs`, before any operation; both None if no row requests any."""
+        """Return the log probabilities of the rows of `inputs`. `raw` are these rows' logits before any operation. None
+        if no row requests any."""
         if raw is None or inputs is None:
             return None
         logprobs = self.token_logprobs(raw, _take(token_ids, inputs.rows, arrays))
@@ -172,7 +174,7 @@ class Sampler:
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
-    """The rows of `tensor` that are in the set `rows`; `tensor` itself if all are."""
+    """Return the rows of `tensor` that are in the set `rows`; `tensor` itself if all are."""
     return tensor if rows.index is None else tensor.index_select(0, arrays[rows.index])
 
 
@@ -183,5 +185,5 @@ def _put(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor], values: Tensor)
 
 
 def _words(column: Tensor) -> Tensor:
-    """Unsigned 32-bit words, [rows] float64, as int32 with the same bits."""
+    """Convert unsigned 32-bit words, [rows] float64, to int32 with the same bits."""
     return column.long().int()

@@ -37,9 +37,9 @@ class SamplingInputs:
 
 
 class SamplingColumns(Columns):
-    """Sampling parameters, with the log probabilities and the token rules that belong to them.
+    """Sampling parameters, with the columns of log probabilities and token rules.
 
-    The host keeps which operations a slot needs, the device the parameters.
+    The host stores which operations a slot needs, the device the parameters.
     """
 
     def __init__(self, tables: SlotTables, eos_token_ids: Collection[int]) -> None:
@@ -85,7 +85,8 @@ class SamplingColumns(Columns):
         )
 
     def _add_params(self, request: NewRequestData, slot: int) -> list[float]:
-        """The request's row of the parameter table, [NUM_COLUMNS]; also notes which operations its slot needs."""
+        """Return the request's row of the parameter table, [NUM_COLUMNS]. Also store which operations its slot
+        needs."""
         params = request.sampling_params
         key = params.key or 0
         row = [0.0] * columns.NUM_COLUMNS

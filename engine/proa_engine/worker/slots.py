@@ -49,7 +49,7 @@ class SlotTables:
 
 @dataclass(frozen=True, slots=True)
 class PackedEdits:
-    """Edits with staged indices in the place of values."""
+    """Edits with staged indices in place of values."""
 
     first_array: int  # staged index of the first; the step's arrays before it are not edits
     slices: Sequence[tuple[Tensor, int, int]] = ()  # table, first row, values
@@ -76,7 +76,7 @@ class Edits:
         self._fills: list[Callable[[], None]] = []
 
     def write(self, table: Tensor, rows: Iterable[int], values: Iterable[float]) -> None:
-        """Write rows of a table of integers or float64. `values` are those of the rows, end to end."""
+        """Write rows of a table of integers or float64. `values` are the rows' values, concatenated."""
         edit = self._rows.get(id(table))
         if edit is None:
             edit = self._rows[id(table)] = table, [], []

@@ -1,6 +1,6 @@
 """Staging: copy one step's host arrays to the device in a single transfer.
 
-All arrays are int64, so that one buffer holds them; floats travel as the bits of float64. An array is referred to by
+All arrays are int64, so that one buffer holds them; floats are stored as the bits of float64. An array is identified by
 its staged index: its place in the order of `Packer.add`.
 """
 
@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackedArrays:
-    """Arrays end to end, and their lengths."""
+    """Concatenated arrays, and their lengths."""
 
     values: IntArray
     lengths: list[int]
@@ -48,20 +48,20 @@ class Packer:
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """A subset of some rows: their number and the staged index of their row numbers, None if it is all rows."""
+    """A subset of rows: its size and the staged index of its row numbers, None if it has all rows."""
 
     count: int
     index: int | None
 
     @classmethod
     def of(cls, mask: npt.NDArray[np.bool_], packer: Packer) -> "RowSet":
-        """The rows in which `mask` is true."""
+        """Return the set of rows in which `mask` is true."""
         count = int(np.count_nonzero(mask))
         return cls(count, packer.add(np.flatnonzero(mask)) if 0 < count < mask.size else None)
 
 
 class CopyEvent(Protocol):
-    """The part of `torch.cuda.Event` that BufferRing uses."""
+    """The methods of `torch.cuda.Event` that BufferRing uses."""
 
     def record(self) -> None: ...
 
@@ -88,7 +88,7 @@ class BufferRing:
         self._make_event = make_event
 
     def take(self, size: int) -> tuple[Tensor, CopyEvent]:
-        """The next buffer, free and of at least `size` elements, and the event to record after its copy.
+        """Return the next buffer, of at least `size` elements, and the event to record after its copy.
 
         Blocks until the buffer's last copy is done.
         """
@@ -107,8 +107,8 @@ class BufferRing:
 class Staging:
     """Moves packed arrays to the device.
 
-    On a CPU the packed memory becomes the tensors without a copy; every step has its own, so steps in flight keep what
-    they read. On CUDA it is copied through a ring of pinned buffers.
+    On a CPU the packed memory becomes the tensors without a copy; every step has its own memory, so steps in flight are
+    not affected by later ones. On CUDA it is copied through a ring of pinned buffers.
     """
 
     def __init__(self, device: torch.device, ring: BufferRing | None = None) -> None:
@@ -116,7 +116,7 @@ class Staging:
         self._ring = ring or (BufferRing() if device.type == "cuda" else None)
 
     def ship(self, arrays: PackedArrays) -> Sequence[Tensor]:
-        """The arrays on the device, each [size] int64, by staged index."""
+        """Return the arrays on the device, each [size] int64, by staged index."""
         values = arrays.values
         on_device = torch.from_numpy(values).to(self._device) if self._ring is None else self._copy(values, self._ring)
         return torch.split(on_device, arrays.lengths)

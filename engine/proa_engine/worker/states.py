@@ -1,4 +1,5 @@
-"""StateColumns: the slots in which a step's rows read and write the states of recurrent layers."""
+"""StateColumns: the slots from which a step's rows read the states of recurrent layers, and to which they write
+them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from proa_engine.worker.staging import IntArray, Packer
 
 
 class Segments(NamedTuple):
-    """The tensors of `StateRows` on the host, in its order."""
+    """The tensors of `StateRows` on the host, in the order of its fields."""
 
     read: IntArray
     write: IntArray
@@ -32,7 +33,7 @@ class StateInputs:
 
 
 class StateColumns(Columns):
-    """The slot of each request's state, on the host. `Rows.states` says where a request's state moves."""
+    """The state slot of each request, on the host. `Rows.states` has the rows that read or write other slots."""
 
     def __init__(self, tables: SlotTables) -> None:
         self.slots = np.zeros(tables.num_slots, np.int64)
@@ -49,9 +50,10 @@ class StateColumns(Columns):
         forward.states = StateRows(read, write, forward.query_start_loc, forward.query_start_loc)
 
     def cut_into_segments(self, rows: Rows) -> Segments:
-        """The segments of a step. A row that `rows.states` does not name has one, which reads and writes its own slot.
+        """Return the segments of a step. A row without an entry in `rows.states` is one segment, which reads and writes
+        its request's slot.
 
-        Afterwards each row's own slot is the one that its last segment writes.
+        Afterwards each request's slot is the one that its last segment writes.
         """
         read = self.slots[rows.slots]
         if not rows.states:

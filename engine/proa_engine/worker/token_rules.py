@@ -36,7 +36,7 @@ class TokenRules:
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> "TokenRules | None":
-        """The rules of a request; None if it has none."""
+        """Return the rules of a request; None if it has none."""
         bad_words = params.bad_words_token_ids
         if not (params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens):
             return None
@@ -53,7 +53,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class PackedRules:
-    """Staged indices of one step's rules; None where no row has such a rule. Flat positions: row * vocab_size + id."""
+    """Staged indices of one step's rules; None if no row has such a rule. A flat position is row * vocab_size + id."""
 
     bias: tuple[int, int] | None  # flat positions, values
     allowed: tuple[int, int] | None  # rows, flat positions
@@ -92,7 +92,7 @@ class RuleColumns(Columns):
         self._rules.pop(slot, None)
 
     def lay_out_samples(self, slots: IntArray, positions: IntArray, packer: Packer) -> PackedRules | None:
-        """The rules of samples in these slots, at these positions in their requests; None if no slot has any."""
+        """Return the rules of samples in these slots, at these positions in their requests; None if no slot has any."""
         if not self._rules:
             return None
         tables = self._tables

@@ -1,4 +1,4 @@
-"""Warm-up: run made-up steps, to compile and time them and to find how much memory the largest ones take."""
+"""Warm-up: run made-up steps, to compile kernels, to time them and to measure the memory of the largest ones."""
 
 import time
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ _PENALTIES: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operati
 _EVERYTHING = _LIMITS | _PENALTIES | token_rules.EXAMPLES
 LIMITED = SamplingParams(**_LIMITS)
 PENALIZED = SamplingParams(**_PENALTIES)
-# Touches every weight and is enough to time; with a large model a CPU needs a minute for a whole token budget.
+# Enough to time a step, as it reads every weight; a whole token budget of a large model takes a CPU a minute.
 _CPU_TIMED_TOKENS = 256
 
 
 class WarmUp:
-    """Runs made-up steps on a runner with this KV cache. `generates` False: pooled requests only."""
+    """Runs made-up steps on a runner with this KV cache. `generates` False: the model supports pooled requests only."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class WarmUp:
         lora: LoraSlot | None = None,
         images: ImageConfig | None = None,
     ) -> None:
-        """`lora`: the adapter of all requests. `images`: how the model reads them, if it does."""
+        """`lora`: the adapter of all requests. `images`: how the model reads images, None if it reads none."""
         self._runner = runner
         self._device = runner.device
         self._max_model_len = max_model_len
@@ -65,7 +65,7 @@ class WarmUp:
         self._most_image_tokens = 0 if images is None else most_image_tokens(config, images.input, max_model_len)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
-        self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
+        self._max_logprobs = max(config.max_logprobs, 0)  # copied to the host; a device computes the maximum
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
         self._groups = groups
         self._lora = lora
@@ -74,7 +74,7 @@ class WarmUp:
         self._simplest: SamplingParams | PoolingParams = GREEDY if generates else self._pooled[0]
 
     def run(self) -> float:
-        """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget
+        """Run a step of each kind and shape. Returns the seconds of the longest, a prefill of the full token budget
         that also encodes the most images.
 
         A CPU is timed with a shorter prefill and a smaller image, scaled up.
@@ -134,19 +134,19 @@ class WarmUp:
                 self._run_alone([1] * num_tokens, self._simplest)
 
     def _time_encoding(self) -> float:
-        """Seconds that the images of one step take to encode, at most; 0.0 if the model reads none."""
+        """Return an upper bound of the seconds in which one step's images are encoded; 0.0 if the model reads none."""
         if self._images is None:
             return 0.0
         image_input, most = self._images.input, self._most_image_tokens
         counts = [min(_CPU_TIMED_TOKENS, most)]
-        if self._device.type != "cpu":  # as `run_every_tiling`
+        if self._device.type != "cpu":  # every power of two, see `run_every_tiling`
             counts = [*(1 << power for power in range(most.bit_length())), most]
         sizes = list(dict.fromkeys(image_of(image_input, count) for count in counts))
         seconds = [self._run_image(*size) for size in sizes]
         return seconds[-1] * max(self._max_num_batched_tokens, most) / image_input.num_tokens(*sizes[-1])
 
     def _run_image(self, height: int, width: int) -> float:
-        """Run a step with an image of this size in pixels; returns seconds."""
+        """Run a step with an image of this size in pixels. Returns seconds."""
         assert self._images is not None
         most = min(self._max_num_batched_tokens, self._max_model_len - 1)
         step = image_step(height, width, self._images.input, self._groups, most, self._simplest)
@@ -158,17 +158,17 @@ class WarmUp:
         return seconds
 
     def _time_prefill(self, num_tokens: int) -> float:
-        """Seconds of a prefill. Its request stays for `_time_decode`."""
+        """Return the seconds of a prefill. Its request stays for `_time_decode`."""
         return self._run(self._prefill_step([num_tokens], GREEDY))
 
     def _time_decode(self, num_tokens: int) -> float:
-        """Seconds of a decode of the prefilled request of `num_tokens` tokens, which then finishes."""
+        """Return the seconds of a decode of the prefilled request of `num_tokens` tokens, which then finishes."""
         seconds = self._run(decode_step(["warm-up-0"], num_tokens))
         self._runner.prepare_inputs(finish_step(["warm-up-0"]))
         return seconds
 
     def _run_drafts(self, count: int, params: SamplingParams) -> None:
-        """Run decodes with the most draft tokens, of `count` requests or as many as fit into a step."""
+        """Run decodes with the maximum number of draft tokens, of `count` requests or as many as fit into a step."""
         if self._num_drafts <= 0:
             return
         count = min(count, self._max_num_batched_tokens // (1 + self._num_drafts))
@@ -187,16 +187,16 @@ class WarmUp:
         self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
 
     def _run_alone(self, lengths: Sequence[int], params: SamplingParams | PoolingParams) -> float:
-        """Run a prefill whose requests then finish; returns seconds."""
+        """Run a prefill whose requests then finish. Returns seconds."""
         prefill = self._prefill_step(lengths, params)
         seconds = self._run(prefill)
         self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
         return seconds
 
     def _long_prompts(self, num_tokens: int) -> list[int]:
-        """Lengths of the fewest prompts of `num_tokens` tokens in all, or of as many as there are slots.
+        """Return the lengths of the fewest prompts with `num_tokens` tokens in all, or of one prompt for each slot.
 
-        Each leaves room for a sampled token. The shorter one comes first: rows of one token must.
+        Each leaves room for a sampled token. A shorter prompt comes first, because rows of one token must.
         """
         longest = self._max_model_len - 1
         count, rest = divmod(min(num_tokens, longest * self._max_num_seqs), longest)
@@ -206,7 +206,7 @@ class WarmUp:
         return prefill_step(lengths, self._groups, params, self._lora)
 
     def _run(self, scheduler_output: SchedulerOutput, masks: GrammarMasks | None = None) -> float:
-        """Run one step and wait for the device; returns seconds."""
+        """Run one step and wait for the device. Returns seconds."""
         started = time.monotonic()
         inputs = self._runner.prepare_inputs(scheduler_output)
         assert inputs is not None

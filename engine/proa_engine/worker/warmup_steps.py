@@ -1,4 +1,4 @@
-"""Made-up steps, as a scheduler would send them: prefills, decodes and ends of requests that no client sent."""
+"""Made-up steps in the form that the scheduler sends: prefills, decodes and ends of requests that no client sent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ IMAGE_HASH = b"warm-up"
 
 
 def pooling_examples(config: PoolingConfig) -> list[PoolingParams]:
-    """Parameters of a pooled request for each of the model's tasks."""
+    """Return parameters of a pooled request for each of the model's tasks."""
     return [
         PoolingParams(task=task, score_token_ids=(0,) if task is PoolingTask.TOKEN_LOGPROBS else ())
         for task in config.kinds
@@ -36,9 +36,9 @@ def prefill_step(
     params: SamplingParams | PoolingParams = GREEDY,
     lora: LoraSlot | None = None,
 ) -> SchedulerOutput:
-    """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
+    """Return a step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 
-    All share the same blocks, some more than once: what they write is never read.
+    All share the same blocks, and one prompt may have a block more than once: what they write is never read.
     """
     tables = range(groups.num_tables)
     requests = [
@@ -66,8 +66,8 @@ def image_step(
     most_tokens: int,
     params: SamplingParams | PoolingParams,
 ) -> SchedulerOutput:
-    """A step that encodes an image of this size in pixels, and computes a prompt of its tokens if `most_tokens` are
-    enough, else one of `most_tokens` plain tokens."""
+    """Return a step that encodes an image of this size in pixels, and computes a prompt of its tokens if `most_tokens`
+    are enough, otherwise one of `most_tokens` plain tokens."""
     num_tokens = image_input.num_tokens(height, width)
     step = prefill_step([min(num_tokens, most_tokens)], groups, params)
     new = step.new_requests
@@ -78,13 +78,13 @@ def image_step(
 
 
 def first_pooled_steps(groups: CacheGroups, pooling: PoolingConfig, *, max_num_tokens: int) -> list[SchedulerOutput]:
-    """A pooled prompt of at most `max_num_tokens` tokens, and the end of its request."""
+    """Return the steps of a pooled prompt of at most `max_num_tokens` tokens, and of the end of its request."""
     prefill = prefill_step([min(FIRST_TOKENS, max_num_tokens)], groups, pooling_examples(pooling)[0])
     return [prefill, finish_step(list(prefill.num_scheduled_tokens))]
 
 
 def first_steps(groups: CacheGroups, *, max_num_tokens: int) -> list[SchedulerOutput]:
-    """A prefill of at most `max_num_tokens` tokens, a decode of its request, and the end of that request."""
+    """Return a prefill of at most `max_num_tokens` tokens, a decode of its request, and the end of that request."""
     num_tokens = min(FIRST_TOKENS, max_num_tokens)
     prefill = prefill_step([num_tokens], groups)
     request_ids = list(prefill.num_scheduled_tokens)
@@ -92,7 +92,7 @@ def first_steps(groups: CacheGroups, *, max_num_tokens: int) -> list[SchedulerOu
 
 
 def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
-    """A step that computes `num_tokens` tokens of each of these requests."""
+    """Return a step that computes `num_tokens` tokens of each of these requests."""
     cached = [
         CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=())
         for request_id in request_ids
@@ -101,7 +101,7 @@ def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: in
 
 
 def finish_step(request_ids: list[str]) -> SchedulerOutput:
-    """A step without tokens that removes these requests."""
+    """Return a step without tokens that removes these requests."""
     return _step(finished=request_ids)
 
 
@@ -110,7 +110,7 @@ def _blocks(num_tokens: int, groups: CacheGroups) -> list[int]:
 
 
 def _states(lengths: Mapping[str, int], groups: CacheGroups) -> dict[str, StateSteps]:
-    """A slot for each prompt, some for more than one: what they write is never checked."""
+    """Return a state slot for each prompt. Prompts may share slots: what they write is never checked."""
     if not groups.num_state_slots:
         return {}
     return {

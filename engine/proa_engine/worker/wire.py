@@ -1,8 +1,8 @@
 """Messages between the engine and the worker process of another rank: length-prefixed msgpack over a socket.
 
 The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
-answers Init with Ready, Start with Started, Sleep and WakeUp with Done, LoadLora with LoraRead, beside steps, and sends
-Failed at any time before it exits. Either side treats the end of the stream as the other's death.
+answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and LoadLora with LoraRead, while it runs
+steps. It sends Failed at any time before it exits. Either side treats the end of the stream as the other's death.
 """
 
 import socket
@@ -28,20 +28,20 @@ class Init(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The model is loaded."""
+    """The answer to Init: the model is loaded."""
 
     generation: int
     sizes: WorkerSizes
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Allocate the KV cache, of what fits on every rank, and warm up."""
+    """Allocate the KV cache, of sizes that fit on every rank, and warm up."""
 
     sizes: CacheSizes
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):
-    """Warmed up and ready for steps."""
+    """The answer to Start: the worker is warmed up and can run steps."""
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
@@ -83,11 +83,11 @@ class UnloadLora(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """Sleep or WakeUp is done."""
+    """The answer to Sleep and WakeUp."""
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
-    """Exit; nothing failed."""
+    """Exit normally."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -101,7 +101,7 @@ ToEngine = Ready | Started | Done | LoraRead | Failed
 
 
 def encode(message: ToWorker | ToEngine) -> bytes:
-    """A frame: the payload's length as little-endian uint32, then the payload."""
+    """Return a frame: the payload's length as little-endian uint32, then the payload."""
     payload = msgspec.msgpack.encode(message)
     return _HEADER.pack(len(payload)) + payload
 
@@ -114,7 +114,7 @@ class FrameReader(Generic[T]):
         self._decoder = decoder
 
     def read(self) -> T | None:
-        """The next message; None at the end of the stream, even within a frame."""
+        """Return the next message; None at the end of the stream, even within a frame."""
         header = self._file.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None
@@ -124,10 +124,10 @@ class FrameReader(Generic[T]):
 
 
 def engine_reader(sock: socket.socket) -> FrameReader[ToEngine]:
-    """Reads a worker's messages, at the engine."""
+    """Return a reader of a worker's messages, for the engine."""
     return FrameReader(sock, msgspec.msgpack.Decoder(ToEngine))
 
 
 def worker_reader(sock: socket.socket) -> FrameReader[ToWorker]:
-    """Reads the engine's messages, at a worker."""
+    """Return a reader of the engine's messages, for a worker."""
     return FrameReader(sock, msgspec.msgpack.Decoder(ToWorker))

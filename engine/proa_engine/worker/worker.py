@@ -1,4 +1,5 @@
-"""Worker: the life-cycle of one rank: device, weights, KV cache, warm-up, shutdown. `model_runner` runs its steps."""
+"""Worker: the life cycle of one rank: device, weights, KV cache, warm-up, shutdown. Its `model_runner` runs the
+steps."""
 
 import time
 from collections.abc import Callable
@@ -36,8 +37,9 @@ from proa_engine.worker.warmup import WarmUp
 class Worker:
     """One rank. Call `init_device`, `load_model` and `start` in this order; then `model_runner` can run steps.
 
-    Everything runs in the calling thread. `log` gets lines about the progress. `ranks_here` is the number of ranks that
-    share the container or machine. `tracer` makes the rank's spans (default: as the environment says).
+    Everything runs in the calling thread. `log` is called with lines about the progress. `ranks_here` is the number of
+    ranks that share the container or machine. `tracer` makes the rank's spans (default: as the environment configures
+    it).
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Worker:
         self.device: torch.device
         self.model_config: ModelConfig
         self.max_model_len: int
-        self.longest_step_seconds = 0.0  # of the warm-up, scaled to a step of the full token budget
+        self.longest_step_seconds = 0.0  # longest step of the warm-up, scaled to the full token budget
         self._config = config
         self._rank = rank
         self._log = log
@@ -64,7 +66,7 @@ class Worker:
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
         self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
-        self._sizes: CacheSizes  # since the start
+        self._sizes: CacheSizes  # set by `start`
         self._arena: HostArena | None = None  # None until started, and without a host tier
 
     @property
@@ -74,11 +76,12 @@ class Worker:
         return self._runner
 
     def cache_groups(self, sizes: CacheSizes) -> CacheGroups:
-        """A KV cache of these sizes, as the core divides it among requests. The model must be loaded."""
+        """Return a KV cache of these sizes, in the form that the core divides among requests. The model must be
+        loaded."""
         return kv_cache.cache_groups(self._config, self._plan, sizes)
 
     def host_tier(self, sizes: CacheSizes) -> HostTierConfig | None:
-        """The host tier of these sizes; None if there is none. The model must be loaded."""
+        """Return the host tier of these sizes; None if there is none. The model must be loaded."""
         return kv_cache.host_tier(sizes, self._plan, self.device.type)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
@@ -94,7 +97,7 @@ class Worker:
         self.max_model_len = self.model_config.max_position_embeddings
         dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
         cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
-        if self.device.type == "cpu":  # before ranks join, so that no rank has taken memory yet
+        if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(read_memory(), self._ranks_here))
         self._placement = Placement(self.device, dtype, cache_dtype, self._join(rendezvous, store))
@@ -103,13 +106,13 @@ class Worker:
     def load_model(self, compile_pool: CompilePool | None = None) -> WorkerSizes:
         """Load this rank's share of the weights and compute how many KV cache blocks fit beside them.
 
-        Waits for `compile_pool`, where there is one, after loading.
+        Then wait for `compile_pool`, if it is given.
         """
         config = self._config
         loaded = self._loaded = self._load_weights()
         if compile_pool is not None:
             self._log(compile_pool.wait())
-        if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
+        if self.device.type == "cuda":  # a barrier: rank 0 compiles for the other ranks
             self._placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         layers, cache_dtype = loaded.model.cache_layers(), self._placement.cache_dtype
         plan = self._plan = plan_caches(layers, config.block_size, cache_dtype, self.max_model_len)
@@ -139,15 +142,15 @@ class Worker:
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
 
     def begin_step(self, copies: Copies) -> None:
-        """Start the copies of the next step, or wait for those of the last one. Device work, before each step."""
+        """Start the copies of the next step, and wait for those of the step before. Device work, before each step."""
         if self._arena is not None:
             self._arena.begin_step(copies, self.model_runner.memory)
 
     def sleep(self, level: int) -> None:
-        """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory, level 2
+        """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory; level 2
         drops the weights.
 
-        CUDA graphs are deleted: they hold the addresses of the memory that this frees.
+        CUDA graphs are deleted, because they contain addresses of the memory that is freed.
         """
         loaded, self._loaded = self._loaded, None
         assert loaded is not None, "the worker sleeps already"
@@ -155,7 +158,7 @@ class Worker:
         if level == 1:
             loaded.move_to(torch.device("cpu"))
             self._loaded = loaded
-        del loaded  # at level 2 the last reference: only freed memory can be returned to the device
+        del loaded  # at level 2 the last reference, so that the memory is returned to the device
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -199,7 +202,7 @@ class Worker:
         self._runner = None
 
     def _read_model_config(self) -> ModelConfig:
-        """The model as this engine runs it; its positions are `max_model_len`."""
+        """Return the configuration of the model as this engine runs it; its number of positions is `max_model_len`."""
         return auto_config.resolve_model_config(self._config, self._folder, self.device)
 
     def _join(self, rendezvous: distributed.Rendezvous | None, store: Store | None) -> ParallelContext:
@@ -250,7 +253,7 @@ class Worker:
         return make_model_runner(self._config, self._loaded, self._placement, self._plan, sizes, shapes, self._tracer)
 
     def _warm_up_loras(self) -> list[LoraSlot | None]:
-        """The adapters of warm-up requests: none, and, where there may be some, one that adds nothing."""
+        """Return the adapters of warm-up requests: none, and, if adapters are enabled, one that adds nothing."""
         return [None] if self._loras is None else [None, LoraSlot(EMPTY_LORA, 0)]
 
     def _warm_up(self, runner: ModelRunner, sizes: CacheSizes, lora: LoraSlot | None) -> WarmUp:
@@ -270,7 +273,7 @@ class Worker:
         return auto_config.resolve_device(self._config.device, self._rank)
 
     def _graph_shapes(self) -> list[GraphShape]:
-        """Shapes of decode steps to capture: none on a CPU, or if there are no decodes."""
+        """Return the shapes of decode steps to capture: none on a CPU, or if the model generates no tokens."""
         config = self._config
         if self.device.type == "cpu" or config.enforce_eager or not self.model_config.has_lm_head:
             return []
@@ -300,7 +303,7 @@ class Worker:
         return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
 
     def _cuda_budget(self) -> int:
-        """Bytes for the KV cache, measured with the smallest cache and the two largest graphs."""
+        """Return the bytes for the KV cache, measured with the smallest cache and the two largest graphs."""
         shapes = self._graph_shapes()
         smallest = CacheSizes(num_blocks=1, num_state_slots=2, max_num_seqs=self._config.max_num_seqs)
         runner = self._make_model_runner(smallest, shapes[-2:])
