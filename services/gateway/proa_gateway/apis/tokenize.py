@@ -1,7 +1,7 @@
 """vLLM's `/tokenize`, `/detokenize` and `/tokenizer_info`: texts and chats to token ids, and back."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -14,17 +14,9 @@ from proa_gateway.engines.models import ServedModel
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
-from proa_gateway.serving.conversation import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    Conversation,
-    Messages,
-    Tool,
-    ToolChoiceField,
-    choose_tools,
-)
+from proa_gateway.serving.conversation import Messages, TemplateFields
 from proa_gateway.serving.conversation_call import ConversationReader
-from proa_gateway.serving.fields import Effort, ModelName, TemplateValue, TemplateVariables, Text, TokenIds
+from proa_gateway.serving.fields import ModelName, Text, TokenIds
 from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.job import ApiSettings
@@ -46,7 +38,7 @@ _TEMPLATE_FIELDS = (
 _MODEL = Field(None, description="May be omitted if only one model is served.")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(TemplateFields):
     """`POST /tokenize`: a text in `prompt`, or a chat in `messages`; the fields after it are the chat template's."""
 
     model_config = ConfigDict(
@@ -61,14 +53,6 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
-    continue_final_message: bool | None = None
-    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
-    chat_template_kwargs: TemplateVariables | None = None
-    documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    reasoning_effort: Effort | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: ToolChoiceField = None
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizeRequest":
@@ -78,22 +62,6 @@ class TokenizeRequest(BaseModel):
         if given and self.prompt is not None:
             raise PydanticCustomError("invalid_value", "has {name}, which needs messages", {"name": given[0]})
         return self
-
-    def conversation(self) -> Conversation:
-        """Only of a chat. Raises `InvalidRequest`."""
-        tools, tool_choice = choose_tools(self.tools or (), self.tool_choice or "auto")
-        opens, continues = self.add_generation_prompt, bool(self.continue_final_message)
-        return Conversation(
-            messages=self.messages or (),
-            tools=tools,
-            tool_choice=tool_choice,
-            reasoning_effort=self.reasoning_effort,
-            documents=self.documents or (),
-            template_kwargs=self.chat_template_kwargs or {},
-            chat_template=self.chat_template,
-            opens_message=not continues if opens is None else opens,
-            continues_message=continues,
-        )
 
 
 class TokenizeResponse(BaseModel):
@@ -130,7 +98,8 @@ async def tokenize(request: TokenizeRequest, model: ServedModel, settings: ApiSe
     """A `TokenizeResponse`. Raises `InvalidRequest`."""
     if request.prompt is None:
         fields = GenerationRequest.model_construct(add_special_tokens=request.add_special_tokens)
-        reader = ConversationReader(conversation=request.conversation(), request=fields, settings=settings)
+        conversation = request.conversation(request.messages or ())
+        reader = ConversationReader(conversation=conversation, request=fields, settings=settings)
         tokens = list(await reader.count(model))
     else:
         special = request.add_special_tokens is not False

@@ -10,10 +10,8 @@ from proa_gateway.serving.conversation import Messages
 from proa_gateway.serving.envelope import UsageInfo
 from proa_gateway.serving.fields import (
     MAX_PROMPTS,
-    ModelName,
-    Name,
     Prompts,
-    RequestId,
+    RequestFields,
     TemplateVariables,
     Text,
     check_text,
@@ -70,18 +68,8 @@ ScoredTexts = Annotated[list[str], PlainValidator(_texts), WithJsonSchema({"anyO
 """One text or a list of them."""
 
 
-class PoolingFields(BaseModel):
+class PoolingFields(RequestFields):
     """The fields that all pooling endpoints have."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
-    __pydantic_extra__: dict[str, Any]
-
-    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
-    user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
-    request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Name | None = None
-    session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
 
     @property
     def extra_fields(self) -> dict[str, Any]:

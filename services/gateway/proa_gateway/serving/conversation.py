@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import Content
-from proa_gateway.serving.fields import Effort, TemplateValue, Text, Unsupported
+from proa_gateway.serving.fields import Effort, TemplateValue, TemplateVariables, Text, Unsupported
 
 MAX_NAME = 128
 MAX_TOOLS = 1024  # OpenAI has 128
@@ -233,6 +233,39 @@ class Conversation:
     def prompt_tools(self) -> Sequence[Tool]:
         """The tools that the model gets to know."""
         return () if self.tool_choice == "none" else self.tools
+
+
+class TemplateFields(BaseModel):
+    """The fields of a chat that its template reads, beside the messages."""
+
+    add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
+    continue_final_message: bool | None = None
+    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
+    chat_template_kwargs: TemplateVariables | None = None
+    documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    reasoning_effort: Effort | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoiceField = None
+
+    @property
+    def opens_message(self) -> bool:
+        """Whether the prompt ends with the opening of a new message."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    def conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
+        """Raises `InvalidRequest`."""
+        tools, tool_choice = choose_tools(self.tools or (), self.tool_choice or "auto")
+        return Conversation(
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            documents=self.documents or (),
+            template_kwargs=self.chat_template_kwargs or {},
+            chat_template=self.chat_template,
+            opens_message=self.opens_message,
+            continues_message=bool(self.continue_final_message),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Unions are resolved by hand: pydantic would report an error for each of their br
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proa.contract import RepetitionDetectionParams
@@ -199,3 +199,17 @@ RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$"), at_most(128)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=327_680, fail_fast=True)]
 """At most those of a large vocabulary."""
+
+
+class RequestFields(BaseModel):
+    """The fields of all requests that engines work for, with OpenAI's and vLLM's names."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    __pydantic_extra__: dict[str, Any]
+
+    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
+    user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
+    request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Name | None = None
+    session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")

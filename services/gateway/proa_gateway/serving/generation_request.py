@@ -22,14 +22,12 @@ from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.serving.fields import (
     Count,
     LogitBias,
-    ModelName,
-    Name,
     NumLogprobs,
     NumTokens,
     Penalty,
     Probability,
     RepetitionDetection,
-    RequestId,
+    RequestFields,
     Seed,
     Strings,
     TokenIds,
@@ -68,18 +66,13 @@ class SamplingParameters(BaseModel):
     logit_bias: LogitBias | None = None
 
 
-class GenerationRequest(SamplingParameters, ConstraintFields):
+class GenerationRequest(SamplingParameters, ConstraintFields, RequestFields):
     """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
-    __pydantic_extra__: dict[str, Any]
-
-    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: Seed | None = None
     max_tokens: NumTokens | None = None
-    user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
 
     # vLLM's extra fields
     min_tokens: NumTokens | None = None
@@ -92,8 +85,6 @@ class GenerationRequest(SamplingParameters, ConstraintFields):
     )
     prompt_logprobs: NumLogprobs | None = None
     repetition_detection: RepetitionDetection | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Name | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description="Tokens of the prompt to keep. -1: as many as fit."
     )
@@ -101,8 +92,6 @@ class GenerationRequest(SamplingParameters, ConstraintFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: Count | None = Field(None, description="Tokens in an event, if more than the gateway's.")
-    request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
-    session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
 
     @property
     def include_usage(self) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from proa.contract import EngineCoreRequest, Grammar, PoolingParams, SamplingParams
 from proa_gateway.admission.auth import Caller
@@ -28,6 +28,7 @@ from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.serving.choices import Choice, Prompt, Usage
 from proa_gateway.serving.constraints import OutputConstraint
 from proa_gateway.serving.content import ContentFormat
+from proa_gateway.serving.fields import RequestFields
 from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.message_format import MessageFormats
 
@@ -39,15 +40,6 @@ _REJECTIONS: dict[type[GatewayError], str] = {
     ShuttingDown: "draining",
 }
 _log = logging.getLogger(__name__)
-
-
-class RequestFields(Protocol):
-    """The fields that all bodies have."""
-
-    model: str | None
-    request_id: str | None
-    priority: int | None
-    cache_salt: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from proa_gateway.apis.chat.protocol import BatchChatCompletionRequest, ChatComp
 from proa_gateway.apis.chat.render import BatchRenderer, ChatRenderer
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.conversation import Conversation, choose_tools
+from proa_gateway.serving.conversation import Conversation
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT
@@ -42,21 +42,12 @@ def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
     """Raises `InvalidRequest`."""
     budget = request.thinking_token_budget
-    tools, tool_choice = choose_tools(request.tools or (), request.tool_choice or "auto")
-    return Conversation(
-        messages=request.messages,
-        tools=tools,
-        tool_choice=tool_choice,
+    return replace(
+        request.conversation(request.messages),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         includes_reasoning=request.include_reasoning is not False,
         separates_reasoning=request.separate_reasoning is not False,
         thinking_token_budget=None if budget == -1 else budget,
-        reasoning_effort=request.reasoning_effort,
-        documents=request.documents or (),
-        template_kwargs=request.chat_template_kwargs or {},
-        chat_template=request.chat_template,
-        opens_message=request.opens_message,
-        continues_message=bool(request.continue_final_message),
     )
 
 

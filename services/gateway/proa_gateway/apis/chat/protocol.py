@@ -5,42 +5,29 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, Messages, Tool, ToolChoiceField
+from proa_gateway.serving.conversation import Messages, TemplateFields
 from proa_gateway.serving.envelope import Chunk, PromptLogprobs, Response, ResponseChoice
-from proa_gateway.serving.fields import Count, Effort, Name, NumLogprobs, TemplateValue, TemplateVariables, Text
+from proa_gateway.serving.fields import Count, Name, NumLogprobs
 from proa_gateway.serving.generation_request import GenerationRequest
 
 MAX_THINKING_TOKENS = 1_000_000
 
 
-class ChatFields(GenerationRequest):
+class ChatFields(TemplateFields, GenerationRequest):
     """The fields of a chat completion, but for the messages."""
 
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
-    continue_final_message: bool | None = None
     echo: bool | None = Field(None, description="The text begins with the last message if that has the same role.")
-    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
-    documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    reasoning_effort: Effort | None = None
     return_prompt_text: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
     prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
     include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
     separate_reasoning: bool | None = Field(None, description="False: it is part of the content. Default: true.")
     thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_THINKING_TOKENS)] | None = Field(
         None, description="At most so many tokens of reasoning, which is closed then. -1: any number."
     )
-
-    @property
-    def opens_message(self) -> bool:
-        """Whether the prompt ends with the opening of a new message."""
-        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     def check(self) -> None:
         if self.top_logprobs and not self.logprobs:
