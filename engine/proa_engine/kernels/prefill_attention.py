@@ -193,8 +193,9 @@ def prefill_attention_kernel(
         masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
     elif ONE_LOOP:  # two would meet at a point that depends on the chunk, and the compiler may fuse sums differently
         masked_start = 0
-    else:
-        for tile in range(0, masked_start, TILE):
+    # First the tiles that every row attends to as a whole, where there may be any, then the others.
+    for masked in tl.static_range(1 if WINDOW > 0 or ONE_LOOP else 0, 2):
+        for tile in range(masked_start if masked else 0, end if masked else masked_start, TILE):
             maximum, total, acc = attend_tile(
                 query,
                 maximum,
@@ -217,32 +218,7 @@ def prefill_attention_kernel(
                 TILE=TILE,
                 WINDOW=WINDOW,
                 SOFT_CAP=SOFT_CAP,
-                MASKED=False,
+                MASKED=masked == 1,
             )
-    for tile in range(masked_start, end, TILE):
-        maximum, total, acc = attend_tile(
-            query,
-            maximum,
-            total,
-            acc,
-            position,
-            ends,
-            tile,
-            first,
-            end,
-            key_cache_ptr,
-            value_cache_ptr,
-            table_ptr,
-            kv_head,
-            factor,
-            BLOCK_STRIDE=BLOCK_STRIDE,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_D=BLOCK_D,
-            TILE=TILE,
-            WINDOW=WINDOW,
-            SOFT_CAP=SOFT_CAP,
-            MASKED=True,
-        )
     out_offset = (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM
     store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)
