@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eager, asynchronous": {"enforce_eager": True},
     "eager, synchronous": {"enforce_eager": True, "async_scheduling": False},
     "captured, drafting": {"speculative_config": DRAFTS},
+    "captured, host memory": {"kv_offloading_size": 0.05, "num_gpu_blocks_override": 40, "max_model_len": 512},
     "eager, drafting": {"speculative_config": DRAFTS, "enforce_eager": True},
 }
 
