@@ -13,6 +13,7 @@ from proa.engine.v1 import core_pb2, service_pb2
 from support.engine_client import DEADLINE, SessionClient, engine_request, generate
 from support.engine_server import RunningServer, running_server
 from support.fake_executor import generate as expected_tokens
+from support.sampling_params import FLOATS
 
 SERVICE = "/proa.engine.v1.EngineService/"
 METHODS = ("Generate", "Session", "Abort", "GetModelInfo", "GetTokenizer", "GetLoad")
@@ -93,8 +94,7 @@ def odd_request(rng: random.Random) -> core_pb2.EngineCoreRequest:
         return rng.choice(COUNTS)
 
     params: dict[str, Any] = {"max_tokens": rng.randrange(1, 9)}
-    numbers = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-    for name in rng.sample(numbers, rng.randrange(2)):
+    for name in rng.sample(FLOATS, rng.randrange(2)):
         params[name] = rng.choice(NUMBERS)
     for name in rng.sample(("top_k", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"), rng.randrange(2)):
         params[name] = count()

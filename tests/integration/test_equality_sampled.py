@@ -9,13 +9,14 @@ import pytest
 from proa.contract import SamplingParams
 from proa.sampling import choice_key
 from support.engine import Engine, build_core, request, run, tokens
+from support.sampling_params import TRUNCATED
 from support.tiny_models import BYTES, make_tiny_model
 
 NUM_TOKENS = 40
 STYLES: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.2, "top_k": 20, "min_p": 0.02},
+    TRUNCATED | {"temperature": 1.2},
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words_token_ids": ((7,), (8, 9))},
     {"temperature": 0.9, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_tokens": 30},

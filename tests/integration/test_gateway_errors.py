@@ -15,6 +15,7 @@ from proa_gateway.config import Deadlines
 from proa_gateway.engines.client import THRESHOLD, BreakerState
 from support.fake_engine import FakeEngine, Reply, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
+from support.sampling_params import OUT_OF_RANGE
 from support.tokenizers import byte_level_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -69,13 +70,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"temperature": 2.5}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
-    ({"top_p": 0}, "top_p", "invalid_value"),
-    ({"top_p": 1.01}, "top_p", "invalid_value"),
-    ({"top_k": -2}, "top_k", "invalid_value"),
-    ({"min_p": -0.1}, "min_p", "invalid_value"),
-    ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
-    ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    *(({name: value}, name, "invalid_value") for name, value in OUT_OF_RANGE),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     ({"max_tokens": 0, "max_completion_tokens": 5}, "max_tokens", "invalid_value"),
     ({"max_tokens": -1}, "max_tokens", "invalid_value"),

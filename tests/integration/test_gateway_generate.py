@@ -11,6 +11,7 @@ import pytest
 
 from support.fake_engine import EOS, FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, events_of, running_gateway
+from support.sampling_params import EXAMPLES
 from support.tokenizers import byte_level_tokenizer
 
 
@@ -112,14 +113,11 @@ async def test_the_end_is_told_as_sglang_does(gateway: RunningGateway) -> None:
 
 
 async def test_sampling_parameters_reach_the_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
-    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 0.2}
-    rest = {"presence_penalty": 0.3, "repetition_penalty": 1.1, "min_new_tokens": 2, "ignore_eos": True}
-    others = {"stop_token_ids": [9], "logit_bias": {"7": 1.5}, "skip_special_tokens": False}
-    assert (await post(gateway, {**sampling, **rest, **others, "sampling_seed": 3}, text="Hi", priority=4)).is_success
+    others: dict[str, Any] = {"min_new_tokens": 2, "ignore_eos": True, "sampling_seed": 3}
+    others |= {"stop_token_ids": [9], "logit_bias": {"7": 1.5}, "skip_special_tokens": False}
+    assert (await post(gateway, EXAMPLES | others, text="Hi", priority=4)).is_success
     params, priority = engine.requests[0].sampling_params, engine.requests[0].priority
-    assert {name: pytest.approx(value) for name, value in sampling.items()} == {
-        name: getattr(params, name) for name in sampling
-    }
+    assert {name: getattr(params, name) for name in EXAMPLES} == EXAMPLES
     assert (params.min_tokens, params.ignore_eos, list(params.stop_token_ids)) == (2, True, [9])
     assert (dict(params.logit_bias), priority, params.max_tokens) == ({7: 1.5}, -4, 128)
 

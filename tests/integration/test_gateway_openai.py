@@ -9,6 +9,7 @@ from proa.engine.v1 import core_pb2
 from proa.sampling import choice_key
 from support.fake_engine import EOS, FakeEngine, Reply, echo, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
+from support.sampling_params import EXAMPLES
 from support.tokenizers import byte_level_tokenizer
 
 TEXT = "naïve café, 12 €, 😀 and 👩‍👩‍👧."
@@ -153,13 +154,7 @@ async def test_without_a_seed_keys_differ_between_requests(gateway: RunningGatew
 
 async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 7,
-        "min_p": 0.125,
-        "presence_penalty": 1.5,
-        "frequency_penalty": -0.5,
-        "repetition_penalty": 1.25,
+        **EXAMPLES,
         "logit_bias": {"5": -100, "6": 2.5},
         "allowed_token_ids": [5, 6, 7],
         "max_completion_tokens": 3,
@@ -174,9 +169,8 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
     assert (await gateway.chat(**fields)).status_code == 200
     request = engine.requests[0]
     params = request.sampling_params
-    for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
-        assert getattr(params, name) == fields[name], name
-    assert params.repetition_penalty == 1.25
+    assert {name: getattr(params, name) for name in EXAMPLES} == EXAMPLES
+    assert params.min_tokens == fields["min_tokens"]
     assert params.max_tokens == 3
     assert dict(params.logit_bias) == {5: -100.0, 6: 2.5}
     assert list(params.allowed_token_ids) == [5, 6, 7]

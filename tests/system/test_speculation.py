@@ -16,6 +16,7 @@ from proa_engine.worker.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.engine import Engine, Result, build_core, request, run, tokens
 from support.runner import FakeCapture
+from support.sampling_params import TRUNCATED
 from support.tiny_models import BYTES, make_tiny_model
 
 CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 64, "block_seed": 4}
@@ -25,7 +26,7 @@ STYLES: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.3, "logprobs": 1},
     {"temperature": 0.1, "logprobs": 3},
     {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.5},
-    {"temperature": 0.4, "top_k": 5, "min_p": 0.02, "logit_bias": {65: 1.0}, "bad_words_token_ids": ((66,),)},
+    TRUNCATED | {"temperature": 0.4, "logit_bias": {65: 1.0}, "bad_words_token_ids": ((66,),)},
     {"temperature": 0.0, "min_tokens": 20, "bad_words_token_ids": ((7,), (8, 9))},
     {"temperature": 0.0, "prompt_logprobs": 1, "logprobs": 0},
 ]

@@ -34,16 +34,11 @@ from proa.contract import (
 from proa.contract.pb import from_pb, to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from support.model_info import model_info
+from support.sampling_params import EXAMPLES
 
 PARAMS = SamplingParams(
     key=2**64 - 1,
-    temperature=0.5,
-    top_p=0.25,
-    top_k=7,
-    min_p=0.125,
-    presence_penalty=1.5,
-    frequency_penalty=-1.5,
-    repetition_penalty=2.0,
+    **EXAMPLES,
     logit_bias={3: 0.5},
     allowed_token_ids=(1, 2),
     bad_words_token_ids=((4, 5), (6,)),

@@ -12,6 +12,7 @@ from proa_engine.core.types import Drafts
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.worker.step_inputs import DecodeRows, StepInputs
 from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
+from support.sampling_params import TRUNCATED
 from support.thorough import seeds
 
 GREEDY = SamplingParams(temperature=0)
@@ -20,7 +21,7 @@ STYLES: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
     {"temperature": 0, "repetition_penalty": 1.2, "presence_penalty": 0.4},
-    {"temperature": 0.5, "min_p": 0.1, "frequency_penalty": 0.3, "logit_bias": {21: 2.0}, "logprobs": 0},
+    TRUNCATED | {"temperature": 0.5, "frequency_penalty": 0.3, "logit_bias": {21: 2.0}, "logprobs": 0},
 ]
 
 
