@@ -3,6 +3,7 @@
 Unions are resolved by hand: pydantic would report an error for each of their branches.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
@@ -18,16 +19,22 @@ NO_UNICODE: Final = "must be valid Unicode: it has a lone surrogate"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
-def _reject_unless(*neutral: object) -> AfterValidator:
-    def reject(value: object) -> object:
-        if not any(value == other and type(value) is type(other) for other in neutral):
-            raise PydanticCustomError("unsupported_parameter", "is not supported")
-        return value
-
-    return AfterValidator(reject)
+NEUTRAL: Final[tuple[object, ...]] = (None, False, [], {}, "")
+"""Values that leave any field as if it had not been sent."""
 
 
-Unsupported = Annotated[Any, _reject_unless(None, False, [], {}, ""), Field(description="Not supported.")]
+def is_one_of(value: object, others: Sequence[object]) -> bool:
+    """Compares types too: 0 is not False."""
+    return any(value == other and type(value) is type(other) for other in others)
+
+
+def _check_neutral(value: object) -> object:
+    if not is_one_of(value, NEUTRAL):
+        raise PydanticCustomError("unsupported_parameter", "is not supported")
+    return value
+
+
+Unsupported = Annotated[Any, AfterValidator(_check_neutral), Field(description="Not supported.")]
 """A field that is rejected with any value that would change the output."""
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.serving.fields import NEUTRAL, is_one_of
 
 IGNORED_HEADER: Final = b"x-proa-ignored-fields"
 MAX_EXTRA = 1024
@@ -22,9 +23,6 @@ MAX_WARNING_CHARACTERS = 200
 MAX_LOGGED = 1000  # texts; clients choose them
 _log = logging.getLogger(__name__)
 
-# Values that leave any field as if it had not been sent.
-_NEUTRAL: tuple[object, ...] = (None, False, [], {}, "")
-
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -34,7 +32,7 @@ class Refused:
     neutral: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        return any(value == other and type(value) is type(other) for other in _NEUTRAL + self.neutral)
+        return is_one_of(value, (*NEUTRAL, *self.neutral))
 
 
 _FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))

@@ -112,20 +112,12 @@ class PromptedCrossEncoder(CrossEncoder):
         return [PooledInput(token_ids, self._params(None)) for token_ids in encoded]
 
 
-class YesNoReranker:
-    def __init__(self, model: ServedModel, request: ScoringFields, limit: Limit) -> None:
-        self._tokenizer = model.tokenizer
-        self._request = request
-        self._limit = limit
-        self._score_token_ids = tuple(map(self._token_id, ("no", "yes")))
+class YesNoReranker(PromptedCrossEncoder):
+    """A generative reranker that has kept its head."""
 
-    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
-        pairs, instruction = paired(first, second), self._request.task_instruction
-        params = PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=self._score_token_ids)
-        encoded = await self._tokenizer.work_on(
-            [*first, *second], lambda tokenizer: encode_prompts(tokenizer, pairs, instruction, self._limit)
-        )
-        return [PooledInput(token_ids, params) for token_ids in encoded]
+    def __init__(self, model: ServedModel, request: ScoringFields, limit: Limit) -> None:
+        super().__init__(model, request, limit)
+        self._score_token_ids = tuple(map(self._token_id, ("no", "yes")))
 
     async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         differences = []
@@ -136,6 +128,9 @@ class YesNoReranker:
             return differences
         return [_sigmoid(each) for each in differences]  # the softmax of two
 
+    def _params(self, second_start: int | None) -> PoolingParams:
+        return PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=self._score_token_ids)
+
     def _token_id(self, word: str) -> int:
         token_ids = self._tokenizer.encode_now(word, add_special_tokens=False)
         if len(token_ids) != 1:
@@ -144,13 +139,17 @@ class YesNoReranker:
 
 
 class BiEncoder:
+    task = PoolingTask.EMBED
+
     def __init__(self, model: ServedModel, limit: Limit) -> None:
         self._tokenizer = model.tokenizer
         self._limit = limit
+        self._prefixes = ("", "")  # of queries and of documents
 
     async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
-        texts = [*first, *second]
-        params = PoolingParams(task=PoolingTask.EMBED, use_activation=True)  # of length 1
+        query_prefix, document_prefix = self._prefixes
+        texts = [*(query_prefix + text for text in first), *(document_prefix + text for text in second)]
+        params = PoolingParams(task=self.task, use_activation=True)  # of length 1
         encoded = await self._tokenizer.work_on(
             texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
         )
@@ -161,22 +160,15 @@ class BiEncoder:
         return await asyncio.to_thread(cosines, first, second)
 
 
-class LateInteraction:
+class LateInteraction(BiEncoder):
     """ColBERT (Khattab and Zaharia, 2020): the sum, over the query's tokens, of the largest cosine with a token of the
     document."""
 
-    def __init__(self, model: ServedModel, limit: Limit) -> None:
-        self._tokenizer = model.tokenizer
-        self._limit = limit
+    task = PoolingTask.TOKEN_EMBED
 
-    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
-        query_prefix, document_prefix = self._tokenizer.late_interaction_prefixes
-        texts = [*(query_prefix + text for text in first), *(document_prefix + text for text in second)]
-        params = PoolingParams(task=PoolingTask.TOKEN_EMBED, use_activation=True)  # of length 1
-        encoded = await self._tokenizer.work_on(
-            texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
-        )
-        return [PooledInput(token_ids, params) for token_ids in encoded]
+    def __init__(self, model: ServedModel, limit: Limit) -> None:
+        super().__init__(model, limit)
+        self._prefixes = model.tokenizer.late_interaction_prefixes
 
     async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         first, second = outputs[:num_first], outputs[num_first:]
