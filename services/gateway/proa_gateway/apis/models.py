@@ -19,7 +19,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @models_router.get("/v1/models", responses=error_responses(401))
 async def list_models(request: Request) -> dict[str, Any]:
-    """All models on one page. Beside OpenAI's fields stand those that Anthropic's clients read."""
+    """List all models on one page. Each has the fields of OpenAI's and of Anthropic's API."""
     gateway = gateway_of(request)
     names = gateway.admission.lookup.names()
     page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}

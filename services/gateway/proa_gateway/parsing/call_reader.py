@@ -71,7 +71,7 @@ class CallObjectReader:
 
     @property
     def scanner(self) -> JsonScanner | None:
-        """That of the arguments, while they are read and nothing is held."""
+        """The scanner of the arguments, while they are read and no text of them is held."""
         return self._scanner if self._state is _State.ARGUMENTS and not self._arguments else None
 
     def feed(self, text: str) -> str:

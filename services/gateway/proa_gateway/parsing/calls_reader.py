@@ -41,7 +41,7 @@ class CallsReader:
 
     @property
     def scanner(self) -> JsonScanner | None:
-        """That of the call's arguments, as `CallReader.scanner`."""
+        """The scanner of the current call's arguments, as in `CallReader.scanner`."""
         return self._call.scanner if self._call is not None else None
 
     def open(self, opening: Terminal, space: str = "") -> None:
@@ -53,7 +53,7 @@ class CallsReader:
             self._call = CallReader(self._compiled, opening, self._schemas, self.num_calls)
 
     def start(self, name: str) -> list[MessageEvent]:
-        """A call begins whose name is known: its arguments follow."""
+        """Begin a call whose name is known. Its arguments follow."""
         self._call = CallReader(self._compiled, Terminal(Action.OPEN_CALL, ""), self._schemas, self.num_calls)
         self.has_calls = True
         return self._call.start(name)
@@ -67,7 +67,7 @@ class CallsReader:
         return events
 
     def marker(self, token_id: int) -> tuple[list[MessageEvent], bool]:
-        """Also returns whether the marker belongs to the calls."""
+        """Read a marker. Return the events, and whether the marker belongs to the calls."""
         text = self._compiled.markers[token_id]
         events = []
         if self._call is not None:
@@ -170,7 +170,7 @@ class CallsReader:
             self.raw += text
 
     def _settle(self) -> list[MessageEvent]:
-        """What is pending gets no more text before the next marker, or the end."""
+        """Read the pending text: the next marker or the end has come, so no text follows it."""
         stripped = self._pending.lstrip()
         if not stripped:
             return []

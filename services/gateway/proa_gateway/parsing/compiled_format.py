@@ -15,10 +15,10 @@ _IDENTIFIER_BEGINS = re.compile(r"\s*(?:[^\W\d][\w.\-]*)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands between the token that opens a call and its arguments.
+    """The text between the token that opens a call and the call's arguments.
 
-    `whole` has the group `name`, and `id` if the model writes one. `begins` matches all that may still become a header;
-    None if the format's opening makes it certain enough to wait for the end.
+    `whole` has the group `name`, and `id` if the model writes one. `begins` matches any text that may still become a
+    header; None if the format's opening makes it certain enough to wait for the end.
     """
 
     whole: re.Pattern[str]
@@ -27,7 +27,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """The pieces before the name and after the arguments. An `CallObject` belongs to neither."""
+    """The text around a call: `opening` before the function's name, `closing` after the arguments. The braces of a
+    `CallObject` are in neither."""
 
     opening: tuple[str, ...]
     closing: tuple[str, ...]
@@ -50,7 +51,8 @@ def call_template(tool_format: ToolFormat, added_tokens: Collection[str]) -> Cal
 
 
 def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: Collection[str]) -> Header | None:
-    """The header of a call after whose first token these pieces come. None for an envelope: its reader has the name."""
+    """Return the pattern of a call's header, between the opening `opening` and the arguments. None if the format is a
+    `CallObject`, whose reader takes the function's name from the JSON object."""
     if isinstance(tool_format.arguments, CallObject):
         return None
     call = tool_format.call
@@ -89,7 +91,8 @@ def _spaced(texts: Iterable[str]) -> str:
 
 
 def _ends(tool_format: ToolFormat, added_tokens: Collection[str]) -> tuple[str, ...]:
-    """What ends a name that has nothing of its own after it: the arguments' first piece, or the call's closing."""
+    """Return the texts that may end a name with nothing of its own after it: the arguments' first piece, or the call's
+    closing."""
     closing = call_template(tool_format, added_tokens).closing[:1]
     if isinstance(tool_format.arguments, Tagged):
         before_key = tool_format.arguments.template.partition("$key")[0]
@@ -195,10 +198,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompiledFormat:
-    """`markers`: the tokens that the parser is to be given as ids, with their texts.
-    `text_markers`: those of them that the parser reads as text.
-    `implicit_call`: opens a call that has no opening; None in formats whose calls have one.
-    """
+    """`markers`: the tokens that the parser gets as ids, with their texts. `text_markers`: markers that the parser
+    reads as text. `implicit_call`: opens a call that has no opening; None in formats whose calls have one."""
 
     tool_format: ToolFormat
     terminals: Mapping[State, Terminals]
@@ -254,7 +255,8 @@ class _Compiler:
         }
 
     def _opens(self, *, anywhere: bool = False) -> list[Terminal]:
-        """What begins a section or a call. `anywhere`: only what does so in the middle of a text."""
+        """Return the terminals that begin a section or a call. `anywhere`: only those that do so in the middle of a
+        text."""
         if not self._calls:
             return []
         found = [self._opens_call(pieces(text, self._added)) for text in self._format.also_opens]

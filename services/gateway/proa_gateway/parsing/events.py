@@ -47,9 +47,10 @@ class MessageSink(Protocol):
     """Receives a message as it is generated. Calls must not block."""
 
     def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
-        """The next events, none if only `delta` has something: token ids, log probabilities, the end of the output.
+        """Receive the next events. There are none if only `delta` has something: token ids, log probabilities, the end
+        of the output.
 
-        The text of `delta` is what the model wrote; show that of the events.
+        The text of `delta` is what the model wrote; the text to show is that of the events.
         """
 
 

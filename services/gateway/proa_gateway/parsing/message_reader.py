@@ -111,7 +111,7 @@ class MessageReader:
             self.read(self._compiled.markers[token_id])
 
     def _settle(self) -> None:
-        """What is pending gets no more text before the next marker, or the end."""
+        """Read the pending text: the next marker or the end has come, so no text follows it."""
         if self._expected is not None and self._pending:
             self._expected = None
             self.read("")

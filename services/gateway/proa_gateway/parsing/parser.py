@@ -121,7 +121,7 @@ class MessageConsumer:
             self._sink.events(self._needed(events), delta)
 
     def _needed(self, events: Sequence[MessageEvent]) -> Sequence[MessageEvent]:
-        """Without parallel calls, those up to the end of the first call."""
+        """Return the events up to the end of the first call, or all with parallel calls."""
         if self._parallel_calls:
             return events
         if self.is_satisfied:

@@ -18,7 +18,8 @@ def property_schema(parameters: Schema, name: str) -> object:
 
 
 def allowed_types(schema: object, root: Schema) -> frozenset[str]:
-    """All types that a value may have; `TYPES` if the schema does not tell. `root`: the schema that `$ref` is in."""
+    """Return all types that a value may have; `TYPES` if the schema does not restrict them. `root`: the schema that
+    `$ref` is in."""
     return _types(schema, root, set()) or TYPES
 
 
@@ -65,7 +66,7 @@ def resolve(schema: object, root: Schema) -> Schema:
 
 
 def _resolve(root: Schema, reference: str) -> object:
-    """What a JSON pointer into the same schema leads to. None: it is no pointer, or leads nowhere."""
+    """Return the target of a JSON pointer into the same schema. None if it is no pointer or has no target."""
     if not reference.startswith("#"):
         return None
     target: object = root

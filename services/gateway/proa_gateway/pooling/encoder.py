@@ -113,7 +113,7 @@ class ValueEncoder:
     async def binary(
         self, outputs: Sequence[PooledValues], fields: Mapping[str, object], usage: Usage, *, is_described: bool
     ) -> Content:
-        """All values, one output behind the other. `is_described`: with vLLM's header `metadata`, which also has
+        """Return all values, one output after the other. `is_described`: with vLLM's header `metadata`, which also has
         `fields` and `usage`."""
         body = await joined(piece for data in await self.encode(outputs) for piece in _pieces(data))
         if not is_described:

@@ -110,7 +110,7 @@ def _cut_pair(encoding: Encoding, limit: Limit) -> PairIds:
 
 
 def _span(sequence_ids: Sequence[int | None], number: int) -> tuple[int, int]:
-    """Where the tokens of a text are. Not those that the tokenizer adds, which belong to none."""
+    """Return the start and end of a text's tokens. Tokens that the tokenizer adds belong to no text."""
     if number not in sequence_ids:
         return len(sequence_ids), len(sequence_ids)
     start = sequence_ids.index(number)
@@ -118,7 +118,7 @@ def _span(sequence_ids: Sequence[int | None], number: int) -> tuple[int, int]:
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text fit, cutting the longer one until they are equal."""
+    """Return how many tokens of each text fit. The longer text is cut until both are equal."""
     if first + second <= room:
         return first, second
     shorter, longer = min(first, second), max(first, second)
@@ -170,7 +170,8 @@ def limit_of(request: TruncatedFields, info: ModelInfo) -> Limit:
 
 
 def longest_input(task: PoolingTask, info: ModelInfo) -> int:
-    """In tokens. An input to embed may be longer than the model's context if the engine's options say so."""
+    """Return the limit of an input's tokens. An input to embed may be longer than the context if the engine's options
+    allow it."""
     return max(info.max_model_len, info.max_embed_len) if task is PoolingTask.EMBED else info.max_model_len
 
 

@@ -30,7 +30,7 @@ _NO_SAMPLING = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class PooledEnvelope:
-    """What is around the results. `created`: Unix seconds."""
+    """The response's fields around its results. `created`: Unix seconds."""
 
     id: str
     created: int
@@ -42,7 +42,7 @@ class PooledEnvelope:
         return {"id": self.id, "object": "list", "created": self.created, "model": self.model}
 
     def list_of(self, data: bytes) -> Content:
-        """The response of vLLM's form whose `data` is this JSON."""
+        """Return the response in vLLM's form, with this JSON as `data`."""
         usage = orjson.dumps(self.usage.to_dict())
         return Content(orjson.dumps(self.fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}")
 
@@ -53,7 +53,7 @@ Render = Callable[[Sequence[PooledValues], PooledEnvelope], Awaitable[Content]]
 
 @dataclass(frozen=True, slots=True)
 class PooledWork:
-    """What an endpoint makes of a body for its model."""
+    """The inputs of a request for its model, and the function that renders their values."""
 
     inputs: Sequence[PooledInput]
     render: Render

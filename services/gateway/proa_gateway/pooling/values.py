@@ -54,7 +54,7 @@ Output = TypeVar("Output")
 
 
 async def joined(parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """All parts, each with the number of its values, with turns of the event loop between them."""
+    """Join all parts, each given with the number of its values, with turns of the event loop between them."""
     done: list[bytes] = []
     num_values = 0
     for part, count in parts:

@@ -65,7 +65,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The whole output of one choice. `delta`: its tokens, log probabilities and end; its text is that of `events`."""
+    """The whole output of one choice. `delta`: the output's tokens, log probabilities and end. `events`: its text."""
 
     prompt: Prompt
     events: Sequence[MessageEvent]

@@ -137,7 +137,7 @@ _FORMAT_FORMS = {"string": TEXT, "openai": PARTS}
 
 
 def forms_of(template: ChatTemplate, content_format: ContentFormat) -> Mapping[str, ContentForms]:
-    """By role."""
+    """Return the forms of content that the template reads, by role."""
     return (
         template.content_forms
         if content_format == "auto"

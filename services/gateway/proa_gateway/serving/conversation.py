@@ -59,7 +59,7 @@ class Tool(BaseModel):
         return tool
 
     def for_template(self) -> dict[str, Any]:
-        """As it was sent, its order of keys included, but without `strict`, which is for the gateway."""
+        """Return the tool as it was sent, in the same order of keys, without `strict`, which the gateway enforces."""
         function = {key: value for key, value in self._sent["function"].items() if key != "strict"}
         return {**self._sent, "function": function}
 

@@ -125,7 +125,8 @@ class ConversationReader:
         return ReadConversation(prompt, conversation, ignored)
 
     def _message_format(self, model: ServedModel, added_text: Callable[[], str]) -> MessageFormat | None:
-        """How the outputs are parsed. `added_text` returns the end of the prompt that begins the answer."""
+        """Return how the outputs are parsed, None if they are not. `added_text` returns the end of the prompt that
+        begins the answer."""
         conversation, model_format = self.conversation, self.settings.formats.of(model)
         if model_format is None:
             return None
@@ -155,7 +156,7 @@ class ConversationReader:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """What a renderer needs of a conversation's job. `params`: with the model's defaults."""
+    """The parts of a conversation's job that a renderer needs. `params`: with the model's defaults."""
 
     model: ServedModel
     prompt: Prompt

@@ -63,7 +63,7 @@ def check_texts(value: object) -> object:
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """For strings: pydantic looks at all characters of one to know how many there are."""
+    """Limit a string's characters before pydantic counts them, which takes time in proportion to the length."""
 
     def check(value: object) -> object:
         if isinstance(value, str) and len(value) > limit:

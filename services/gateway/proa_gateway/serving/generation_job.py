@@ -176,7 +176,8 @@ async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> Non
 
 
 def _final_usage(served: ServedRequest) -> Usage:
-    """With the request's times if they are wanted; several sequences have different ones."""
+    """Return the usage, with the request's times if `--enable-per-request-metrics` asks for them and there is one
+    sequence."""
     usage, sequences = served.usage, served.sequences
     if not served.config.enable_per_request_metrics or len(sequences) > 1:
         return usage

@@ -104,7 +104,8 @@ class GenerationRequest(SamplingParameters, ConstraintFields, RequestFields):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def token_names(self, vocabulary: Vocabulary, *, as_ids: bool) -> TokenName:
-        """What tokens are called in log probabilities. `as_ids`: by their ids, unless the request says otherwise."""
+        """Return the function that names tokens in log probabilities. `as_ids`: name them by their ids, unless the
+        request says otherwise."""
         given = self.return_tokens_as_token_ids
         return token_names(vocabulary, as_token_ids=as_ids if given is None else given)
 

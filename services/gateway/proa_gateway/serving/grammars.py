@@ -28,7 +28,7 @@ MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
 
 
 class GrammarKey(Hashable, Protocol):
-    """All that a grammar depends on."""
+    """The key of a cached grammar: all that the grammar depends on."""
 
     @property
     def num_characters(self) -> int:

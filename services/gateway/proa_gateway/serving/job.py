@@ -78,8 +78,8 @@ class ApiSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """All that engines and the response need, computed once from the body and the model. `ignored_fields`: paths of
-    those that the model does not use. `constraint`: what all outputs must match."""
+    """The input of engines and of the renderer, computed once from the body and the model. `ignored_fields`: paths of
+    fields that the model does not use. `constraint`: what each output must match."""
 
     prompts: Sequence[Prompt]
     ignored_fields: Sequence[str] = ()

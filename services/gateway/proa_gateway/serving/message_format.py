@@ -96,7 +96,7 @@ class MessageFormats:
         self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:
-        """None: the format is not known; the output is then not parsed."""
+        """Return the model's format. None if it is not known: outputs are then not parsed."""
         if model.tokenizer not in self._formats:
             self._formats[model.tokenizer] = self._make(model.tokenizer)
         return self._formats[model.tokenizer]

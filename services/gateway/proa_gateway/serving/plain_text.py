@@ -55,7 +55,7 @@ def _message(message: ChatMessage, change: Change) -> ChatMessage:
 
 
 def _changed(value: Any, change: Change) -> Any:
-    """A copy of a JSON value, or of a part of a request, whose texts are changed. Images stay."""
+    """Return a copy of a JSON value, or of a part of a request, with each text changed. Images stay as they are."""
     match value:
         case str():
             return change(value)

@@ -28,7 +28,7 @@ async def check_text_fits(text: str, model: ServedModel, limit: int, param: str)
 
 
 def cut_text(text: str, request: GenerationRequest, model: ServedModel) -> str:
-    """Without what `truncate_prompt_tokens` cuts off in any case."""
+    """Return the text without characters that `truncate_prompt_tokens` cuts off in any case."""
     if request.truncate_prompt_tokens is None:
         return text
     kept = request.truncate_prompt_tokens if request.truncate_prompt_tokens >= 0 else model.info.max_model_len
@@ -39,7 +39,8 @@ def cut_text(text: str, request: GenerationRequest, model: ServedModel) -> str:
 async def encode_text(
     text: str, request: GenerationRequest, model: ServedModel, *, add_special_tokens: bool, param: str
 ) -> Sequence[int]:
-    """All token ids of a text without truncation, else at least those that are kept. Raises `ContextOverflow`."""
+    """Encode a text. With truncation, return at least the token ids that are kept, otherwise all. Raises
+    `ContextOverflow`."""
     if request.truncate_prompt_tokens is None:
         await check_text_fits(text, model, model.info.max_model_len, param)
     else:
@@ -72,7 +73,7 @@ class PromptImages:
 
 
 def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePart]:
-    """In their order, each with the field that errors name. `param`: of the messages."""
+    """Yield the messages' images in order, each with the field that errors name. `param`: the field of the messages."""
     for index, message in enumerate(messages):
         for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ImagePart):

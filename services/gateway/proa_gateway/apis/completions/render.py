@@ -29,7 +29,7 @@ class CompletionForm:
 
 
 class CompletionChoice:
-    """With `echo`, its text begins with the prompt."""
+    """Renders one choice. With `echo`, the choice's text begins with the prompt."""
 
     def __init__(self, form: CompletionForm, index: int, prompt: Prompt) -> None:
         body, envelope = form.body, form.envelope

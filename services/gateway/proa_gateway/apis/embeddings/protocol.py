@@ -96,8 +96,8 @@ Values = list[float] | str
 
 
 class LateChunk(BaseModel):
-    """Its tokens and characters, each the first and the one behind the last. `char_range` None: it has only tokens that
-    the tokenizer adds."""
+    """The place of a chunk. `token_range` and `char_range`: the first token or character, and the one after the last.
+    `char_range` is None if the chunk has only tokens that the tokenizer adds."""
 
     token_range: tuple[int, int]
     char_range: tuple[int, int] | None

@@ -21,7 +21,7 @@ from proa_gateway.pooling.values import float_rows, joined, numbers, render_all
 
 @dataclass(frozen=True, slots=True)
 class ValueNames:
-    """What the object of an input's values is called, and their field in it."""
+    """Names in the response: of the object that has an input's values, and of the field with the values."""
 
     object: str
     field: str

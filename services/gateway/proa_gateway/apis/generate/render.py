@@ -121,7 +121,7 @@ class GenerateChoice:
             self._lists["output_top_logprobs"] += form.tops(delta.logprobs)
 
     def _prompt_entries(self, form: LogprobForm, delta: Delta) -> list[Entry]:
-        """From the start position on; the first has no log probability, whatever the position."""
+        """Entries of the prompt's tokens from `prompt_start` on. The first entry has no log probability."""
         start, ids = self._form.prompt_start, self._prompt.token_ids
         if start is None or start >= len(ids):
             return []

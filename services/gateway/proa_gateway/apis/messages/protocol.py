@@ -196,7 +196,7 @@ class Metadata(BaseModel):
 
 
 class CountTokensRequest(BaseModel):
-    """What a prompt is made from."""
+    """The fields that the prompt is made from."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]

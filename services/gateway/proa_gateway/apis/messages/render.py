@@ -82,7 +82,7 @@ class MessagesChoice:
         return b""
 
     def _in(self, kind: str) -> bytes:
-        """The events before a part of a block of this type."""
+        """Return the events that open a content block of type `kind`, empty if one is open already."""
         return b"" if self._open == kind else self._close() + self._start(kind)
 
     def _start(self, kind: str, **fields: object) -> bytes:

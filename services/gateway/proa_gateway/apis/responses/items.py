@@ -31,7 +31,7 @@ class CallName:
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
 
     def fields(self) -> dict[str, str]:
-        """Of a call."""
+        """Return the fields of a call that name its function."""
         return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
 
 
@@ -217,7 +217,7 @@ _STORED: TypeAdapter[list[Item]] = TypeAdapter(list[_Item])
 
 
 def parsed(items: Iterable[Fields]) -> list[Item]:
-    """Items that the gateway has written."""
+    """Parse items that were stored by `listed`."""
     return _STORED.validate_python(list(items))
 
 

@@ -146,7 +146,7 @@ class _Answer:
 
 
 def _is_unfinished(item: Item) -> bool:
-    """As in vLLM, a client may have a message continued."""
+    """Whether the answer continues this item, as in vLLM: an assistant's message that is not completed."""
     return isinstance(item, MessageItem) and item.role == "assistant" and item.status in ("in_progress", "incomplete")
 
 

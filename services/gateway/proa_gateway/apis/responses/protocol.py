@@ -121,7 +121,8 @@ class ToolSelection:
 
 
 def _flat_names(name: str, functions: Sequence[Function]) -> list[str]:
-    """Of the function that the model knows by this name, else of those that have it in a namespace."""
+    """Return the flat name of the function that the model knows by this name, otherwise of each that has it in a
+    namespace."""
     names = [function.call_name for function in functions]
     return [name] if name in {each.flat for each in names} else [each.flat for each in names if each.name == name]
 
@@ -216,7 +217,7 @@ MAX_REPEATED = 4 * 2**20
 
 
 def _num_characters(value: object) -> int:
-    """Of all texts in a JSON value."""
+    """Count the characters of all texts in a JSON value."""
     rest, count = [value], 0
     while rest:
         entry = rest.pop()
@@ -267,7 +268,7 @@ class TextFormat(BaseModel):
         return self
 
     def response_format(self) -> ResponseFormat:
-        """In the form of chat completions."""
+        """Return the format as the field `response_format` of chat completions."""
         fields = self.model_dump(by_alias=True, exclude_unset=True)
         kind = fields.pop("type")
         return ResponseFormat.model_validate({"type": kind, "json_schema": fields if kind == "json_schema" else None})
@@ -318,12 +319,12 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def functions(self) -> list[Function]:
-        """All functions of `tools`."""
+        """All functions of `tools`, those of namespaces included."""
         return list(functions_of(self.tools or ()))
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """Those of `GenerationRequest` that responses do not have are among them."""
+        """Unknown fields, and those of `GenerationRequest` that responses do not support, by their path in the body."""
         others = {name: getattr(self, name) for name in REFUSED if name in self.model_fields_set}
         unknown: dict[str, object] = {
             f"include.{name}": True for name in set(self.include or ()) - _INCLUDED_ALREADY - {LOGPROBS}
@@ -342,6 +343,6 @@ class ResponsesRequest(GenerationRequest):
         return self.store is not False
 
     def generation_request(self) -> GenerationRequest:
-        """With the constraint of the output where all APIs have it."""
+        """Return a copy that has the output's constraint in `response_format`, as in all APIs."""
         text_format = self.text.format if self.text else None
         return self.model_copy(update={"response_format": text_format.response_format() if text_format else None})

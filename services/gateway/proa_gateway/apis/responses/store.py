@@ -31,7 +31,8 @@ class OwnersResponses:
         return items
 
     def history(self, id: str) -> list[Item]:
-        """What a response after this one continues. Raises `InvalidRequest` if it has not ended."""
+        """Return the items before those of a response that continues this one. Raises `InvalidRequest` if it has not
+        ended."""
         found = self._find(id, "previous_response_id")
         response = orjson.loads(found.response)
         if response["status"] not in ("completed", "incomplete"):

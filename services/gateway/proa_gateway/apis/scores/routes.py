@@ -14,7 +14,7 @@ scores_router = APIRouter(route_class=JsonRoute)
 @scores_router.post("/score", response_model=ScoreList, responses=ERRORS)
 @scores_router.post("/v1/score", response_model=ScoreList, responses=ERRORS)
 async def score(body: ScoreRequest, request: Request) -> Response:
-    """How well each pair of texts fits together."""
+    """Score how well the two texts of each pair fit together."""
     return respond(score_call(body, gateway_of(request).settings), request)
 
 
