@@ -25,6 +25,8 @@ Content = str | Sequence[Mapping[str, Any]]
 _WORDS = ("proawordone", "proawordtwo")
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
+Message = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
@@ -73,9 +75,6 @@ def _forms(render: Callable[[Messages], str], messages: Callable[[Content], Mess
     # A template that takes every content for text writes the list as Python or as JSON.
     parts = all(word in written and f"{word}'" not in written and f'{word}"' not in written for word in _WORDS)
     return ContentForms(text=text or not parts, parts=parts)
-
-
-Message = Mapping[str, Any]
 
 
 class ChatTemplateError(ValueError):

@@ -28,6 +28,17 @@ SPARE_SECONDS = 0.05  # by which all masks of the walks together may exceed it
 
 _LIMITS = LLParserLimits(max_lexer_states=30_000, verbose_errors=False)
 
+SMALL_BYTES = 8 * 1024  # texts that have a thread of their own, which large ones never hold up
+STACK_BYTES = 128 * 1024 * 1024  # of address space; what `check_complexity` accepts uses less than half of it
+CACHE_ENTRIES = 1024
+CACHE_BYTES = 4 * 1024 * 1024  # of text; a compiled grammar takes about 40 times as much
+
+Ready = Callable[[GrammarReady], None]
+IsWanted = Callable[[], bool]
+Build = Callable[[str], LLMatcher]
+
+_log = logging.getLogger(__name__)
+
 
 class TooComplex(GrammarError):
     """The grammar can be compiled, but llguidance fails or takes too long to compute masks."""
@@ -92,18 +103,6 @@ def _random_token(mask: Words, rng: random.Random) -> int:
     index = int(rng.choice(mask.nonzero()[0]))
     word = int(mask[index])
     return index * WORD + rng.choice([bit for bit in range(WORD) if word >> bit & 1])
-
-
-SMALL_BYTES = 8 * 1024  # texts that have a thread of their own, which large ones never hold up
-STACK_BYTES = 128 * 1024 * 1024  # of address space; what `check_complexity` accepts uses less than half of it
-CACHE_ENTRIES = 1024
-CACHE_BYTES = 4 * 1024 * 1024  # of text; a compiled grammar takes about 40 times as much
-
-Ready = Callable[[GrammarReady], None]
-IsWanted = Callable[[], bool]
-Build = Callable[[str], LLMatcher]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,18 @@ Words = npt.NDArray[np.uint32]  # a mask: bit i % 32 of word i // 32 is set if t
 GrammarTokenizer = LLTokenizer
 WORD = 32  # bits
 
+MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
+
+PARALLEL_ROWS = 16  # fewer are filled on the calling thread, in less time than it takes to wake other threads
+NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
+SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
+NUM_TIMED_FILLS = 4  # after a slow one
+ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
+
+_FIRST, _FREE = Part.FIRST, Part.FREE  # looked up once: in a loop over rows it takes most of the time
+
+MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,9 +68,6 @@ def allow(mask: Words, token_ids: Iterable[int]) -> None:
 def forbid(mask: Words, token_ids: Iterable[int]) -> None:
     for token_id in token_ids:
         mask[token_id // WORD] &= np.uint32(~(1 << token_id % WORD) & 0xFFFFFFFF)
-
-
-MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
 
 
 class LLGuidanceMatcher:
@@ -108,17 +117,6 @@ class LLGuidanceMatcher:
     @property
     def _is_failed(self) -> bool:
         return self._is_too_slow or self.state.is_error()
-
-
-PARALLEL_ROWS = 16  # fewer are filled on the calling thread, in less time than it takes to wake other threads
-NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
-SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
-NUM_TIMED_FILLS = 4  # after a slow one
-ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
-
-_FIRST, _FREE = Part.FIRST, Part.FREE  # looked up once: in a loop over rows it takes most of the time
-
-MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
 
 
 class Masks:

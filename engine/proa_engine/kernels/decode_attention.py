@@ -17,6 +17,10 @@ from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_to
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.store_kv import block_stride
 
+MIN_ROWS = 16  # of tl.dot
+WIDE_ROWS = 64  # of wgmma; in 4 warps their sums would spill registers
+MAX_TILE = 64 * 128  # numbers of a program's queries: float32 sums of as many stay in registers
+
 
 @triton.jit
 def store_part(
@@ -83,11 +87,6 @@ def merge_parts(
         acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
         maximum = new_maximum
     return total, acc
-
-
-MIN_ROWS = 16  # of tl.dot
-WIDE_ROWS = 64  # of wgmma; in 4 warps their sums would spill registers
-MAX_TILE = 64 * 128  # numbers of a program's queries: float32 sums of as many stay in registers
 
 
 def decode_attention(

@@ -22,6 +22,8 @@ from proa_engine.kernels.state_rows import StatePlan, StateRows, read_states
 
 NORM_EPS = 1e-6
 
+MAX_BLOCK_V = 32
+
 
 def delta_rule_reference(
     qkv: torch.Tensor,
@@ -82,9 +84,6 @@ def step_gates(gates: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor) 
     shifted = a + dt_bias
     softplus = shifted.clamp(min=0) + shifted.abs().neg_().exp_().log1p_()
     return b.neg().exp_().add_(1).reciprocal_(), softplus.mul_(-a_log.exp()).exp_()
-
-
-MAX_BLOCK_V = 32
 
 
 def delta_rule_recurrent(

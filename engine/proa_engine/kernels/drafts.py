@@ -13,6 +13,9 @@ import triton.language as tl
 
 from proa_engine.kernels.launch import INTERPRETED, kernel, next_power_of_2
 
+BLOCK = 2048  # tokens that `propose_ngrams` compares at a time
+NONE = -1
+
 
 def accept_drafts(
     token_ids: torch.Tensor,
@@ -90,10 +93,6 @@ def accept_drafts_kernel(
     tl.store(counts_ptr + 2 * row, num_accepted)
     tl.store(counts_ptr + 2 * row + 1, tl.sum(is_draft.to(tl.int64), axis=0))
     tl.store(lengths_ptr + slot, tl.load(lengths_ptr + slot) + num_accepted + 1)
-
-
-BLOCK = 2048
-NONE = -1
 
 
 def propose_ngrams(

@@ -17,6 +17,8 @@ from proa_engine.kernels.linear import Linear
 BLOCK = 128  # inputs and outputs that share a scale
 ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 
+MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
+
 
 def fp8_block_matmul(
     x: QuantizedRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
@@ -98,9 +100,6 @@ def fp8_block_matmul_kernel(
         scale = x_scale * tl.load(weight_scale_place + group)
         total += tl.dot(x, weight) * scale[:, None]
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
-
-
-MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
 
 
 class Fp8Linear:

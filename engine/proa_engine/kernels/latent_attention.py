@@ -20,6 +20,9 @@ from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.rotate_and_cache import rotate
 from proa_engine.kernels.store_kv import rows_view
 
+GROUP = 16  # heads of a program: the rows of tl.dot
+QUERIES = 2  # tokens of a prefill's program: float32 sums of as many rows stay in registers
+
 
 def cache_latents(
     compressed: torch.Tensor,
@@ -141,10 +144,6 @@ def cache_latents_kernel(
     sin = tl.load(sin_ptr + token * 2 * HALF + HALF + pair, mask=is_pair, other=0.0)
     tl.store(out_ptr + RANK + pair, x * cos - y * sin, mask=is_pair)
     tl.store(out_ptr + RANK + HALF + pair, y * cos + x * sin, mask=is_pair)
-
-
-GROUP = 16  # heads of a program: the rows of tl.dot
-QUERIES = 2  # tokens of a prefill's program: float32 sums of as many rows stay in registers
 
 
 def head_groups(num_heads: int) -> int:

@@ -32,6 +32,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+HOPPER_MULTIPROCESSORS = 132
+
+FIRST_CAPABILITY = 90
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
+_IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
+
+INT32_END = 1 << 31
+
 
 def cdiv(n: int, d: int) -> int:
     """n / d, rounded up; d > 0"""
@@ -43,18 +51,10 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-HOPPER_MULTIPROCESSORS = 132
-
-
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # meta tensors or the interpreter
         return HOPPER_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-FIRST_CAPABILITY = 90
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
-_IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 
 
 @triton.jit
@@ -70,9 +70,6 @@ def dependent_launch() -> dict[str, Any]:
     if INTERPRETED or _IS_OFF or driver.active.get_current_target().arch < FIRST_CAPABILITY:
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}
-
-
-INT32_END = 1 << 31
 
 
 class Kernel:

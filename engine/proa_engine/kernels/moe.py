@@ -22,6 +22,9 @@ from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
 
+Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
+ExpertActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]
+
 
 @dataclass(frozen=True, eq=False)  # without slots: `parameters()` of a model finds tensors by `vars`
 class ExpertMatrices:
@@ -167,10 +170,6 @@ def moe_matmul_kernel(
     if HAS_BIAS:
         bias_ptr += expert * num_outputs
     store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)
-
-
-Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
-ExpertActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]
 
 
 class StackedMatrices(Protocol):

@@ -20,6 +20,8 @@ CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
 MAX_SEGMENTS = 16
 
+BLOCK = 1024  # outputs of a program of `combine_pairs`
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertBlocks:
@@ -155,9 +157,6 @@ def align_pairs_kernel(
         tl.store(pairs_ptr + rest, num_pairs, mask=rest < end_block * BLOCK_SIZE)
         if expert == num_experts - 1:
             tl.store(num_blocks_ptr, end_block)
-
-
-BLOCK = 1024
 
 
 def combine_pairs(pairs: torch.Tensor) -> torch.Tensor:

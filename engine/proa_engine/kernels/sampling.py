@@ -20,6 +20,9 @@ _MULTIPLIER_2 = 0x846CA68B - 2**32  # as a signed word
 _START_A = 0x243F6A88  # digits of pi: an arbitrary constant that was not tuned
 _START_B = 0x13198A2E
 
+# If a row keeps at most this many tokens, the vocabulary is not sorted.
+_NUM_CANDIDATES = 128
+
 
 def row_words(key_lo: Tensor, key_hi: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Halves of the keys and positions, [rows] int32 bit patterns each -> the two words of each row, [rows] int32."""
@@ -71,10 +74,6 @@ def _xor_shifted(words: Tensor, shift: int, scratch: Tensor) -> None:
     torch.bitwise_right_shift(words, shift, out=scratch)
     scratch.bitwise_and_((1 << (32 - shift)) - 1)
     words.bitwise_xor_(scratch)
-
-
-# If a row keeps at most this many tokens, the vocabulary is not sorted.
-_NUM_CANDIDATES = 128
 
 
 def apply_penalties(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+TAPS = 3  # inputs before a token that the convolution reads
+
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
@@ -24,9 +26,6 @@ class StateRows:
     write: torch.Tensor  # [S] int32: slot; -1: padding, written nowhere
     first_segments: torch.Tensor  # [R + 1] int32: row r has segments first_segments[r] … first_segments[r + 1]
     segment_start_loc: torch.Tensor  # [S + 1] int32: segment s has tokens segment_start_loc[s] … [s + 1] of the batch
-
-
-TAPS = 3  # inputs before a token that the convolution reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 # Arguments of `as_strided` that view a cache as rows of its memory, whatever is between its blocks: shape and strides.
 RowsView = tuple[tuple[int, int], tuple[int, int]]
 
+BLOCK_HEADS = 8
+
 
 def block_stride(key_cache: torch.Tensor, value_cache: torch.Tensor) -> int:
     """Return the elements from one block to the next, the same in both caches [num_blocks, kv_heads, block_size, D]."""
@@ -73,9 +75,6 @@ def write_to_cache(
     head_dim = key.shape[-1]
     key_cache.as_strided(*rows.view).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
     value_cache.as_strided(*rows.view).index_copy_(0, rows.rows, value.reshape(-1, head_dim))
-
-
-BLOCK_HEADS = 8
 
 
 def store_kv(

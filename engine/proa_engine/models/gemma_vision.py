@@ -17,6 +17,10 @@ from proa_engine.models.fields import Fields, require
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.image_files import ImageFiles
 
+# Where a folder has no file of an image processor: those of `transformers`.
+MEAN = STD = (0.5, 0.5, 0.5)
+BILINEAR = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaVisionOptions:
@@ -117,11 +121,6 @@ def _parts(weights: Weights) -> tuple[Weights, Weights]:
     if tower.has("vision_model.post_layernorm.weight"):
         tower = tower / "vision_model"
     return tower, outer / "multi_modal_projector"
-
-
-# Where a folder has no file of an image processor: those of `transformers`.
-MEAN = STD = (0.5, 0.5, 0.5)
-BILINEAR = 2
 
 
 def read_gemma_vision(fields: Fields, files: ImageFiles) -> GemmaVisionOptions:

@@ -17,6 +17,14 @@ from proa_engine.models.image_files import ImageFiles
 
 EPS = 1e-6
 
+IMAGE_TOKEN = "<|image_pad|>"
+# Where a folder has no file of an image processor: those of `transformers`.
+MIN_PIXELS = 56 * 56
+MAX_PIXELS = 28 * 28 * 1280
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+BICUBIC = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVisionOptions:
@@ -164,15 +172,6 @@ def _patch_embedding(weights: Weights, options: QwenVisionOptions) -> PatchEmbed
     bias = weights.take("bias", (size,), dtype=torch.float32)
     # All frames of an image are equal, so the sum of their weights is enough.
     return PatchEmbedding(kernel.sum(2), bias, options.scaling, merge=options.merge)
-
-
-IMAGE_TOKEN = "<|image_pad|>"
-# Where a folder has no file of an image processor: those of `transformers`.
-MIN_PIXELS = 56 * 56
-MAX_PIXELS = 28 * 28 * 1280
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-BICUBIC = 3
 
 
 def read_qwen_vision(fields: Fields, files: ImageFiles, deepstack: Sequence[int]) -> QwenVisionOptions:

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 
 from proa.contract import EngineCoreOutput, PoolingParams, PoolingTask
 
+T = TypeVar("T")
+
+TASKS = {task.name.lower(): task for task in PoolingTask}
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -55,9 +59,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int  # prompt tokens found in the prefix cache
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,6 @@ class PoolingRequestOutput(Generic[T]):
 EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
 ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
-TASKS = {task.name.lower(): task for task in PoolingTask}
 
 
 def params_of_task(task: str | None, params: PoolingParams | None) -> PoolingParams:

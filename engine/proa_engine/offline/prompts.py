@@ -18,6 +18,9 @@ from proa_engine.tokenizer import Tokenizer
 
 _OTHER_MEDIA = ("image", "image_embeds", "input_image", "input_audio", "audio_url", "video", "video_url")
 
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
 
 def images_of(prompt: Mapping[str, Any]) -> list[object]:
     """The images of a prompt's `multi_modal_data`. Raises `ValueError` for other data than images."""
@@ -124,10 +127,6 @@ def paths_by_name(requests: Iterable[LoRARequest]) -> dict[str, str]:
         if paths.setdefault(request.lora_name, request.lora_path) != request.lora_path:
             raise ValueError(f"two adapters have the name {request.lora_name!r}")
     return paths
-
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

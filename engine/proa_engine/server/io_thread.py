@@ -19,6 +19,19 @@ from proa_engine.server import convert
 from proa_engine.server.health import Health
 from proa_engine.server.servicer import DecodingInterceptor, EngineServicer
 
+T = TypeVar("T")
+
+SERVER_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A client whose node lost power sends no FIN. Detect it, so that its requests are aborted and their blocks freed.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+)
+
 
 def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
     """Credentials that are checked for new files at each connection. With an authority, clients must show a
@@ -47,20 +60,6 @@ def _configuration(identity: TlsIdentity) -> grpc.ServerCertificateConfiguration
     return grpc.ssl_server_certificate_configuration(
         [(identity.key, identity.certificate)], root_certificates=identity.authority
     )
-
-
-T = TypeVar("T")
-
-SERVER_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_ping_strikes", 0),
-    # A client whose node lost power sends no FIN. Detect it, so that its requests are aborted and their blocks freed.
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
-)
 
 
 class IoThread:

@@ -18,6 +18,8 @@ from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.kv_events import KvEventSource
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class RequestObserver:
@@ -41,9 +43,6 @@ class RequestObserver:
         """Count a request that the core rejected, and end its span."""
         self.metrics.observe_rejection(reason, request_id)
         self.tracer.end_request(request_id, reason, message)
-
-
-T = TypeVar("T")
 
 
 class Core(KvEventSource, Protocol):

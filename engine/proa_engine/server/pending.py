@@ -15,6 +15,16 @@ from proa_engine.core.types import PlainTokens
 
 Select = Callable[[Sequence[int]], Sequence[int]]
 
+# Sizes in memory, with their numbers' objects. On the wire they are up to twelve times smaller.
+PLAIN_BYTES = 8  # in arrays
+OUTPUT_BYTES = 400
+TOKEN_BYTES = 40
+EVENT_BYTES = 120
+LOGPROB_BYTES = 320
+TOP_LOGPROB_BYTES = 72
+
+T = TypeVar("T")
+
 
 class StreamShares:
     """Splits each step's plain tokens by stream."""
@@ -61,17 +71,6 @@ def _all(token_ids: Sequence[int]) -> Sequence[int]:
 
 def _masked(mask: Sequence[bool]) -> Select:
     return lambda token_ids: list(compress(token_ids, mask))
-
-
-# Sizes in memory, with their numbers' objects. On the wire they are up to twelve times smaller.
-PLAIN_BYTES = 8  # in arrays
-OUTPUT_BYTES = 400
-TOKEN_BYTES = 40
-EVENT_BYTES = 120
-LOGPROB_BYTES = 320
-TOP_LOGPROB_BYTES = 72
-
-T = TypeVar("T")
 
 
 class PendingOutputs:

@@ -31,6 +31,8 @@ from proa_engine.server.pending import StreamShares
 MAX_INLINE_BYTES = 256 * 1024
 """Most pixels that are hashed on the event loop, in about 0.2 ms."""
 
+T = TypeVar("T")
+
 
 async def check_pixels(request: EngineCoreRequest) -> None:
     """Raises `InvalidRequest` for a wrong hash. Many pixels are hashed on a thread."""
@@ -48,9 +50,6 @@ def _find_wrong(images: Sequence[Image]) -> int | None:
         if image.pixels and hash_image(image.pixels, image.height, image.width) != image.hash:
             return index
     return None
-
-
-T = TypeVar("T")
 
 
 class OutputStream(Protocol):

@@ -25,6 +25,11 @@ from proa_engine.server.health import Health
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.watchdog import StepStatus
 
+FLUSH_SECONDS = 0.5  # for the last messages and statuses to reach clients
+EXIT_SECONDS = 8.0  # after draining, for the last step to end and the workers to exit
+
+_log = logging.getLogger(__name__)
+
 
 class SignalPipe:
     """Turns signals into calls on the thread that polls `fileno()`. Construct it on the main thread."""
@@ -45,12 +50,6 @@ class SignalPipe:
         """Call `on_signal` for each signal that has arrived."""
         for number in self._reader.recv(64):
             self._on_signal(signal.Signals(number))
-
-
-FLUSH_SECONDS = 0.5  # for the last messages and statuses to reach clients
-EXIT_SECONDS = 8.0  # after draining, for the last step to end and the workers to exit
-
-_log = logging.getLogger(__name__)
 
 
 class ShutdownHandler:

@@ -14,6 +14,9 @@ from proa.contract.outputs import LOCAL
 
 MAX_PATTERN_SIZE = 512
 
+MAX_KEY = 2**64 - 1
+MAX_LOGPROB_TOKEN_IDS = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionDetectionParams:
@@ -54,10 +57,6 @@ class RepetitionDetectionParams:
             and token_ids[-size * self.min_count : -size] == token_ids[-size * (self.min_count - 1) :]
             for size in sizes
         )
-
-
-MAX_KEY = 2**64 - 1
-MAX_LOGPROB_TOKEN_IDS = 128
 
 
 def _checked(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:

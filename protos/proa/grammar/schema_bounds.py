@@ -11,6 +11,19 @@ from urllib.parse import unquote
 from proa.grammar.check import GrammarError
 from proa.grammar.lark import check_regexes
 
+# llguidance 1.9.1 on one core; it has no limits of its own on these.
+MAX_MULTIPLE_OF = 10_000  # 9,973: 130 ms; 99,991: 2.5 s; 999,983: 7.3 s
+MAX_ROUND_MULTIPLE_OF = 100  # times a power of ten, which costs little: 7 * 10^7: 4 ms; 9,999 * 10^4: 16 s
+MAX_OBJECT_CHOICES = 2000  # 130 ms
+MAX_PROPERTY_PAIRS = 2000**2  # sum of squares of the numbers of optional properties: 460 ms; 10,000**2: 16 s
+MAX_PATTERN_PAIRS = 4096  # sum of squares of the numbers of patternProperties, of which each two are compared: 120 ms
+
+# With a stack of 8 MiB, llguidance 1.9.1 crashes at 1,600 levels and more. Of 11,305 published schemas, one is
+# refused for this.
+MAX_LEVELS = 1000
+
+Container = dict[str, object] | list[object]
+
 
 @dataclass(slots=True)
 class Findings:
@@ -25,14 +38,6 @@ class Findings:
     def warn(self, warning: str) -> None:
         if warning not in self.warnings:
             self.warnings.append(warning)
-
-
-# llguidance 1.9.1 on one core; it has no limits of its own on these.
-MAX_MULTIPLE_OF = 10_000  # 9,973: 130 ms; 99,991: 2.5 s; 999,983: 7.3 s
-MAX_ROUND_MULTIPLE_OF = 100  # times a power of ten, which costs little: 7 * 10^7: 4 ms; 9,999 * 10^4: 16 s
-MAX_OBJECT_CHOICES = 2000  # 130 ms
-MAX_PROPERTY_PAIRS = 2000**2  # sum of squares of the numbers of optional properties: 460 ms; 10,000**2: 16 s
-MAX_PATTERN_PAIRS = 4096  # sum of squares of the numbers of patternProperties, of which each two are compared: 120 ms
 
 
 def check_bounds(objects: Sequence[dict[str, object]], findings: Findings) -> None:
@@ -83,13 +88,6 @@ def _power_of_ten(number: int) -> int:
     while number % (power * 10) == 0:
         power *= 10
     return power
-
-
-# With a stack of 8 MiB, llguidance 1.9.1 crashes at 1,600 levels and more. Of 11,305 published schemas, one is
-# refused for this.
-MAX_LEVELS = 1000
-
-Container = dict[str, object] | list[object]
 
 
 def check_levels(containers: Sequence[tuple[Container, int]]) -> None:

@@ -16,6 +16,9 @@ from proa.grammar.schema_bounds import Findings
 
 Format = Mapping[str, object]
 
+MAX_DEPTH = 20
+TEXT = "TEXT: /(?s:.*)/"
+
 
 def refuse(form: Format, known: set[str], kind: str) -> None:
     for name, value in form.items():
@@ -49,10 +52,6 @@ def objects(form: Format, name: str) -> list[Format]:
     if not isinstance(values, list) or not values or not all(isinstance(value, Mapping) for value in values):
         raise GrammarError(f"structural_tag: {name} must be an array of objects")
     return values
-
-
-MAX_DEPTH = 20
-TEXT = "TEXT: /(?s:.*)/"
 
 
 def structural_tag(tag: str | Format, added_tokens: AddedTokens, options: JsonOptions, findings: Findings) -> Grammar:

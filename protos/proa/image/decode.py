@@ -21,6 +21,9 @@ _TRANSPOSITIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_STRIP = 1 << 20  # pixels that are put on white at a time
+
 
 @dataclass(frozen=True, slots=True)
 class Orientation:
@@ -54,10 +57,6 @@ def read_orientation(exif: bytes) -> Orientation:
     except struct.error:  # ends before the tag
         pass
     return Orientation()
-
-
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_STRIP = 1 << 20  # pixels that are put on white at a time
 
 
 def open_image(data: bytes, limits: ImageLimits) -> tuple[Image.Image, Orientation]:

@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from proa.contract import ImageInput
 from proa.contract.request import HASH_BYTES
 
+# Pillow allocates one value for each pixel of a row and for each of a column; other limits follow from JPEG's own.
+MAX_SIDE = 65_535
+
+MAX_ASPECT_RATIO = 200  # as Qwen's
+
 
 class ImageError(ValueError):
     """Its text is a sentence without a full stop for the user who sent the image."""
-
-
-# Pillow allocates one value for each pixel of a row and for each of a column; other limits follow from JPEG's own.
-MAX_SIDE = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     max_bytes: int = 20 * 1024 * 1024  # as sent
     max_pixels: int = 50_000_000  # before resizing
-
-
-MAX_ASPECT_RATIO = 200  # as Qwen's
 
 
 def resized(height: int, width: int, input: ImageInput) -> tuple[int, int]:

@@ -17,6 +17,12 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 from proa_engine.layers.parallel import ParallelContext
 
+Plan = Mapping[str, str]  # name of a module or parameter -> rule
+
+ANY_SIZE = ("colwise_gather_output", "embedding_rowwise")  # ranks may have different shares
+QUERY_HEADS = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")
+KEY_HEADS = ("k_proj", "v_proj", "kv_b_proj", "qkv_proj", "query_key_value")
+
 
 class _Around(nn.Module):
     """Holds `inner`; other attributes are those of `inner`, which the model may read."""
@@ -90,8 +96,6 @@ class VocabRange(_Around):
         return self.parallel.all_reduce(vectors.masked_fill(~is_mine[..., None], 0))
 
 
-Plan = Mapping[str, str]  # name of a module or parameter -> rule
-
 AROUND: dict[str, Callable[[Any, ParallelContext], nn.Module] | None] = {
     "colwise": None,
     "colwise_gather_output": GatheredOutput,
@@ -107,9 +111,6 @@ AROUND: dict[str, Callable[[Any, ParallelContext], nn.Module] | None] = {
     "rowwise": SummedOutput,
     "rowwise_split_input": SummedShare,
 }
-ANY_SIZE = ("colwise_gather_output", "embedding_rowwise")  # ranks may have different shares
-QUERY_HEADS = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")
-KEY_HEADS = ("k_proj", "v_proj", "kv_b_proj", "qkv_proj", "query_key_value")
 
 
 def read_plan(model: Any, parallel: ParallelContext) -> Plan:
