@@ -1,7 +1,7 @@
-"""Request bodies: what they may hold and for how long, while they arrive, and how long one takes to read.
+"""Request bodies: limits of their size, content and duration while they arrive, and of the time that parsing takes.
 
 JSON parsers hold the interpreter lock until they are done, so another thread would not help: 16 MiB of `[],` take over
-a second in any of them. `orjson` needs the least, and no more for long numbers and deep nesting than for others.
+a second in any of them. `orjson` is the fastest, and long numbers and deep nesting do not slow it down.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from proa_gateway.http.errors import gateway_error_response
 
 
 class LargeBodies:
-    """`clock`: monotonic seconds."""
+    """Passes large bodies to the application one at a time. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,11 +50,11 @@ class LargeBodies:
                 self._idle.set()
 
     async def none_waits(self) -> None:
-        """Wait until all bodies are passed on."""
+        """Wait until all bodies are passed to the application."""
         await self._idle.wait()
 
     def delay(self) -> float:
-        """Seconds for which the oldest body that is not passed on yet has waited; 0: none waits."""
+        """Seconds for which the oldest body that is not passed on yet has waited; 0 if none waits."""
         return self._clock() - self._waiting[0] if self._waiting else 0.0
 
 
@@ -69,12 +69,12 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def cost_bound(data: bytes) -> int:
-    """Not less than the cost of reading this part of a body. It counts what stands in texts too."""
+    """Return an upper bound of the cost of parsing this part of a body. It also counts structure inside texts."""
     return _structure(data) + _TEXT * data.count(b'"')
 
 
 def costs_too_much(body: bytes) -> bool:
-    """Whether reading the body costs more than `MAX_COST`. Takes up to a second where texts have many quotes."""
+    """Whether parsing the body costs more than `MAX_COST`. Takes up to a second if texts have many quotes."""
     cost = position = 0
     while (quote := body.find(b'"', position)) >= 0:
         cost += _structure(body[position:quote]) + _TEXT
@@ -85,13 +85,14 @@ def costs_too_much(body: bytes) -> bool:
 
 
 def _structure(data: bytes) -> int:
-    """The cost of all but texts."""
+    """Return the cost of everything but texts."""
     containers = _LIST * data.count(b"[") + _OBJECT * data.count(b"{")
     return data.count(b",") + _KEY * data.count(b":") + containers
 
 
 def _end_of_text(body: bytes, start: int) -> int:
-    """Where the text that begins at `start` has ended, with its quote; the end of the body if it does not end."""
+    """Return the index behind the closing quote of the text that begins at `start`; the body's length if there is
+    none."""
     position = start
     while (quote := body.find(b'"', position)) >= 0:
         part = body[position:quote]
@@ -102,8 +103,8 @@ def _end_of_text(body: bytes, start: int) -> int:
 
 
 class JsonRequest(Request):
-    """Its JSON is read by `orjson` if it is large. Then no text may have lone surrogates, of which the error of a small
-    body names the field, and integers over 64 bits are floats."""
+    """A request whose JSON is parsed by `orjson` if it is large. Then texts with lone surrogates are an error that does
+    not name the field, and integers over 64 bits become floats."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -116,7 +117,7 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """Gives the requests of a route to it as `JsonRequest`."""
+    """A route that passes requests to its function as `JsonRequest`."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -133,11 +134,11 @@ UNFINISHED_BODIES: Final = 16  # of the largest size, at one time: how many byte
 
 
 class RequestBodies:
-    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them, those
-    that do not go on, that hold too many JSON values, and compressed ones.
+    """Middleware that rejects request bodies over `max_bytes` (by Content-Length or while reading), bodies that stop
+    arriving, that contain too many JSON values, or that are compressed.
 
     Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
-    milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
+    milliseconds, and a hundred that arrive at once would delay all streams by the sum.
     """
 
     def __init__(
@@ -149,7 +150,8 @@ class RequestBodies:
         silence: float = SILENCE,
         longest: float = LONGEST,
     ) -> None:
-        """`silence`, `longest`: seconds for which nothing may arrive of a body, and for a whole one."""
+        """`silence`: seconds after which a body that stops arriving is rejected. `longest`: seconds for a whole
+        body."""
         self._app = app
         self._max_bytes = max_bytes
         self._large_bodies = large_bodies
@@ -223,7 +225,7 @@ class RequestBodies:
 
 
 class _Body:
-    """What has arrived of one. `deadline`: event loop time."""
+    """The part of a body that has arrived. `deadline`: event loop time."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline

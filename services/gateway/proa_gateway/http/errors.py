@@ -1,7 +1,7 @@
-"""HTTP errors: every error as OpenAI's error object, and Anthropic's for its API.
+"""HTTP errors: every error as OpenAI's error object, and as Anthropic's for its API.
 
-All parts of the gateway make OpenAI's error object. A middleware rewrites it for the routes of the Messages API, so
-that requests without a valid key, with a body that is too large or is no JSON get the same form.
+All parts of the gateway make OpenAI's error object. A middleware converts it for the routes of the Messages API, so
+that errors of other middleware, about keys or bodies, get the same form.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,8 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def validated(model: type[_Model], body: dict[str, Any]) -> _Model:
-    """The body of a route that chooses its class by the fields. Raises `RequestValidationError`."""
+    """Validate `body` against `model`, for routes that choose the model from the body's fields. Raises
+    `RequestValidationError`."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -51,7 +52,7 @@ def validated(model: type[_Model], body: dict[str, Any]) -> _Model:
 
 
 def route_path(scope: Scope) -> str:
-    """The request's path without the one under which the API is served."""
+    """Return the request's path without the root path under which the API is served."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -61,7 +62,7 @@ def gateway_error_response(error: GatewayError) -> JSONResponse:
 
 
 def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Exception], ErrorHandler]:
-    """Exception handlers for the application. `observe` is called with each error's status and type."""
+    """Return the application's exception handlers. `observe` is called with each error's status and type."""
 
     async def on_gateway_error(request: Request, error: GatewayError) -> Response:
         observe(request, error.status, error.code or type(error).__name__)
@@ -99,7 +100,7 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
 
 
 def _unreadable(cause: BaseException | None) -> str | None:
-    """Why `json.loads` did not read the body, for errors that FastAPI does not explain. None: another error."""
+    """Return why `json.loads` failed, for errors that FastAPI does not explain; None for other errors."""
     match cause:
         case UnicodeDecodeError():
             return f"it is not {cause.encoding.upper()} at byte {cause.start}"
@@ -111,7 +112,7 @@ def _unreadable(cause: BaseException | None) -> str | None:
 
 
 def validation_error_object(errors: Sequence[Mapping[str, Any]], body: object) -> dict[str, Any]:
-    """The error object of a pydantic validation error; it has the first of `errors`. `body`: what was validated."""
+    """Return the error object of the first of pydantic's `errors`. `body`: what was validated."""
     error = errors[0]
     kind = error["type"]
     if kind == "json_invalid":
@@ -127,8 +128,8 @@ def validation_error_object(errors: Sequence[Mapping[str, Any]], body: object) -
 
 
 def _without_tags(location: Sequence[str | int], body: object) -> Iterator[str | int]:
-    """The part of pydantic's location that is a path in the body: there are no names of a union's branches in it, and
-    it ends where pydantic converted the value."""
+    """Yield the part of pydantic's location that is a path in the body: without the names of a union's branches, and
+    only up to a value that pydantic converted."""
     for depth, part in enumerate(location, start=1):
         if isinstance(body, dict):
             if part in body or depth == len(location):
@@ -140,7 +141,7 @@ def _without_tags(location: Sequence[str | int], body: object) -> Iterator[str |
 
 
 def _param(location: Iterable[str | int]) -> str:
-    """The field's path as OpenAI writes it: `messages[0].content`."""
+    """Return the field's path as OpenAI writes it: `messages[0].content`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -174,7 +175,7 @@ class AnthropicErrorBody(BaseModel):
 
 
 def is_of_messages(path: str) -> bool:
-    """Whether the path is one of the Messages API."""
+    """Whether the path belongs to the Messages API."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
@@ -184,12 +185,13 @@ def anthropic_error(status: int, message: str, request_id: str) -> dict[str, Any
 
 
 def error_event(error: GatewayError, request_id: str) -> bytes:
-    """The end of a stream that failed."""
+    """Return the last event of a stream that failed."""
     return b"event: error\ndata: " + orjson.dumps(anthropic_error(error.status, error.message, request_id)) + b"\n\n"
 
 
 class MessagesMiddleware:
-    """Gives responses of the Messages API its error object, and the request's id in the header that its clients read.
+    """Converts errors of the Messages API to its error object, and adds the request's id in the header that its clients
+    read.
 
     The request's state has `request_id`.
     """

@@ -32,10 +32,10 @@ _valid = re.compile(REQUEST_ID.encode()).fullmatch
 
 
 class RequestIdMiddleware:
-    """Sets `request_id` in a request's state: its `X-Request-Id` header if that is valid, else a new id.
+    """Sets `request_id` in a request's state: its `X-Request-Id` header if that is valid, otherwise a new id.
 
-    The response has the id too, as the route leaves it in the state, and the headers that the route adds to
-    `response_headers` there. Events of a stream do not pass through here.
+    The response gets the id that the state has when it starts, and the headers that the route adds to
+    `response_headers` in the state. Events of a stream do not pass through here.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,7 +64,7 @@ _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 def write_access_log() -> None:
-    """Write the lines to standard output, and nothing else there: messages go to standard error."""
+    """Send the access log's lines to standard output. Other messages go to standard error."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     _log.addHandler(handler)

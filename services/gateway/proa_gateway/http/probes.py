@@ -1,7 +1,7 @@
-"""Probes answered beside the event loop, so that Kubernetes neither restarts a gateway that is only busy, nor takes it
-out of its Service.
+"""Probes answered on a thread beside the event loop, so that Kubernetes neither restarts a gateway that is only busy,
+nor removes it from its Service.
 
-The loop says several times a second that it runs, and in which state. A thread answers from what it said last.
+Several times a second the loop records that it runs, and in which state. A thread answers from the last record.
 """
 
 import time
@@ -16,7 +16,8 @@ ALIVE_SECONDS: Final = 60.0  # after which a restart is better, though it ends a
 
 
 class Progress:
-    """What the event loop said of itself. Written by the loop, read by any thread. `clock`: monotonic seconds."""
+    """The last state that the event loop recorded. Written by the loop, read by any thread. `clock`: monotonic
+    seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,17 +26,18 @@ class Progress:
         self._is_draining = False
 
     def beat(self, *, accepts: bool) -> None:
-        """The loop runs. `accepts`: whether it can serve requests: engines are known, or requests may wait for one."""
+        """Record that the loop runs. `accepts`: whether it can serve requests: engines are known, or requests may wait
+        for one."""
         self._accepts = accepts
         self._last = self._clock()
 
     def drain(self) -> None:
-        """The gateway finishes its requests and takes no new ones. From now on the loop need not run to be alive: the
-        time for that is limited elsewhere."""
+        """Record that the gateway finishes its requests and takes no new ones. From now on a loop that stands still
+        counts as alive: other limits end a shutdown that takes too long."""
         self._is_draining = True
 
     def not_alive(self) -> str:
-        """Why the process should be restarted; empty: it should not."""
+        """Return why the process should be restarted; empty if it should not."""
         if self._last is None:
             return "the gateway is starting"
         silence = self._clock() - self._last
@@ -44,7 +46,7 @@ class Progress:
         return ""
 
     def not_ready(self) -> str:
-        """Why it should get no new requests; empty: it should."""
+        """Return why the process should get no new requests; empty if it should."""
         if self._last is None:
             return "the gateway is starting"
         if self._is_draining:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol as the `Connection` of its responses, with limits of what comes before a request is known."""
+"""uvicorn's HTTP protocol as the `Connection` of its responses, with limits that apply before a request is parsed."""
 
 import asyncio
 import secrets
@@ -21,8 +21,8 @@ _UPGRADE: Final = (b"upgrade", b"http2-settings")
 class HttpProtocol(HttpToolsProtocol):
     """Puts itself into the ASGI scope of each request. The server makes one for each connection.
 
-    Requests whose head is too large, too slow or no HTTP get an error before the application is called. `Upgrade`, of
-    which nothing is supported, is ignored, as RFC 9110 §7.8 allows.
+    Requests whose head is too large, too slow or not HTTP get an error before the application is called. `Upgrade` is
+    ignored, as RFC 9110 §7.8 allows, because no upgrade is supported.
     """
 
     head_seconds: float = HEAD_SECONDS
@@ -34,7 +34,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def writer(self) -> ResponseWriter | None:
-        """Writes the stream of the response that is under way."""
+        """The writer of the stream of the current response; None if there is no stream."""
         return self._writer
 
     @writer.setter
@@ -119,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _read_without_upgrade(self, rest: bytes) -> None:
-        """Read the request again from its parsed head, without the headers that ask for an upgrade."""
+        """Parse the request again from its parsed head, without the headers that ask for an upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name not in _UPGRADE]

@@ -27,7 +27,7 @@ _CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(1024))
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A whole response. `headers`: those beside its type and length, in lower case."""
+    """A whole response. `headers`: those other than its type and length, in lower case."""
 
     body: bytes
     media_type: bytes = b"application/json"
@@ -36,7 +36,7 @@ class Content:
 
 class ByteStream(Protocol):
     def write(self, data: bytes) -> None:
-        """Send the bytes, or keep them until the client reads."""
+        """Send the bytes, or buffer them until the client reads."""
 
 
 class Connection(Protocol):
@@ -61,7 +61,7 @@ class ResponseWriter:
     __slots__ = ("_connection", "_has_room", "_is_chunked", "_send", "_transport", "_write_timeout", "blocked")
 
     def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
-        """`is_chunked`: events are sent as chunks, which HTTP/1.0 has not."""
+        """`is_chunked`: events are sent as chunks, which HTTP/1.0 does not have."""
         self._send = send
         self._connection = connection
         self._transport = connection.transport
@@ -84,7 +84,8 @@ class ResponseWriter:
         await self.send(Content(body))
 
     async def start_events(self, *, write_timeout: float) -> None:
-        """Begin a stream of events. `write_timeout`: seconds for which the client may read nothing."""
+        """Begin a stream of events. `write_timeout`: seconds after which a client that reads nothing is
+        disconnected."""
         self._write_timeout = write_timeout
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
@@ -119,12 +120,13 @@ class ResponseWriter:
     # The connection's notifications
 
     def pause(self) -> None:
-        """The transport's buffer is full, or the connection is lost: the response is then about to be cancelled."""
+        """Called when the transport's buffer is full, or when the connection is lost; the response is then about to be
+        cancelled."""
         self.blocked = True
         self._has_room.clear()
 
     def resume(self) -> None:
-        """The client has read enough. `drain` unblocks the writer."""
+        """Called when the client has read enough. `drain` then unblocks the writer."""
         self._has_room.set()
 
 

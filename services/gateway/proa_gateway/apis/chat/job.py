@@ -19,7 +19,8 @@ BATCH = replace(CHAT, route="/v1/chat/completions/batch")
 
 
 def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str = "messages") -> ConversationCall:
-    """`param`: path of the conversation in the body, for errors. Raises `InvalidRequest`."""
+    """Make the call of a chat completion. `param`: path of the conversation in the body, for errors. Raises
+    `InvalidRequest`."""
     return ConversationCall(
         endpoint=CHAT,
         fields=body,
@@ -40,7 +41,7 @@ def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str 
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
-    """Raises `InvalidRequest`."""
+    """Return the request's conversation. Raises `InvalidRequest`."""
     budget = request.thinking_token_budget
     return replace(
         request.conversation(request.messages),
@@ -78,7 +79,7 @@ class BatchCall(GenerationCall):
 
 
 def batch_call(body: BatchChatCompletionRequest, settings: ApiSettings) -> BatchCall:
-    """Raises `InvalidRequest`."""
+    """Make the call of a batch of chats. Raises `InvalidRequest`."""
     chats = [chat_call(chat, settings, param=f"messages[{index}]") for index, chat in enumerate(body.chats)]
     return BatchCall(
         endpoint=BATCH,

@@ -1,4 +1,4 @@
-"""How the response of a chat completion looks."""
+"""Renders the responses of chat completions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _ABSENT = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """What all choices of a response share. `echo`: text before that of the output. `logprobs` None: there are none.
-    `names_call`: `tool_choice` names the tool, so that a call does not change the finish reason. `is_parsed`: reasoning
-    and calls are not part of the content."""
+    """What all choices of a response share. `echo`: text to put before the output's. `logprobs`: renders log
+    probabilities; None: not requested. `names_call`: `tool_choice` names a function, so that a call does not change the
+    finish reason. `is_parsed`: reasoning and calls are not part of the content."""
 
     envelope: Envelope
     role: str
@@ -39,10 +39,10 @@ class ChatForm:
 
 
 class ChatChoice:
-    """The official client assembles `event`s to what `final` returns."""
+    """One choice. OpenAI's client, given all bytes of `event`, assembles the message that `final` returns."""
 
     def __init__(self, form: ChatForm, index: int, opening_fields: Mapping[str, object]) -> None:
-        """`opening_fields`: of the first event of a stream."""
+        """`opening_fields`: fields of a stream's first event."""
         self._form = form
         self._index = index
         self._opening_fields = opening_fields
@@ -100,7 +100,7 @@ class ChatChoice:
         return {"token_ids": None, **self._choice(output.delta, "message", message)}
 
     def _part(self, event: MessageEvent) -> dict[str, Any] | None:
-        """The event as the `delta` of a chunk. None: it is not shown."""
+        """Return the event as the `delta` of a chunk; None if clients do not get such events."""
         match event:
             case ContentDelta(text):
                 return {"content": text}

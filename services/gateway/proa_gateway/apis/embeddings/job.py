@@ -1,4 +1,4 @@
-"""What engines get for embeddings, classes and other values."""
+"""What engines get for requests of embeddings, classes and other values."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -150,7 +150,7 @@ def _check_lengths(token_ids: Sequence[Sequence[int]], max_tokens: int, param: s
 
 
 def _task_prompt(input_type: str | None, model: ServedModel) -> str:
-    """The text that the model's files put before inputs of this type."""
+    """Return the text that the model's configuration puts before inputs of this type."""
     prompts = model.tokenizer.task_prompts
     if input_type is None:
         return ""

@@ -1,4 +1,4 @@
-"""Late chunking: an embedding for every chunk of a text, each computed with all of the text before the model.
+"""Late chunking: an embedding for each chunk of a text, computed with the whole text as context.
 
 The model computes the text's tokens at once, and a chunk's embedding is the mean of its tokens' (Günther et al., 2024,
 "Late Chunking: Contextual Chunk Embeddings Using Long-Context Embedding Models").
@@ -23,8 +23,8 @@ Offsets = Sequence[tuple[int, int]]
 
 
 async def chunk_texts(body: EmbeddingRequest, model: ServedModel) -> list[str]:
-    """The texts of a request with `late_chunking_params`. Raises `InvalidRequest` for what cannot be divided,
-    `ContextOverflow` for a text that cannot fit."""
+    """Return the texts of a request with `late_chunking_params`. Raises `InvalidRequest` for inputs that cannot be
+    divided, `ContextOverflow` for a text that is too long."""
     param = "messages" if body.input is None else "input"
     texts = [each for each in body.input or () if isinstance(each, str) and each]
     if body.input is None or len(texts) < len(body.input):
@@ -40,7 +40,8 @@ async def chunk_texts(body: EmbeddingRequest, model: ServedModel) -> list[str]:
 
 
 def chunk_head(texts: Sequence[Offsets], chunk_size: int, object: str, field: str, index: int) -> bytes:
-    """The object of a text's chunks, up to the values. `texts`: the tokens of each. `object`, `field`: their names."""
+    """Return the JSON of a text's chunks, up to their values. `texts`: the tokens of each text. `object`, `field`:
+    names in the JSON."""
     offsets = texts[index]
     chunks = [
         {
@@ -62,7 +63,7 @@ def encode_with_offsets(
 
 
 def text_range(offsets: Offsets) -> tuple[int, int] | None:
-    """The characters of tokens; None if they have none."""
+    """Return the range of characters that the tokens cover; None if they cover none."""
     in_text = [(start, end) for start, end in offsets if start < end]
     if not in_text:
         return None
@@ -70,7 +71,7 @@ def text_range(offsets: Offsets) -> tuple[int, int] | None:
 
 
 def chunk_embeddings(tokens: PooledValues, chunk_size: int, *, normalize: bool) -> PooledValues:
-    """The mean of every `chunk_size` rows, of length 1 with `normalize`."""
+    """Return the mean of every `chunk_size` rows, scaled to length 1 with `normalize`."""
     starts = np.arange(0, tokens.num_rows, min(chunk_size, tokens.num_rows))
     sums = np.add.reduceat(matrix(tokens), starts, axis=0, dtype=np.float64)
     if normalize:

@@ -42,7 +42,7 @@ def generate_call(body: GenerateBody, settings: ApiSettings) -> "GenerateCall":
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCall(GenerationCall):
-    """`arrived`: by `time.perf_counter`."""
+    """A request to `/generate`. `arrived`: its arrival, by `time.perf_counter`."""
 
     body: GenerateBody
     arrived: float
@@ -81,7 +81,7 @@ class GenerateCall(GenerationCall):
 
 
 def generation_request(body: GenerateBody) -> GenerationRequest:
-    """The sampling parameters and the constraint of the output, by OpenAI's names."""
+    """Return the sampling parameters and the constraint of the output under OpenAI's names."""
     names = SamplingFields.model_fields.keys() - _LOCAL
     given = {name: value for name in names if (value := getattr(body.sampling_params, name)) is not None}
     fields = {_NAMES.get(name, name): value for name, value in given.items()}
@@ -102,7 +102,7 @@ async def _read(prompt: str | list[int], model: ServedModel) -> Prompt:
 
 
 def choice_ids(body: GenerateBody, num_choices: int, id: str) -> list[str]:
-    """An id for each choice of each prompt. `id`: the request's."""
+    """Return an id for each choice of each prompt. `id`: the request's id."""
     match body.rid:
         case list(rids):
             ids = rids

@@ -1,4 +1,4 @@
-"""Messages: their requests as the conversations and parameters that all APIs of chats share."""
+"""Messages: converts their requests to the conversations and parameters that all APIs of chats share."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
 
 
 def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str) -> ConversationCall:
-    """`request_id`: for errors. Raises `InvalidRequest`."""
+    """Make the call of a message. `request_id`: for errors. Raises `InvalidRequest`."""
     request, conversation = generation_request(body), conversation_of(body)
     return ConversationCall(
         endpoint=MESSAGES,
@@ -49,7 +49,7 @@ def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str)
 
 
 async def count_tokens(body: CountTokensRequest, settings: ApiSettings, model: ServedModel) -> int:
-    """The tokens of the prompt. Raises `InvalidRequest`."""
+    """Return the number of the prompt's tokens. Raises `InvalidRequest`."""
     reader = _reader(body, conversation_of(body), GenerationRequest.model_validate({}), settings)
     return len(await reader.count(model))
 
@@ -68,7 +68,7 @@ def _reader(
 
 
 def generation_request(body: MessagesRequest) -> GenerationRequest:
-    """The sampling parameters and the constraint of the output, by OpenAI's names."""
+    """Return the sampling parameters and the constraint of the output under OpenAI's names."""
     fields: dict[str, Any] = {
         "model": body.model,
         "stream": body.stream,
@@ -85,7 +85,8 @@ def generation_request(body: MessagesRequest) -> GenerationRequest:
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
-    """A last message of the assistant is continued. Raises `InvalidRequest` if there is no message with content."""
+    """Return the request's conversation. If its last message is the assistant's, the model continues it. Raises
+    `InvalidRequest` if no message has content."""
     messages = [*_system(body), *_history(body.messages)]
     if not messages:
         raise InvalidRequest("messages: all of them are empty.", param="messages")
@@ -115,8 +116,8 @@ def _history(messages: Iterable[MessageParam]) -> Iterator[ChatMessage]:
 
 
 def _chat_messages(message: MessageParam, path: str) -> Iterator[ChatMessage]:
-    """Results of calls are messages of their own, before the text that comes with them. Their images are messages of
-    the user, as in vLLM: most chat templates show no others."""
+    """Convert a message. Results of calls become messages of their own, before the text that comes with them. Their
+    images become messages of the user, as in vLLM, because most chat templates render no others."""
     blocks = [(f"{path}[{index}]", block) for index, block in enumerate(message.content)]
     for block_path, block in blocks:
         if isinstance(block, ToolResultBlock):
@@ -130,7 +131,7 @@ def _chat_messages(message: MessageParam, path: str) -> Iterator[ChatMessage]:
 
 
 def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> ChatMessage:
-    """`blocks`: with their paths in the body."""
+    """Convert a message of these blocks, given with their paths in the body."""
     parts = [
         _image(block, path) if isinstance(block, ImageBlock) else block.text
         for path, block in blocks

@@ -1,4 +1,4 @@
-"""How the response of `/v1/messages` looks: a message's events as Anthropic's content blocks."""
+"""Renders the responses of `/v1/messages`: a message's events as Anthropic's content blocks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 
 
 class MessagesChoice:
-    """The official client assembles `event`s to what `final` returns."""
+    """The message. Anthropic's client, given all bytes of `event`, assembles the message that `final` returns."""
 
     text_frame = None
 
@@ -112,7 +112,7 @@ class MessagesChoice:
 
 
 def usage_of(usage: Usage) -> Fields:
-    """Anthropic counts input tokens that were read from the cache separately."""
+    """Return Anthropic's usage, which counts input tokens that were read from the cache separately."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -126,7 +126,7 @@ def event_of(kind: str, **fields: object) -> bytes:
 
 
 def _block(kind: str, **fields: object) -> Fields:
-    """A content block; fields that are not given are empty."""
+    """Make a content block of type `kind`. Fields that are not given are empty."""
     empty: dict[str, Fields] = {
         "text": {"text": ""},
         "thinking": {"thinking": "", "signature": ""},
@@ -136,7 +136,7 @@ def _block(kind: str, **fields: object) -> Fields:
 
 
 def _parsed(arguments: str) -> Any:
-    """The arguments of a call. Those that were cut off are not JSON: they are passed on as they are."""
+    """Parse the arguments of a call. If they were cut off and are not JSON, return them as they are."""
     try:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:

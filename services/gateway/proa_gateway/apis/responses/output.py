@@ -1,4 +1,4 @@
-"""OutputItems: the items of a response's output, and the events that tell how they grow."""
+"""OutputItems: the items of a response's output, and the events that stream them."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,12 +20,13 @@ Event = tuple[str, Fields]
 
 
 class OutputItems:
-    """`items`: those that have ended."""
+    """Builds items from a message's events. `items` are those that have ended."""
 
     def __init__(
         self, *, includes_reasoning: bool, logprobs: LogprobsOf | None, call_names: Iterable[CallName] = ()
     ) -> None:
-        """`logprobs`: renders those of the text's tokens. None: there are none. `call_names`: of the functions."""
+        """`logprobs` renders the log probabilities of the text's tokens; None: not requested. `call_names`: the
+        functions' names."""
         self.items: list[Fields] = []
         self._includes_reasoning = includes_reasoning
         self._render_logprobs = logprobs
@@ -85,7 +86,7 @@ class OutputItems:
                 self._events = self.close("completed")
 
     def _in(self, kind: str) -> bool:
-        """Open an item of this type unless one is open. Returns whether it did."""
+        """Open an item of type `kind` unless one is open. Returns whether it did."""
         if self._open is not None and self._open["type"] == kind:
             return False
         if kind == "message":
@@ -134,7 +135,8 @@ def _part(kind: str, text: str, logprobs: list[Fields]) -> Fields:
 
 
 def _last(logprobs: list[Fields], num_bytes: int) -> list[Fields]:
-    """The tokens that the last bytes are from: before them are those of a marker, and whitespace beside it."""
+    """Return the entries of the tokens that the last `num_bytes` bytes come from. Earlier entries belong to a marker,
+    or to whitespace beside it."""
     start, num_after = len(logprobs), 0
     while start > 0 and num_after < num_bytes:
         start -= 1

@@ -1,4 +1,4 @@
-"""How the response of `/v1/responses` looks."""
+"""Renders the responses of `/v1/responses`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from proa_gateway.serving.choices import Output, Prompt, Usage
 def new_response(
     body: ResponsesRequest, *, id: str, created: int, model: str, params: SamplingParams | None = None
 ) -> Fields:
-    """A response without output. `params` None: the model and its defaults are not known yet."""
+    """Make a response without output. `params` None: the model and its defaults are not known yet."""
     text_format = body.text.format if body.text else None
     return {
         "id": id,
@@ -71,7 +71,7 @@ def ended(response: Fields, output: Sequence[Fields], usage: Usage, *, complete:
 
 
 def failed(response: Fields, error: GatewayError, output: Sequence[Fields] = ()) -> Fields:
-    """The code is one of those that the API has; the message is the error's."""
+    """Return the failed response. Its code is one that OpenAI's API defines; the message is the error's."""
     code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
     details = {"code": code, "message": error.message, "param": error.param, "type": error.type}
     return {**response, "status": "failed", "error": details, "output": list(output)}
@@ -96,8 +96,8 @@ Keep = Callable[[Fields], None]
 
 
 class ResponsesRenderer:
-    """The `Renderer` of a response: it has one choice, which this is too. Events are numbered. The output's items are
-    built from the same events whether they are streamed or not."""
+    """The `Renderer` of a response and of its only choice. Events are numbered. The output's items are built from the
+    same events whether they are streamed or not."""
 
     follows_output = True
     text_frame = None
@@ -105,7 +105,7 @@ class ResponsesRenderer:
     def __init__(
         self, response: Fields, items: OutputItems, keep: Keep, *, is_streamed: bool, wants_tokens: bool
     ) -> None:
-        """`response`: without output, in progress. `keep` gets the response when it has ended."""
+        """`response`: in progress, without output. `keep` is called with the response when it has ended."""
         self._response = response
         self._items = items
         self._keep = keep

@@ -91,7 +91,7 @@ async def list_input_items(
 
 
 def _history(stored: OwnersResponses, body: ResponsesRequest) -> list[Item]:
-    """The items before those of the body."""
+    """Return the items before those of the body."""
     return stored.history(body.previous_response_id) if body.previous_response_id else []
 
 
@@ -124,7 +124,7 @@ def _stored(request: Request) -> OwnersResponses:
 
 
 def _discard(response: Fields) -> None:
-    """Stands for storing a response with store=false."""
+    """The `keep` of requests with store=false."""
 
 
 def _json(body: bytes) -> Response:

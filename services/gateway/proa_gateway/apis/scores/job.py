@@ -31,7 +31,7 @@ def score_call(body: ScoreRequest, settings: ApiSettings) -> PooledCall:
 
 
 def rerank_call(body: RerankRequest, settings: ApiSettings) -> PooledCall:
-    """The documents with the highest scores come first."""
+    """Make the call of a rerank request. The documents with the highest scores come first."""
     read = partial(_read_pairs, body, [body.query], body.documents, "documents", partial(render_ranking, body))
     return pooled_call(RERANK, body, settings, read, num_inputs=1 + len(body.documents), param="documents")
 
@@ -52,7 +52,7 @@ async def _read_pairs(
 async def _fitting(
     texts: list[str], num_tokens: int | None, body: ScoringFields, model: ServedModel, param: str
 ) -> list[str]:
-    """The texts, without what is cut off in any case."""
+    """Return the texts without the parts that truncation would remove in any case."""
     limit = limit_of(body, model.info)
     if num_tokens:
         limit = Limit(min(num_tokens, limit.max_tokens or num_tokens))

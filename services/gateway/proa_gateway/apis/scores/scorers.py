@@ -1,7 +1,7 @@
-"""Scorers: how a model judges a pair of texts.
+"""Scorers: how a model scores a pair of texts.
 
-A cross-encoder reads both texts in one prompt and has one value for it. A bi-encoder has an embedding of each text; the
-score is their cosine. Late interaction has an embedding of each token. A generative reranker is asked whether the
+A cross-encoder computes one value from a prompt with both texts. A bi-encoder computes an embedding of each text; the
+score is their cosine. Late interaction computes an embedding of each token. A generative reranker is asked whether the
 document fits; the score is the probability of "yes".
 """
 
@@ -40,16 +40,17 @@ _ROWS: Final = 1024  # of each text that are multiplied at a time: 8 MB of produ
 
 class Scorer(Protocol):
     async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
-        """The engine requests for the scores of the texts. `first` has one text, or as many as `second`."""
+        """Return the engine requests for the scores of the texts. `first` has one text, or as many as `second`."""
         ...
 
     async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
-        """The score of each pair. `outputs`: of the engine requests. `num_first`: how many texts `first` had."""
+        """Return the score of each pair. `outputs` are those of the engine requests. `num_first`: number of texts in
+        `first`."""
         ...
 
 
 def choose_scorer(model: ServedModel, request: ScoringFields) -> Scorer:
-    """Raises `UnsupportedTask` for a model that cannot judge pairs."""
+    """Return the model's scorer. Raises `UnsupportedTask` for a model that cannot score pairs."""
     info, limit = model.info, limit_of(request, model.info)
     has_class = PoolingTask.CLASSIFY in info.pooling_tasks and len(info.labels) <= 1
     if answers_yes_or_no(model):
@@ -176,7 +177,7 @@ class LateInteraction(BiEncoder):
 
 
 def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
-    """The products of embeddings of length 1. `first` has one, or as many as `second`."""
+    """Return the products of embeddings of length 1. `first` has one, or as many as `second`."""
     pairs = _pairs(first, second)
     return [
         float(np.dot(numbers(each.values).astype(np.float64), numbers(other.values).astype(np.float64)))
@@ -185,12 +186,12 @@ def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> li
 
 
 async def max_sims(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
-    """`max_sim` of each pair. `first` has one, or as many as `second`."""
+    """Return `max_sim` of each pair. `first` has one query, or as many as `second`."""
     return [await asyncio.to_thread(max_sim, query, document) for query, document in _pairs(first, second)]
 
 
 def max_sim(query: PooledValues, document: PooledValues) -> float:
-    """The sum, over the query's rows, of the largest product with a row of the document."""
+    """Return the sum, over the query's rows, of the largest product with a row of the document."""
     return sum(
         float(np.max([np.max(part @ other.T, axis=1) for other in _parts(document)], axis=0).sum())
         for part in _parts(query)
@@ -234,7 +235,8 @@ _OPENING = "<|im_start|>"
 
 
 def answers_yes_or_no(model: ServedModel) -> bool:
-    """Whether the model judges documents so: its name or path says it, or its chat template has the same sentence."""
+    """Whether the model scores documents by the probability of "yes": its name or path says so, or its chat template
+    has that model's sentence."""
     names = f"{model.info.model} {model.info.model_name}".lower().replace("_", "-")
     return _NAME in names or _QUESTION in str(model.tokenizer.info.get("chat_template", ""))
 
@@ -242,8 +244,8 @@ def answers_yes_or_no(model: ServedModel) -> bool:
 def encode_prompts(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], instruction: str | None, limit: Limit
 ) -> list[Sequence[int]]:
-    """The prompt of each pair. Only the query and the document are cut. A query that begins with the prompt's opening,
-    as clients of vLLM send it, has the whole prompt already: its document is appended."""
+    """Return the prompt of each pair. Only the query and the document are truncated. A query that begins with the
+    prompt's opening, as clients of vLLM send it, already is the whole prompt; its document is appended."""
     texts = [_text(query, document, instruction) for query, document in pairs]
     before, after = (each.ids for each in tokenizer.encode_batch_fast([_BEFORE, _AFTER], add_special_tokens=False))
     groups = in_groups(texts, len)
