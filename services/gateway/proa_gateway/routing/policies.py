@@ -264,7 +264,7 @@ class _AddressHashes(dict[str, int]):
 
 
 class Prefix:
-    """The candidate with the best score of cached prompt blocks, adapters and load; see `score`."""
+    """The candidate with the best score of cached prompt blocks, adapters and load; see `best`."""
 
     name: ClassVar[str] = "prefix"
     needs_hashes: ClassVar[bool] = True
