@@ -53,7 +53,7 @@ def replicas() -> Iterator[Replicas]:
 
 @pytest.fixture
 async def gateway(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningGateway]:
-    monkeypatch.setattr("proa_gateway.serving.sampling.secrets.randbits", lambda bits: DRAWN_SEED)
+    monkeypatch.setattr("proa_gateway.serving.generation_request.secrets.randbits", lambda bits: DRAWN_SEED)
     async with running_gateway(*replicas.addresses, ready=False, deadlines=Deadlines(failover=60.0)) as gateway:
         await until(lambda: len(usable(gateway)) == 2, 60)
         yield gateway
