@@ -20,6 +20,7 @@ from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
+from proa_engine.framing import encode
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
@@ -40,7 +41,7 @@ class MultiProcExecutor(UniProcExecutor):
         if scheduler_output.encoder_inputs:
             num_ranks = len(self._connections) + 1
             for rank, connection in enumerate(self._connections, start=1):
-                connection.send(wire.encode(wire.Step(for_rank(scheduler_output, rank, num_ranks))))
+                connection.send(encode(wire.Step(for_rank(scheduler_output, rank, num_ranks))))
         else:
             self._broadcast(wire.Step(scheduler_output))
         super().execute_model(scheduler_output)
@@ -138,7 +139,7 @@ class MultiProcExecutor(UniProcExecutor):
         return connections
 
     def _broadcast(self, message: wire.ToWorker) -> None:
-        frame = wire.encode(message)
+        frame = encode(message)
         for connection in self._connections:
             connection.send(frame)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
+from proa_engine.framing import encode
 from proa_engine.worker import wire
 from proa_engine.worker.host import available_cores, threads_per_rank
 from proa_engine.worker.main import PARENT_VARIABLE
@@ -82,13 +83,13 @@ class WorkerConnection:
         """Have the worker handle `message` after its steps. Only one call at a time. The future never fails: see
         `on_lost`."""
         self._done = Future()
-        self.send(wire.encode(message))
+        self.send(encode(message))
         return self._done
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
         """Have the worker read an adapter. The future's result is the digest; it fails with a `LoraError`."""
         future = self._loras[lora_id] = Future()
-        self.send(wire.encode(wire.LoadLora(lora_id, path)))
+        self.send(encode(wire.LoadLora(lora_id, path)))
         return future
 
     def kill(self) -> None:
@@ -100,7 +101,7 @@ class WorkerConnection:
         """Send Shutdown, and wait for the process to exit if the engine spawned it; kill it after 5 s."""
         self._is_closing = True
         if self._socket is not None:
-            self.send(wire.encode(wire.Shutdown()))
+            self.send(encode(wire.Shutdown()))
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         if self._process is not None:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.framing import encode
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import run_beside_steps
@@ -120,4 +121,4 @@ class RankServer:
 
     def _send(self, message: wire.ToEngine) -> None:
         with self._sending:
-            self._connection.sendall(wire.encode(message))
+            self._connection.sendall(encode(message))

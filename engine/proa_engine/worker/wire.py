@@ -1,4 +1,4 @@
-"""Messages between the engine and the worker process of another rank: length-prefixed msgpack over a socket.
+"""Messages between the engine and the worker process of another rank, as `framing` writes them to a socket.
 
 The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
 answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and LoadLora with LoraRead, while it runs
@@ -6,17 +6,13 @@ steps. It sends Failed at any time before it exits. Either side treats the end o
 """
 
 import socket
-import struct
-from typing import Generic, TypeVar
 
 import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.framing import FrameReader
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
-
-_HEADER = struct.Struct("<I")
-T = TypeVar("T")
 
 
 class Init(msgspec.Struct, tag=True, frozen=True):
@@ -98,29 +94,6 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | Shutdown
 ToEngine = Ready | Started | Done | LoraRead | Failed
-
-
-def encode(message: ToWorker | ToEngine) -> bytes:
-    """Return a frame: the payload's length as little-endian uint32, then the payload."""
-    payload = msgspec.msgpack.encode(message)
-    return _HEADER.pack(len(payload)) + payload
-
-
-class FrameReader(Generic[T]):
-    """Reads frames of one type from a blocking socket."""
-
-    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> None:
-        self._file = sock.makefile("rb")
-        self._decoder = decoder
-
-    def read(self) -> T | None:
-        """Return the next message; None at the end of the stream, even within a frame."""
-        header = self._file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return None
-        (length,) = _HEADER.unpack(header)
-        payload = self._file.read(length)
-        return self._decoder.decode(payload) if len(payload) == length else None
 
 
 def engine_reader(sock: socket.socket) -> FrameReader[ToEngine]:

@@ -15,13 +15,25 @@ from proa.contract.request import (
     EngineCoreRequest,
     Image,
     ImageInput,
+    KvSource,
     PoolingParams,
     PoolingTask,
     extra_keys,
     image_keys,
 )
 from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams
-from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, LoadedLoras, Lora, ModelInfo, Rejected
+from proa.contract.session import (
+    CheckpointRule,
+    Draining,
+    Hello,
+    KvEvents,
+    KvTransfer,
+    LoadedLoras,
+    Lora,
+    ModelInfo,
+    Rejected,
+    Role,
+)
 
 __all__ = [
     "CheckpointRule",
@@ -38,6 +50,8 @@ __all__ = [
     "ImageInput",
     "KvEvents",
     "KvLoad",
+    "KvSource",
+    "KvTransfer",
     "LoadedLoras",
     "Lora",
     "ModelInfo",
@@ -45,6 +59,7 @@ __all__ = [
     "PoolingTask",
     "Rejected",
     "RepetitionDetectionParams",
+    "Role",
     "SamplingParams",
     "SchedulerStats",
     "StructuredOutputsParams",

@@ -105,6 +105,19 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvSource:
+    """An engine from which blocks of the KV cache may be fetched. Raises `ValueError` without addresses."""
+
+    addresses: tuple[str, ...]  # host:port of each rank's mover
+    num_blocks: int = 0  # of the prompt, that it has or is about to compute; 0: all
+    wait_ms: int = 0  # longest time without a block; 0: 2000
+
+    def __post_init__(self) -> None:
+        if not self.addresses:
+            raise ValueError("kv_source must have the addresses of the source's movers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """A request for one output sequence or, with `pooling_params`, for numbers computed from the prompt."""
 
@@ -120,6 +133,8 @@ class EngineCoreRequest:
     lora_name: str = ""  # of a loaded adapter; empty: none
     lora_digest: str = ""  # that this adapter must have; empty: any
     images: tuple[Image, ...] = ()  # of the prompt, by ascending offset
+    prefill_only: bool = False  # compute and cache the prompt's full blocks, and generate nothing
+    kv_source: KvSource | None = None  # may have blocks of the prompt
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

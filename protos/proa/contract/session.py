@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from proa.contract.outputs import SchedulerStats
 from proa.contract.request import ImageInput, PoolingTask
@@ -18,6 +19,23 @@ class CheckpointRule:
 
     interval: int
     min_junction: int
+
+
+class Role(IntEnum):
+    """What an engine is used for where prefill runs apart from decode."""
+
+    BOTH = 0
+    PREFILL = 1  # requests with `prefill_only`
+    DECODE = 2  # requests whose prompts another engine computes, and short prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransfer:
+    """How engines exchange blocks of the KV cache, as frames over TCP between their movers."""
+
+    fingerprint: bytes  # of the cache's layout and types and of the weights; only equal ones exchange blocks
+    ports: tuple[int, ...]  # of the movers, by rank, on the engine's host
+    block_bytes: int  # of all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +70,8 @@ class ModelInfo:
     # tokens of an input to embed that callers may divide into requests, and average; 0: longer ones are errors
     max_embed_len: int = 0
     num_host_blocks: int = 0  # that host memory holds, beside the cache; 0: there is no host tier
+    kv_transfer: KvTransfer | None = None  # how other engines fetch blocks from it; None: they cannot
+    role: Role = Role.BOTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

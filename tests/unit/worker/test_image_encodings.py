@@ -13,6 +13,7 @@ from torch import Tensor
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.framing import encode
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import wire
@@ -94,7 +95,7 @@ def test_ranks_share_the_images_of_a_step_and_have_the_same_results() -> None:
 
 def test_a_rank_is_sent_the_pixels_that_it_encodes_and_no_others() -> None:
     plan = with_images(RunnerHarness().schedule({"a": ([1], 1, SamplingParams())}), {"a": IMAGES}, INPUTS, [b"freed"])
-    frame = wire.encode(wire.Step(for_rank(plan, 1, 2)))
+    frame = encode(wire.Step(for_rank(plan, 1, 2)))
     received: Any = msgspec.msgpack.decode(frame[4:], type=wire.ToWorker).scheduler_output
     assert [bool(image.pixels) for image in received.encoder_inputs] == [False, True, False]
     assert received.encoder_inputs[1] == INPUTS[1]

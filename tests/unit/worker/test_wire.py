@@ -8,6 +8,7 @@ import pytest
 from proa.contract import RepetitionDetectionParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
+from proa_engine.framing import encode
 from proa_engine.worker import wire
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
@@ -58,9 +59,9 @@ def test_messages_are_decoded_as_they_were_encoded() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for message in TO_WORKER:
-            ours.sendall(wire.encode(message))
+            ours.sendall(encode(message))
         for answer in TO_ENGINE:
-            theirs.sendall(wire.encode(answer))
+            theirs.sendall(encode(answer))
         at_worker, at_engine = wire.worker_reader(theirs), wire.engine_reader(ours)
         assert [at_worker.read() for _ in TO_WORKER] == TO_WORKER
         assert [at_engine.read() for _ in TO_ENGINE] == TO_ENGINE
@@ -70,7 +71,7 @@ def test_messages_are_decoded_as_they_were_encoded() -> None:
 def test_end_of_stream_is_none_even_within_a_frame(kept: int) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        ours.sendall(wire.encode(wire.Start(CacheSizes(1, 0, 2)))[:kept])
+        ours.sendall(encode(wire.Start(CacheSizes(1, 0, 2)))[:kept])
         ours.close()
         assert wire.worker_reader(theirs).read() is None
 
@@ -78,6 +79,6 @@ def test_end_of_stream_is_none_even_within_a_frame(kept: int) -> None:
 def test_a_message_of_the_wrong_direction_is_rejected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(wire.encode(wire.Started()))
+        ours.sendall(encode(wire.Started()))
         with pytest.raises(msgspec.ValidationError):
             wire.worker_reader(theirs).read()

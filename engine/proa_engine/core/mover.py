@@ -1,0 +1,58 @@
+"""Mover: the interface between the core, which decides what is fetched, and the processes that fetch it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+NO_PAGE = -1  # instead of a state slot: the model has no states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchJob:
+    """Pages of host memory to fill from another engine.
+
+    `chain[num_held + i]` goes to `pages[i]`. A checkpoint at the end of `chain[:n]` also has, for each table with a
+    window, the last blocks before its end: the last one goes to `tails[table][0]`, the one before it to
+    `tails[table][1]`, and so on; and a state, which goes to slot `state`. All are reserved until the job has ended on
+    every rank.
+    """
+
+    job_id: int
+    addresses: tuple[str, ...]  # host:port of the source's mover, by rank
+    chain: tuple[bytes, ...]  # hashes of the prompt's leading blocks
+    num_held: int  # leading blocks of the chain that need not be sent
+    pages: tuple[int, ...]  # one for each block behind those
+    needs_checkpoint: bool  # a prefix can be used only up to a checkpoint
+    tails: tuple[tuple[int, ...], ...] = ()
+    state: int = NO_PAGE
+    copied: int  # serial of the last copies that may use the pages: they are written only when these are complete
+    wait_ms: int  # longest time without a block
+    since: float  # Unix seconds: a source that may have blocks from before it is refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """How far a job is. With several ranks: as far as every rank is."""
+
+    job_id: int
+    num_blocks: int  # pages of the job that are filled, in its order
+    checkpoint: bytes = b""  # its hash; its tails and state are filled. Empty: none came
+    num_bytes: int = 0  # received so far
+    is_done: bool = False  # nothing more comes, and nothing is written any more
+    error: str = ""  # why it ended early, for the log and the span
+
+
+class Mover(Protocol):
+    """Fetches pages. Every call returns at once; progress comes to the core's thread as `Fetched`.
+
+    A job has one `Fetched` with `is_done`, whatever happens, and none after it.
+    """
+
+    def fetch(self, job: FetchJob) -> None: ...
+
+    def cancel(self, job_id: int) -> None:
+        """End a job early. Ignored if it has ended."""
+        ...
+
+    def reset(self, since: float) -> None:
+        """Serve nothing that is in host memory now: it is from before `since`, in Unix seconds."""
+        ...

@@ -1,0 +1,1 @@
+"""The mover: one process a rank that exchanges pages of host memory with other engines. It imports no torch."""

@@ -1,0 +1,93 @@
+"""Messages between a worker and its mover: length-prefixed msgpack over a pair of Unix sockets.
+
+The worker sends Init once, then Copied, Fetch, Cancel and Reset. The mover answers Init with Listening, sends Progress
+for its jobs, and Alive at least once a second while it has any. It exits when its socket ends.
+"""
+
+import msgspec
+
+from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.mover.layout import ArenaLayout
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """Files in PEM format, for both directions: a peer must show a certificate of the authority."""
+
+    certificate: str
+    key: str
+    authority: str
+
+
+class Init(msgspec.Struct, tag=True, frozen=True):
+    """Map the arena and listen on `port`; 0: on any free one."""
+
+    layout: ArenaLayout
+    host: str
+    port: int
+    rank: int
+    num_ranks: int
+    fingerprint: bytes
+    since: float  # Unix seconds: what is stored is not older
+    tls: Tls | None = None
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint at the end of the block `block_hash`. Its pages were stored before it or with it."""
+
+    block_hash: bytes
+    tails: tuple[
+        tuple[tuple[int, bytes], ...], ...
+    ]  # page and hash of its blocks in each table with a window, in order
+    state: int  # slot; `core.mover.NO_PAGE`: none
+
+
+class Copied(msgspec.Struct, tag=True, frozen=True):
+    """All copies up to this serial are complete. What they stored may be served from now on."""
+
+    serial: int
+    pages: tuple[tuple[int, bytes], ...] = ()  # page and hash of blocks of table 0
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+
+
+class Fetch(msgspec.Struct, tag=True, frozen=True):
+    """Start a job."""
+
+    job: FetchJob
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """End a job early; it is still answered by Progress with `is_done`."""
+
+    job_id: int
+
+
+class Reset(msgspec.Struct, tag=True, frozen=True):
+    """Serve nothing that was stored before."""
+
+    since: float
+
+
+class Listening(msgspec.Struct, tag=True, frozen=True):
+    """The answer to Init."""
+
+    port: int
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """How far this rank's part of a job is."""
+
+    fetched: Fetched
+
+
+class Alive(msgspec.Struct, tag=True, frozen=True):
+    """The mover works. A worker ends a mover that has jobs and is silent for 10 s."""
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """The mover cannot start, for example because the port is in use, and exits."""
+
+    reason: str
+
+
+ToMover = Init | Copied | Fetch | Cancel | Reset
+ToWorker = Listening | Progress | Alive | Refused
