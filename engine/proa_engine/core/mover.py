@@ -1,9 +1,10 @@
 """Mover: the interface between the core, which decides what is fetched, and the processes that fetch it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-NO_PAGE = -1  # instead of a state slot: the model has no states
+from proa_engine.core.types import NO_STATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class FetchJob:
     pages: tuple[int, ...]  # one for each block behind those
     needs_checkpoint: bool  # a prefix can be used only up to a checkpoint
     tails: tuple[tuple[int, ...], ...] = ()
-    state: int = NO_PAGE
+    state: int = NO_STATE
     copied: int  # serial of the last copies that may use the pages: they are written only when these are complete
     wait_ms: int  # longest time without a block
     since: float  # Unix seconds: a source that may have blocks from before it is refused
@@ -46,6 +47,10 @@ class Mover(Protocol):
 
     A job has one `Fetched` with `is_done`, whatever happens, and none after it.
     """
+
+    def listen(self, on_fetched: Callable[[Fetched], None]) -> None:
+        """Pass all progress to `on_fetched`, from any thread. Called once, before the first job."""
+        ...
 
     def fetch(self, job: FetchJob) -> None: ...
 

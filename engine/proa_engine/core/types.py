@@ -131,6 +131,14 @@ class StateSteps:
 NO_STATES: Mapping[str, StateSteps] = {}
 
 
+class StoredCheckpoint(NamedTuple):
+    """A checkpoint in host memory, at the end of the block `block_hash`."""
+
+    block_hash: bytes
+    tails: list[list[tuple[int, bytes]]]  # page and hash of its blocks in each table with a window, in order
+    state: int  # slot; NO_STATE: the model has none
+
+
 @dataclass(slots=True)
 class Copies:
     """The copies of a step between the device's blocks and slots and the host's pages and slots, as (source, target).
@@ -138,10 +146,15 @@ class Copies:
     The copies of a step run at any time between the end of the step before it and the start of the step after it.
     """
 
+    serial: int = 0  # steps with copies since the start, this one included
+
     stores: list[tuple[int, int]] = field(default_factory=list)  # block and page
     loads: list[tuple[int, int]] = field(default_factory=list)  # page and block
     state_stores: list[tuple[int, int]] = field(default_factory=list)  # slots
     state_loads: list[tuple[int, int]] = field(default_factory=list)
+    # What the mover is told of the stores; empty without one.
+    stored_blocks: list[tuple[int, bytes]] = field(default_factory=list)  # page and hash of blocks of table 0
+    stored_checkpoints: list[StoredCheckpoint] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.stores or self.loads or self.state_stores or self.state_loads)

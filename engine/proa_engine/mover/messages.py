@@ -7,6 +7,7 @@ for its jobs, and Alive at least once a second while it has any. It exits when i
 import msgspec
 
 from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
 
 
@@ -31,21 +32,11 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     tls: Tls | None = None
 
 
-class StoredCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint at the end of the block `block_hash`. Its pages were stored before it or with it."""
-
-    block_hash: bytes
-    tails: tuple[
-        tuple[tuple[int, bytes], ...], ...
-    ]  # page and hash of its blocks in each table with a window, in order
-    state: int  # slot; `core.mover.NO_PAGE`: none
-
-
 class Copied(msgspec.Struct, tag=True, frozen=True):
     """All copies up to this serial are complete. What they stored may be served from now on."""
 
     serial: int
-    pages: tuple[tuple[int, bytes], ...] = ()  # page and hash of blocks of table 0
+    blocks: tuple[tuple[int, bytes], ...] = ()  # page and hash of blocks of table 0
     checkpoints: tuple[StoredCheckpoint, ...] = ()
 
 
