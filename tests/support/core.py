@@ -1,7 +1,9 @@
 """An engine core over a fake executor, with the outputs that it made. For tests of the core."""
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ from proa.contract import (
     Event,
     EventType,
     FinishReason,
+    KvSource,
     Lora,
     PoolingParams,
     PoolingTask,
@@ -36,6 +39,7 @@ from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
 from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
+from support.fake_mover import FakeMover
 
 EOS = frozenset({0})
 
@@ -136,7 +140,9 @@ class CoreRun:
         image_store_bytes: int = 10_000,
         hash_block: BlockHashFunction = hash_block,
         host: HostTierConfig | None = None,
+        fetches: random.Random | None = None,
     ) -> None:
+        """`fetches`: requests at random have another engine as source, which has all that this one ever stored."""
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -158,6 +164,10 @@ class CoreRun:
             min_junction=min_junction,
             max_step_tokens=max(max_num_batched_tokens, 2 * (1 + num_speculative_tokens)),
         )
+        self.mover: FakeMover | None = None
+        if self.executor.host is not None and fetches is not None:
+            self.mover = FakeMover(self.executor.host, fetches)
+        self._fetches = fetches
         self.manager = KVCacheManager(
             self.groups,
             hash_block=hash_block if enable_prefix_caching else None,
@@ -165,6 +175,7 @@ class CoreRun:
             checkpoint_positions=checkpoint_positions,
             block_order=block_order,
             host=host,
+            mover=self.mover,
         )
         config = SchedulerConfig(
             max_model_len=max_model_len,
@@ -193,6 +204,8 @@ class CoreRun:
             ),
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
+        if self.mover is not None:
+            self.mover.listen(self.core.take_fetched)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.outputs: dict[str, list[EngineCoreOutput]] = {}  # plain tokens included
@@ -219,9 +232,13 @@ class CoreRun:
 
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
+            if self._fetches is not None and self._fetches.random() < 0.7:
+                request = replace(request, kv_source=KvSource(addresses=("peer:1",)))
             self.core.submit(request)
 
     def step(self) -> None:
+        if self.mover is not None:
+            self.mover.advance()
         outputs = self.core.step()
         self.core.check_integrity()
         if outputs is not None:
@@ -248,6 +265,8 @@ class CoreRun:
             if not self.core.has_unfinished_requests():
                 break
             self.grammars.compile_all()
+            if self.mover is not None:
+                self.mover.advance(to_end=True)
             self.step()
         assert not self.core.has_unfinished_requests(), f"not finished after {max_steps} steps"
         assert self.core.stats().kv_cache_usage == 0, "blocks have leaked"

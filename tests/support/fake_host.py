@@ -1,9 +1,10 @@
 """FakeHost: the host's pages and slots, made of lists, as the judge of the copies of each step."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proa_engine.core.types import Copies
+from proa_engine.core.types import NO_COPIES, Copies
 
 Content = Any  # of a block, a page or a slot; None: nothing
 Pairs = list[tuple[int, int]]
@@ -46,10 +47,14 @@ class FakeHost:
     def __init__(self, num_pages: int, num_states: int) -> None:
         self.num_stored = 0
         self.num_loaded = 0
+        # Called with pages and slots when copies are complete.
+        self.on_copied: Callable[[Copies, Sequence[Content], Sequence[Content]], None] | None = None
+        self._copies = NO_COPIES  # those that may still run
         self._pages = _Side("block", [None] * num_pages)
         self._states = _Side("state", [None] * num_states)
 
     def begin_step(self, copies: Copies, blocks: list[Content], states: list[Content]) -> None:
+        self._copies = copies
         self._pages.copy(copies.stores, copies.loads, blocks)
         self._states.copy(copies.state_stores, copies.state_loads, states)
         self.num_stored += len(copies.stores)
@@ -58,6 +63,20 @@ class FakeHost:
     def end_step(self, blocks: list[Content], states: list[Content]) -> None:
         self._pages.end(blocks)
         self._states.end(states)
+        copies, self._copies = self._copies, NO_COPIES
+        if copies and self.on_copied is not None:
+            self.on_copied(copies, self._pages.host, self._states.host)
+
+    def fill(self, page: int, content: Content) -> None:
+        """Write a page, as a mover does, while no copy may use it."""
+        used = {*(target for _, target in self._copies.stores), *(source for source, _ in self._copies.loads)}
+        assert page not in used, f"page {page} is written while copies may use it"
+        self._pages.host[page] = _copied(content)
+
+    def fill_state(self, slot: int, content: Content) -> None:
+        used = {*(target for _, target in self._copies.state_stores), *(each for each, _ in self._copies.state_loads)}
+        assert slot not in used, f"slot {slot} is written while copies may use it"
+        self._states.host[slot] = _copied(content)
 
 
 def _copied(content: Content) -> Content:

@@ -17,6 +17,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, Sche
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
+from proa_engine.core.mover import Fetched
 from proa_engine.core.operations import Operation
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
@@ -55,7 +56,9 @@ class _LoraRead:
     digest: "Future[str]"
 
 
-_Message = EngineCoreRequest | _Abort | _GrammarCompiled | _LoraRead | _FollowKvEvents | Operation[Any] | _Wake
+_Message = (
+    EngineCoreRequest | _Abort | _GrammarCompiled | Fetched | _LoraRead | _FollowKvEvents | Operation[Any] | _Wake
+)
 
 
 class EngineCore:
@@ -97,6 +100,10 @@ class EngineCore:
         """Abort requests, from any thread. Unknown ids are ignored."""
         self._inbox.put(_Abort(tuple(request_ids)))
 
+    def take_fetched(self, fetched: Fetched) -> None:
+        """Take blocks that came from another engine, from any thread."""
+        self._inbox.put(fetched)
+
     def follow_kv_events(self) -> None:
         """Add a snapshot of the prefix cache to the next outputs, and changes to all later ones. From any thread."""
         self._inbox.put(_FollowKvEvents(True))
@@ -116,8 +123,8 @@ class EngineCore:
         self._inbox.put(_Wake())
 
     def has_unfinished_requests(self) -> bool:
-        """Whether outputs are still to come. If all requests wait for grammars, `step` has nothing to do: call
-        `wait_for_work` first."""
+        """Whether outputs are still to come. If all requests wait for grammars or fetches, `step` has nothing to do:
+        call `wait_for_work` first."""
         return self.has_work() or self._scheduler.has_pending
 
     def has_work(self) -> bool:
@@ -171,7 +178,7 @@ class EngineCore:
             self._outputs += self._operations.run(operation, self._clock())
             self._read_inbox()
         if self._operations.must_sleep and not self._in_flight:
-            self._operations.fall_asleep()
+            self._operations.fall_asleep(self._clock())
 
     def _start(self, scheduler_output: SchedulerOutput, requests: list[Request]) -> bool:
         """Start the step. Returns False if the workers have nothing to do."""
@@ -215,6 +222,8 @@ class EngineCore:
                 self._outputs += self._scheduler.abort_requests(request_ids, now)
             case _GrammarCompiled(request, ready):
                 self._take_admission(self._scheduler.set_grammar(request, ready, now))
+            case Fetched():
+                self._scheduler.take_fetched(message, now)
             case _LoraRead(digest):
                 self._loras.finish_load(digest, self._on_lora_read)
             case _FollowKvEvents(follow):

@@ -9,7 +9,7 @@ finds the blocks as an ordinary hit. So a failed load never affects a running re
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.prefix_cache import BlockHashes, PrefixCache
 from proa_engine.core.request import Request
-from proa_engine.core.types import NO_COPIES, Copies, HostOccupancy
+from proa_engine.core.types import NO_COPIES, NO_STATE, Copies, HostOccupancy, StoredCheckpoint
 
 _NUM_FREE_STATES = 2  # device slots that a load needs: for the state that it writes, and the request's own
 
@@ -82,6 +82,7 @@ class HostTier:
         self.cache = PrefixCache(len(groups.windows))
         self.pages = BlockPool(config.num_pages, self.cache.evict)
         self.states = BlockPool(config.num_states, self.cache.evict) if states is not None else None
+        self.serial = 0  # of the last copies
         self._num_stored_pages = self._num_loaded_pages = 0  # since start
         self._num_loaded_tokens = self._num_skipped_stores = 0
         self._config = config
@@ -97,6 +98,11 @@ class HostTier:
         self._planned_pages: list[Block] = []
         self._planned_states: list[Block] = []
         self._stored_states: list[Block] = []  # of the device
+
+    @property
+    def min_load_tokens(self) -> int:
+        """Fewer tokens than these are computed again."""
+        return self._config.min_load_tokens
 
     @property
     def has_stores(self) -> bool:
@@ -136,16 +142,38 @@ class HostTier:
         """
         if request in self._loads:
             return 0
-        places = self._find(request)
-        if self._groups.has_checkpoints:
-            while places and not self._has_checkpoint(places[-1].block_hash):
-                places.pop()
+        places = self._find(self._hashes.full_blocks(request))
+        del places[self._num_usable([place.block_hash for place in places]) :]
         num_tokens = len(places) * self._groups.block_size - num_hit
         if num_tokens < self._config.min_load_tokens or (load := self._reserve(request, places)) is None:
             return 0
         self._loads[request] = load
         self._num_loaded_tokens += num_tokens
         return num_tokens
+
+    def held(self, block_hashes: Sequence[bytes]) -> tuple[int, int]:
+        """Return how many of a prefix's leading blocks are on the device or in host memory, and up to which of them a
+        request can use them."""
+        places = self._find(block_hashes)
+        return len(places), self._num_usable(block_hashes[: len(places)])
+
+    def touch(self, block_hashes: Iterable[bytes]) -> list[Block]:
+        """Reference the pages of those blocks that are in host memory, and return them. `release` undoes it."""
+        found = (self.cache.cached_blocks.get(block_hash) for block_hash in block_hashes)
+        pages = [page for page in found if page is not None]
+        self.pages.touch(pages)
+        return pages
+
+    def add(self, block_hash: bytes, page: Block) -> None:
+        """Cache a page of table 0 that a fetch has filled."""
+        if (replaced := self.cache.add(page, block_hash)) is not None:
+            self.pages.demote(replaced)
+
+    def release(self, pages: Sequence[Block], states: Sequence[Block]) -> None:
+        """Drop a reference to each of a fetch's pages and states."""
+        self.pages.free_blocks(pages)
+        if self.states is not None:
+            self.states.free_blocks(states)
 
     def take_loaded(self) -> list[Request]:
         """Return the requests whose loads were planned completely, or given up, since the last call."""
@@ -183,7 +211,7 @@ class HostTier:
         """
         if not self._stores and not self._loads:
             return NO_COPIES
-        copies, budget = Copies(), self._config.max_step_pages
+        copies, budget = Copies(self.serial + 1), self._config.max_step_pages
         for request, load in self._loads.items():
             while load.units and budget > 0:
                 budget -= self._plan_load(load.units.popleft(), copies)
@@ -195,6 +223,7 @@ class HostTier:
                 budget -= self._plan_checkpoint(block_hash, copies)
             else:
                 budget -= self._plan_store(block_hash, block, copies)
+        self.serial += bool(copies)
         return copies
 
     def end_plan(self) -> None:
@@ -218,8 +247,11 @@ class HostTier:
         self.give_up_all()
         self.cache.reset()
 
-    def check_integrity(self) -> tuple[list[Block], list[Block]]:
-        """Raises `AssertionError` unless exactly the pages that unplanned loads will read are referenced.
+    def check_integrity(
+        self, fetched: tuple[Sequence[Block], Sequence[Block]] = ((), ())
+    ) -> tuple[list[Block], list[Block]]:
+        """Raises `AssertionError` unless exactly the pages that unplanned loads will read, and those of fetches, are
+        referenced.
 
         Returns the device's blocks and states that loads reference, once for each load.
         """
@@ -230,7 +262,7 @@ class HostTier:
             states = self.states.blocks
         self.cache.check_integrity([*pages, *states])
         units = [unit for load in self._loads.values() for unit in load.units]
-        sources = [page for unit in units for page, _ in unit.pages]
+        sources = [page for unit in units for page, _ in unit.pages] + [*fetched[0], *fetched[1]]
         sources += [unit.state_page for unit in units if unit.state_page is not None]
         for page in (*pages, *states):
             assert page.ref_count == sources.count(page), f"page {page.block_id} has leaked"
@@ -239,19 +271,24 @@ class HostTier:
         loads = self._loads.values()
         return [block for load in loads for block in load.blocks], [state for load in loads for state in load.states]
 
-    def _find(self, request: Request) -> list[_Place]:
-        """Return the request's leading full blocks that are cached on the device or in host memory."""
+    def _find(self, block_hashes: Iterable[bytes]) -> list[_Place]:
+        """Return the leading blocks that are cached on the device or in host memory."""
         places: list[_Place] = []
-        for index in range((request.num_tokens - 1) // self._groups.block_size):
-            block_hash = self._hashes.of(request, index)
+        for block_hash in block_hashes:
             block, page = self._device.cached_blocks.get(block_hash), self.cache.cached_blocks.get(block_hash)
             if block is None and page is None:
                 break
             places.append(_Place(block_hash, block, page))
         return places
 
-    def _has_checkpoint(self, checkpoint_hash: bytes) -> bool:
-        return checkpoint_hash in self._device.checkpoints or checkpoint_hash in self.cache.checkpoints
+    def _num_usable(self, block_hashes: Sequence[bytes]) -> int:
+        """Return how many of these leading blocks, which are cached, a request can use: up to the last checkpoint, if
+        the model needs one."""
+        if not self._groups.has_checkpoints:
+            return len(block_hashes)
+        checkpoints = (self._device.checkpoints, self.cache.checkpoints)
+        lengths = range(len(block_hashes), 0, -1)
+        return next((n for n in lengths if any(block_hashes[n - 1] in known for known in checkpoints)), 0)
 
     def _reserve(self, request: Request, places: Sequence[_Place]) -> _Load | None:
         """Allocate the blocks that a load writes, and reference the pages and the hit's blocks. None if there is no
@@ -358,6 +395,7 @@ class HostTier:
         self.cache.add(page, block_hash)
         self._planned_pages.append(page)
         copies.stores.append((block.block_id, page.block_id))
+        copies.stored_blocks.append((page.block_id, block_hash))
         self._num_stored_pages += 1
         return 1
 
@@ -400,6 +438,10 @@ class HostTier:
             self._device_states.touch([source.state])
             self._stored_states.append(source.state)
         self.cache.add_checkpoint(checkpoint_hash, stored, state)
+        tails = [[(page.block_id, block_hash) for block_hash, page in pages] for pages in stored]
+        copies.stored_checkpoints.append(
+            StoredCheckpoint(checkpoint_hash, tails, NO_STATE if state is None else state.block_id)
+        )
         self._num_stored_pages += num_new
         return num_new + (state is not None) * self._config.state_pages
 

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from proa.contract import KvSource
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
+from proa_engine.core.fetches import Fetches
 from proa_engine.core.host_tier import HostTier, HostTierConfig
+from proa_engine.core.mover import Fetched, Mover
 from proa_engine.core.prefix_cache import BlockHashes, BlockHashFunction, Checkpoint, PrefixCache
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
@@ -31,7 +34,8 @@ class KVCacheManager:
     """Block tables of requests over a `BlockPool`, their states in `StateSlots`, and their prefix cache.
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
-    `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier.
+    `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier; `mover`
+    None: nothing is fetched from other engines.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class KVCacheManager:
         checkpoint_positions: CheckpointPositions | None = None,
         block_order: Sequence[int] | None = None,
         host: HostTierConfig | None = None,
+        mover: Mover | None = None,
     ) -> None:
         self.groups = groups
         self.num_queried_tokens = 0  # tokens of requests when they were first scheduled, since start
@@ -55,10 +60,13 @@ class KVCacheManager:
         self.kv_events = self._cache.kv_events
         self._hashes = None if hash_block is None else BlockHashes(hash_block, root_hash, groups.block_size)
         self._host: HostTier | None = None
+        self._fetches: Fetches | None = None
         if host is not None and self._hashes is not None:
             states = None if self._states is None else self._states.pool
             self._host = HostTier(host, groups, self._hashes, self._cache, self._pool, states)
             self.kv_events.host = self._host.cache.kv_events
+            if mover is not None:
+                self._fetches = Fetches(self._host, mover, groups, self._hashes)
         self._checkpoints: Checkpoints | None = None
         if groups.has_checkpoints and hash_block is not None:
             assert checkpoint_positions is not None
@@ -156,6 +164,26 @@ class KVCacheManager:
         self._states.free_read()
         return steps
 
+    def begin_fetch(self, request: Request, source: KvSource | None, now: float) -> bool:
+        """Begin to fetch the request's blocks from another engine. Returns whether the request must wait for them."""
+        if self._fetches is None or source is None or not request.reads_prefix_cache:
+            return False
+        return self._fetches.begin(request, source, now)
+
+    def is_fetching(self, request: Request) -> bool:
+        """Whether the request waits for blocks from another engine."""
+        return self._fetches is not None and self._fetches.is_fetching(request)
+
+    def take_fetched(self, fetched: Fetched, now: float) -> Sequence[Request]:
+        """Cache what a fetch brought. Returns the requests that waited for it, unless more is to come."""
+        assert self._fetches is not None, "only a fetch brings blocks"
+        return self._fetches.take(fetched, now) if fetched.is_done else ()
+
+    def end_fetch(self, request: Request) -> None:
+        """Stop waiting for the request's blocks from another engine, when it has ended."""
+        if self._fetches is not None:
+            self._fetches.end(request)
+
     @property
     def has_copies(self) -> bool:
         """Whether blocks are queued to be stored in host memory."""
@@ -200,14 +228,19 @@ class KVCacheManager:
         request.num_cached_blocks = 0
         request.checkpoints = ()
 
-    def reset_prefix_cache(self, running: Iterable[Request] = (), *, keep_host: bool = False) -> None:
-        """Empty the prefix cache, as after a change of weights. `keep_host`: keep the part in host memory.
+    def reset_prefix_cache(
+        self, running: Iterable[Request] = (), *, since: float = 0.0, keep_host: bool = False
+    ) -> None:
+        """Empty the prefix cache, as after a change of weights at `since`, in Unix seconds. `keep_host`: keep the part
+        in host memory.
 
         The `running` requests keep their blocks and add none to the cache, because their KV is of the old weights.
         """
         self._cache.reset()
         if self._host is not None and not keep_host:
             self._host.reset()
+            if self._fetches is not None:
+                self._fetches.reset(since)
         for request in running:
             request.num_cached_blocks = CACHES_NOTHING
 
@@ -215,10 +248,12 @@ class KVCacheManager:
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hits
 
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Raises `AssertionError` unless exactly the blocks of `requests`, all running ones, are in use."""
+    def check_integrity(self, requests: Sequence[Request], pending: Sequence[Request] = ()) -> None:
+        """Raises `AssertionError` unless exactly the blocks of `requests`, all running ones, are in use, and only
+        requests of `pending` wait for a fetch."""
         self._pool.check_integrity()
-        held_blocks, held_states = ([], []) if self._host is None else self._host.check_integrity()
+        fetched = ([], []) if self._fetches is None else self._fetches.check_integrity(pending)
+        held_blocks, held_states = ([], []) if self._host is None else self._host.check_integrity(fetched)
         self._tables.check_integrity(requests, held_blocks)
         blocks = self._pool.blocks
         if self._states is not None:

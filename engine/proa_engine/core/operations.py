@@ -19,7 +19,10 @@ class Operation(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache(Operation[None]):
-    """Empty the prefix cache, as after a change of weights."""
+    """Empty the prefix cache, as after a change of weights. Blocks from before `since`, in Unix seconds, are not
+    fetched from other engines either; 0: now."""
+
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def make_output(request: Request, new_token_ids: Sequence[int] = ()) -> EngineCo
         new_token_ids=new_token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        fetch=request.fetch,
         load=request.load,
     )
     if request.events:

@@ -6,7 +6,7 @@ running requests still attend to, and a recurrent state belongs to one position.
 positions at which the blocks behind the window, in all tables, and the state are cached too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -35,6 +35,10 @@ class BlockHashes:
             keys = request.images.extra_keys(request.extra_keys, start, end)
             hashes.append(self._hash_block(parent, request.token_ids[start:end], keys))
         return hashes[index]
+
+    def full_blocks(self, request: Request) -> Iterator[bytes]:
+        """Yield the hashes of the request's full blocks before its last token."""
+        return (self.of(request, index) for index in range((request.num_tokens - 1) // self._block_size))
 
 
 BlocksByHash = dict[bytes, Block]

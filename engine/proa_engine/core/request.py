@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvLoad, extra_keys
+from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvFetch, KvLoad, extra_keys
 from proa_engine.core.block_pool import Block
 from proa_engine.core.lora_slots import Adapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
@@ -15,17 +15,19 @@ class RequestStatus(IntEnum):
     """Ordered: all values after PREEMPTED mean finished."""
 
     WAITING_FOR_GRAMMAR = 1  # to be compiled
-    WAITING = 2
-    RUNNING = 3
-    PREEMPTED = 4  # waiting to be computed again
-    FINISHED_STOPPED = 5
-    FINISHED_COMPLETE = 6
-    FINISHED_LENGTH_CAPPED = 7
-    FINISHED_ABORTED = 8
-    FINISHED_ERROR = 9
-    FINISHED_REPETITION = 10
+    WAITING_FOR_FETCH = 2  # of blocks from another engine
+    WAITING = 3
+    RUNNING = 4
+    PREEMPTED = 5  # waiting to be computed again
+    FINISHED_STOPPED = 6
+    FINISHED_COMPLETE = 7
+    FINISHED_LENGTH_CAPPED = 8
+    FINISHED_ABORTED = 9
+    FINISHED_ERROR = 10
+    FINISHED_REPETITION = 11
 
 
+PENDING = (RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_FETCH)
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
     RequestStatus.FINISHED_COMPLETE: FinishReason.COMPLETE,
@@ -56,6 +58,7 @@ class Request:
         "error",
         "events",
         "extra_keys",
+        "fetch",
         "first_columns",
         "has_output",
         "images",
@@ -114,6 +117,7 @@ class Request:
         # Log probabilities of the prompt need every token to be computed.
         self.reads_prefix_cache = params.prompt_logprobs is None
         self.num_cached_tokens = 0  # cached tokens when it was first scheduled
+        self.fetch: KvFetch | None = None  # from another engine
         self.load: KvLoad | None = None  # its last load from host memory
         self.num_prompt_logprobs_received = 0  # since it last started or resumed
         self.num_prompt_logprobs_sent = 0

@@ -1,4 +1,5 @@
-"""RequestAdmission: checks new requests, and queues, finishes or rejects them, once their grammars are compiled."""
+"""RequestAdmission: checks new requests, and queues, finishes or rejects them, once their grammars are compiled and
+their blocks are fetched from another engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,9 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
+from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
+from proa_engine.core.mover import Fetched
 from proa_engine.core.outputs import make_output
 from proa_engine.core.request import RequestStatus
 from proa_engine.core.request_factory import RequestFactory
@@ -28,6 +31,7 @@ class RequestAdmission:
         self,
         config: SchedulerConfig,
         table: RequestTable,
+        kv_cache_manager: KVCacheManager,
         factory: RequestFactory,
         *,
         lengths: LengthLimits,
@@ -37,6 +41,7 @@ class RequestAdmission:
     ) -> None:
         self._max_waiting_requests = config.max_waiting_requests
         self._table = table
+        self._manager = kv_cache_manager
         self._factory = factory
         self._lengths = lengths
         self._grammars = grammars
@@ -50,13 +55,25 @@ class RequestAdmission:
         adapter = self._loras.find(request)
         made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
         made.lora, made.images = adapter, self._images.of(request)
+        is_fetching = self._manager.begin_fetch(made, request.kv_source, now)
         if isinstance(made, ConstrainedRequest):
-            return self._add_pending(made, request, now, on_ready)
-        self._table.add(made, now)
+            return self._add_constrained(made, request, now, on_ready)
+        if is_fetching:
+            made.status = RequestStatus.WAITING_FOR_FETCH
+            self._table.add_pending(made, now)
+        else:
+            self._table.add(made, now)
         return None
 
+    def take_fetched(self, fetched: Fetched, now: float) -> None:
+        """Queue the requests whose blocks were fetched, unless they wait for their grammars."""
+        for request in self._manager.take_fetched(fetched, now):
+            if request.status is RequestStatus.WAITING_FOR_FETCH:
+                self._table.queue_pending(request)
+
     def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
-        """Queue a pending request, finish it if its resumed tokens complete the grammar, or reject it.
+        """Queue a pending request, unless its blocks are still fetched; finish it if its resumed tokens complete the
+        grammar, or reject it.
 
         A request that was aborted meanwhile is ignored, even if a new request has its id.
         """
@@ -68,7 +85,10 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, code, ready.error)
         request.cursor = ready.cursor
         if not ready.cursor.is_complete:
-            self._table.queue_pending(request)
+            if self._manager.is_fetching(request):
+                request.status = RequestStatus.WAITING_FOR_FETCH
+            else:
+                self._table.queue_pending(request)
             return None
         before, request.status = request.status, RequestStatus.FINISHED_COMPLETE
         self._table.finish(request, before, now)
@@ -93,11 +113,12 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, "failed_precondition", message, missing)
         return None
 
-    def _add_pending(
+    def _add_constrained(
         self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady
     ) -> Admission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""
         assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
+        made.status = RequestStatus.WAITING_FOR_GRAMMAR
         self._table.add_pending(made, now)
         cursor = self._grammars.prepare(request, partial(on_ready, made), lambda: not made.is_finished)
         return None if cursor is None else self.set_grammar(made, GrammarReady(made.request_id, cursor), now)

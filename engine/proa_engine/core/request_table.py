@@ -9,15 +9,16 @@ from proa.contract import EventType, KvLoad
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
-from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.request import PENDING, Request, RequestStatus
 from proa_engine.core.request_queue import LoraQueue, RequestQueue
 
 
 class RequestTable:
     """Running requests hold blocks; waiting ones, preempted ones included, hold none.
 
-    Pending requests wait for their grammars. They cannot be scheduled and do not count as work. Loading requests wait
-    for blocks to be loaded from host memory; they have the status of waiting ones, but are not in the queue.
+    Pending requests wait for their grammars, or for blocks from another engine. They cannot be scheduled and do not
+    count as work. Loading requests wait for blocks to be loaded from host memory; they have the status of waiting ones,
+    but are not in the queue.
 
     `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
@@ -27,7 +28,7 @@ class RequestTable:
         self.running: list[Request] = []
         self.waiting = LoraQueue(loras.slots) if loras.are_enabled else RequestQueue()
         self.loading: set[Request] = set()
-        self.pending: dict[str, ConstrainedRequest] = {}
+        self.pending: dict[str, Request] = {}
         self.constrained: dict[str, ConstrainedRequest] = {}  # running, waiting and loading requests with a grammar
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
@@ -53,7 +54,7 @@ class RequestTable:
     @property
     def num_deferred(self) -> int:
         """Number of requests in `num_waiting` that could not start even with room: they wait for a grammar, an
-        adapter's slot or loaded blocks."""
+        adapter's slot, or blocks that are fetched or loaded."""
         return len(self.pending) + len(self.loading) + self.waiting.num_deferred
 
     def add(self, request: Request, now: float) -> None:
@@ -62,22 +63,23 @@ class RequestTable:
         self.waiting.push(request)
         request.record(EventType.QUEUED, now)
 
-    def add_pending(self, request: ConstrainedRequest, now: float) -> None:
-        """Add a request whose grammar is not compiled yet."""
-        request.status = RequestStatus.WAITING_FOR_GRAMMAR
+    def add_pending(self, request: Request, now: float) -> None:
+        """Add a request that cannot be queued yet; its status says why."""
         self.by_id[request.request_id] = self.pending[request.request_id] = request
         self._loras.add_request(request)
         request.record(EventType.QUEUED, now)
 
-    def queue_pending(self, request: ConstrainedRequest) -> None:
+    def queue_pending(self, request: Request) -> None:
         """Move a pending request to the waiting queue."""
         request.status = RequestStatus.WAITING
         del self.pending[request.request_id]
-        self.constrained[request.request_id] = request
+        if isinstance(request, ConstrainedRequest):
+            self.constrained[request.request_id] = request
         self.waiting.push(request)
 
-    def remove_pending(self, request: ConstrainedRequest) -> None:
+    def remove_pending(self, request: Request) -> None:
         """Remove a pending request that is rejected."""
+        self._kv_cache_manager.end_fetch(request)
         del self.pending[request.request_id], self.by_id[request.request_id]
         self._loras.remove_request(request)
 
@@ -135,7 +137,8 @@ class RequestTable:
             self._loras.free_slot(request)
             request.images.free()
             self._finished_ids.append(request.request_id)
-        elif before is RequestStatus.WAITING_FOR_GRAMMAR:
+        elif before in PENDING:
+            self._kv_cache_manager.end_fetch(request)
             del self.pending[request.request_id]
         else:
             self._kv_cache_manager.end_load(request)
@@ -162,14 +165,14 @@ class RequestTable:
         assert admitted | self.pending == self.by_id
         constrained = {key: request for key, request in admitted.items() if isinstance(request, ConstrainedRequest)}
         assert constrained == self.constrained
-        assert all(request.status is RequestStatus.WAITING_FOR_GRAMMAR for request in self.pending.values())
+        assert all(request.status in PENDING for request in self.pending.values())
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)
         assert not any(request.tables or request.state or request.num_computed_tokens for request in waiting)
         assert not any(request.images.held for request in waiting)
         assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
-        self._kv_cache_manager.check_integrity(self.running)
+        self._kv_cache_manager.check_integrity(self.running, list(self.pending.values()))
         self._loras.check_integrity(self.running, self.by_id.values())
 
 

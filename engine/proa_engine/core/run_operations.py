@@ -37,7 +37,7 @@ class Operations:
         """Run the operation. Returns the last outputs of the requests that it aborts."""
         match operation:
             case ResetPrefixCache():
-                self._scheduler.reset_prefix_cache()
+                self._scheduler.reset_prefix_cache(operation.since or now)
                 operation.done.set_result(None)
             case Sleep() if self._is_asleep:
                 operation.done.set_result(None)
@@ -59,10 +59,10 @@ class Operations:
                 self._scheduler.loras.unload(operation)
         return []
 
-    def fall_asleep(self) -> None:
+    def fall_asleep(self, now: float) -> None:
         """Free the executor's memory. The device's KV cache is lost; the host tier is kept at level 1."""
         assert self.sleep_level != 0
-        self._scheduler.reset_prefix_cache(keep_host=self.sleep_level == 1)
+        self._scheduler.reset_prefix_cache(now, keep_host=self.sleep_level == 1)
         self._executor.sleep(self.sleep_level)
         self._is_asleep = True
         self._settle()

@@ -12,6 +12,7 @@ from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
+from proa_engine.core.mover import Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
@@ -66,6 +67,7 @@ class Scheduler:
         self._admission = RequestAdmission(
             config,
             self._table,
+            kv_cache_manager,
             self._factory,
             lengths=lengths,
             grammars=grammars,
@@ -85,7 +87,7 @@ class Scheduler:
 
     @property
     def has_pending(self) -> bool:
-        """Whether requests wait for their grammars."""
+        """Whether requests wait for their grammars, or for blocks from another engine."""
         return bool(self._table.pending)
 
     @property
@@ -125,6 +127,10 @@ class Scheduler:
         """Queue a request whose grammar is compiled. Returns the same as `add_request`."""
         return self._admission.set_grammar(request, ready, now)
 
+    def take_fetched(self, fetched: Fetched, now: float) -> None:
+        """Queue the requests that waited for these blocks."""
+        self._admission.take_fetched(fetched, now)
+
     def abort_all(self, now: float) -> list[EngineCoreOutput]:
         """Finish all unfinished requests and return their last outputs."""
         return self.abort_requests(list(self._table.by_id), now)
@@ -163,10 +169,10 @@ class Scheduler:
         outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
-    def reset_prefix_cache(self, *, keep_host: bool = False) -> None:
-        """Empty the prefix cache and the encoder cache, as after a change of weights. `keep_host`: keep the part in
-        host memory."""
-        self._manager.reset_prefix_cache(self._table.running, keep_host=keep_host)
+    def reset_prefix_cache(self, since: float, *, keep_host: bool = False) -> None:
+        """Empty the prefix cache and the encoder cache, as after a change of weights at `since`, in Unix seconds.
+        `keep_host`: keep the part in host memory."""
+        self._manager.reset_prefix_cache(self._table.running, since=since, keep_host=keep_host)
         self.encoder_cache.reset()
 
     def check_integrity(self) -> None:

@@ -55,6 +55,17 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
+class KvFetch:
+    """How a request waited for blocks from another engine, before it was queued. Unix seconds."""
+
+    started: float
+    ended: float
+    num_tokens: int
+    num_bytes: int
+    error: str = ""  # why it ended early
+
+
+@dataclass(slots=True)
 class KvLoad:
     """How a request waited for blocks from host memory, before it started or resumed. Unix seconds."""
 
@@ -82,6 +93,7 @@ class EngineCoreOutput:
     pooled: bytes = b""  # little-endian float32 of a pooled request, row by row; on its last output
     num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
+    fetch: KvFetch | None = field(default=None, metadata=LOCAL)  # on every output after it
     load: KvLoad | None = field(default=None, metadata=LOCAL)  # the last one, on every output after it
 
     @property

@@ -59,13 +59,19 @@ def random_run(rng: random.Random, kind: Kind, *, has_host: bool = False) -> Cor
         num_speculative_tokens=drafts,
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if drafts else None,
         host=random_host(rng) if has_host else None,
+        fetches=random.Random(rng.random()) if has_host and rng.random() < 0.7 else None,
     )
 
 
-def drive(seed: int, kind: Kind) -> CoreRun:
-    """Random traffic until all requests have ended, with all checks after every step."""
+def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
+    """Random traffic until all requests have ended, with all checks after every step.
+
+    `source`: a run of the same seed, from which blocks are fetched.
+    """
     rng = random.Random(f"{kind} {seed}")
     run = random_run(rng, kind, has_host=seed % 3 == 1)
+    if run.mover is not None and source is not None and source.mover is not None:
+        run.mover.learn(source.mover)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
     pooled_share = 0.3 if seed % 3 == 0 else 0.0
     traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5, pooled_share=pooled_share)
@@ -80,6 +86,8 @@ def drive(seed: int, kind: Kind) -> CoreRun:
     traffic.drive()
     for request_id in run.outputs:
         traffic.check(traffic.requests[request_id])
+    if run.mover is not None and source is None and run.executor.weights_epoch == 0:
+        return drive(seed, kind, run)
     return run
 
 

@@ -1,0 +1,174 @@
+"""Fetches: blocks of new requests that come from other engines, into pages of host memory.
+
+A request with a `kv_source` waits, before it is queued, until its job has ended. Then it finds what has come as any
+request does, and loads it. What has not come is computed, so a fetch that fails affects nothing but time.
+
+A job's pages are reserved until it has ended, also if its requests were aborted, because the mover still writes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+
+from proa.contract import KvFetch, KvSource
+from proa_engine.core.block_pool import Block
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.host_tier import HostTier
+from proa_engine.core.mover import Fetched, FetchJob, Mover
+from proa_engine.core.prefix_cache import BlockHashes
+from proa_engine.core.request import Request
+from proa_engine.core.types import NO_STATE
+
+_WAIT_MS = 2000  # if the source has no `wait_ms`
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A job that has not ended, and all pages and states that it references."""
+
+    job: FetchJob
+    held: list[Block]  # pages of the leading blocks that are not fetched
+    pages: list[Block]
+    tails: list[list[Block]]
+    states: list[Block]
+    requests: list[Request]
+    is_stale: bool = False  # the cache was emptied since it began
+    started: float = field(kw_only=True)
+
+    @property
+    def all_pages(self) -> list[Block]:
+        return [*self.held, *self.pages, *chain.from_iterable(self.tails)]
+
+
+class Fetches:
+    """The fetches of an engine. Used on the core's thread only."""
+
+    def __init__(self, host: HostTier, mover: Mover, groups: CacheGroups, hashes: BlockHashes) -> None:
+        self._host = host
+        self._mover = mover
+        self._groups = groups
+        self._hashes = hashes
+        self._job_ids = count(1)
+        self._open: dict[int, _Open] = {}  # by job id
+        self._by_block: dict[bytes, _Open] = {}  # by the first block that the job fetches
+        self._by_request: dict[Request, _Open] = {}
+        self._since = 0.0  # Unix seconds; blocks from before it are not fetched
+
+    def begin(self, request: Request, source: KvSource, now: float) -> bool:
+        """Fetch the request's blocks that are neither on the device nor in host memory, if they are enough tokens.
+
+        Returns whether the request must wait; then `take` returns it later. A request that lacks the same blocks as one
+        that waits already waits for the same job.
+        """
+        block_hashes = list(self._hashes.full_blocks(request))[: source.num_blocks or None]
+        num_held, num_usable = self._host.held(block_hashes)
+        if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.min_load_tokens:
+            return False
+        first = block_hashes[min(num_held, len(block_hashes) - 1)]
+        opened = self._by_block.get(first) or self._start(block_hashes, num_held, source, now)
+        if opened is None:
+            return False
+        self._by_block[first] = self._by_request[request] = opened
+        opened.requests.append(request)
+        return True
+
+    def is_fetching(self, request: Request) -> bool:
+        """Whether the request waits for a job."""
+        return request in self._by_request
+
+    def end(self, request: Request) -> None:
+        """Stop waiting for the request's job, if there is one; the last request to stop cancels it."""
+        opened = self._by_request.pop(request, None)
+        if opened is None:
+            return
+        opened.requests.remove(request)
+        if not opened.requests:
+            self._cancel(opened)
+
+    def take(self, fetched: Fetched, now: float) -> list[Request]:
+        """End the job: cache what it brought, and return the requests that waited for it."""
+        opened = self._open.pop(fetched.job_id)
+        self._forget(opened)
+        if not opened.is_stale:
+            self._cache(opened, fetched)
+        self._host.release(opened.all_pages, opened.states)
+        num_tokens = fetched.num_blocks * self._groups.block_size
+        for request in opened.requests:
+            request.fetch = KvFetch(opened.started, now, num_tokens, fetched.num_bytes, fetched.error)
+            del self._by_request[request]
+        return opened.requests
+
+    def reset(self, since: float) -> None:
+        """Cancel all jobs and forget what they bring, because the cache was emptied at `since`, in Unix seconds."""
+        self._since = max(since, self._since)
+        self._mover.reset(self._since)
+        for opened in self._open.values():
+            opened.is_stale = True
+            self._cancel(opened)
+
+    def check_integrity(self, pending: Sequence[Request]) -> tuple[list[Block], list[Block]]:
+        """Raises `AssertionError` if a request waits for a job that does not know it, or is not among `pending`.
+
+        Returns the pages and states that jobs reference, once for each reference.
+        """
+        assert self._by_request.keys() <= set(pending)
+        opened = self._open.values()
+        assert sorted(map(id, self._by_request)) == sorted(id(request) for each in opened for request in each.requests)
+        return [page for each in opened for page in each.all_pages], [state for each in opened for state in each.states]
+
+    def _cancel(self, opened: _Open) -> None:
+        self._forget(opened)
+        self._mover.cancel(opened.job.job_id)
+
+    def _forget(self, opened: _Open) -> None:
+        """Let no further request wait for the job."""
+        self._by_block = {block: other for block, other in self._by_block.items() if other is not opened}
+
+    def _start(self, block_hashes: Sequence[bytes], num_held: int, source: KvSource, now: float) -> _Open | None:
+        """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room."""
+        groups, host = self._groups, self._host
+        held = host.touch(block_hashes[:num_held])
+        sizes = [self._tail_columns(window, len(block_hashes)) for window in groups.windows]
+        num_pages = min(len(block_hashes) - num_held, host.pages.num_free_blocks - sum(map(len, sizes)))
+        # With checkpoints the end of the prefix is of no use without all that is before it, nor that without the end.
+        least = len(block_hashes) - num_held if groups.has_checkpoints else 1
+        if num_pages < least or (host.states is not None and not host.states.num_free_blocks):
+            host.release(held, [])
+            return None
+        pages, *tails = (host.pages.get_new_blocks(size) for size in (num_pages, *map(len, sizes)))
+        states = [] if host.states is None else host.states.get_new_blocks(1)
+        job = FetchJob(
+            job_id=next(self._job_ids),
+            addresses=source.addresses,
+            chain=tuple(block_hashes[: num_held + num_pages]),
+            num_held=num_held,
+            pages=tuple(page.block_id for page in pages),
+            needs_checkpoint=groups.has_checkpoints,
+            tails=tuple(tuple(page.block_id for page in tail) for tail in tails),
+            state=states[0].block_id if states else NO_STATE,
+            copied=host.serial,
+            wait_ms=source.wait_ms or _WAIT_MS,
+            since=self._since,
+        )
+        opened = self._open[job.job_id] = _Open(job, held, pages, tails, states, [], started=now)
+        self._mover.fetch(job)
+        return opened
+
+    def _cache(self, opened: _Open, fetched: Fetched) -> None:
+        """Cache the filled pages, where the next lookups find them."""
+        job, host = opened.job, self._host
+        filled = range(job.num_held, job.num_held + fetched.num_blocks)
+        for index, page in zip(filled, opened.pages, strict=False):
+            host.add(job.chain[index], page)
+        if not fetched.checkpoint or fetched.checkpoint in host.cache.checkpoints:
+            return
+        num_columns = job.chain.index(fetched.checkpoint) + 1
+        window_pages = [
+            [(job.chain[column], tail[num_columns - 1 - column]) for column in self._tail_columns(window, num_columns)]
+            for window, tail in zip(self._groups.windows, opened.tails, strict=True)
+        ]
+        host.cache.add_checkpoint(fetched.checkpoint, window_pages, opened.states[0] if opened.states else None)
+
+    def _tail_columns(self, window: int, num_columns: int) -> range:
+        """Return the columns that a checkpoint behind `num_columns` blocks needs in a table with this window."""
+        return range(self._groups.first_column(window, num_columns * self._groups.block_size), num_columns)

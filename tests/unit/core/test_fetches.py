@@ -1,0 +1,172 @@
+"""Blocks that new requests fetch from another engine: what waits for what, and what a page may hold when."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from proa.contract import EngineCoreRequest, FinishReason, KvSource
+from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.mover import FetchJob
+from support.core import CoreRun, make_request
+from support.fake_grammar import fake_grammar
+
+PROMPT = tuple(range(1, 34))  # eight full blocks of 4, and one token
+PEER = KvSource(addresses=("peer:50061",))
+
+
+class Never(random.Random):
+    """Ends no job by itself, and delivers all that there is."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+    def choice(self, seq: Sequence[object]) -> object:  # type: ignore[override]
+        return seq[-1]
+
+
+def make_run(*, num_pages: int = 100, min_load_tokens: int = 1, num_blocks: int = 64) -> CoreRun:
+    host = HostTierConfig(num_pages=num_pages, min_load_tokens=min_load_tokens)
+    return CoreRun(host=host, fetches=Never(), num_blocks=num_blocks)
+
+
+def run_with_source(**sizes: int) -> CoreRun:
+    """A run whose source has the prompt's blocks."""
+    source, run = make_run(), make_run(**sizes)
+    source.submit(make_request(prompt=PROMPT))
+    source.finish()
+    assert source.mover is not None
+    assert run.mover is not None
+    run.mover.learn(source.mover)
+    return run
+
+
+def fetching(request_id: str = "a", prompt: Sequence[int] = PROMPT, source: KvSource = PEER) -> EngineCoreRequest:
+    return replace(make_request(request_id, prompt), kv_source=source)
+
+
+def jobs(run: CoreRun) -> list[FetchJob]:
+    assert run.mover is not None
+    return list(run.mover.jobs.values())
+
+
+def test_a_request_starts_with_the_blocks_that_were_fetched() -> None:
+    run, request = run_with_source(), fetching()
+    run.submit(request)
+    run.steps(3)
+    (job,) = jobs(run)
+    assert (len(job.chain), job.num_held, len(job.pages)) == (8, 0, 8)
+    assert not run.batches(), "it waits for its blocks"
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 32
+    fetch = run.last().fetch
+    assert fetch is not None
+    assert fetch.num_tokens == 32
+
+
+def test_what_does_not_come_is_computed() -> None:
+    run, request = make_run(), fetching()
+    run.submit(request)
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 0
+
+
+def test_only_missing_blocks_are_fetched() -> None:
+    run = run_with_source()
+    run.submit(make_request("first", PROMPT[:13]))
+    run.finish()
+    run.submit(fetching())
+    run.steps(3)
+    (job,) = jobs(run)
+    assert (job.num_held, len(job.pages)) == (3, 5)
+    run.finish()
+    assert run.last().num_cached_tokens == 32
+
+
+def test_fewer_tokens_than_the_least_load_are_computed() -> None:
+    run = run_with_source(min_load_tokens=33)
+    run.submit(fetching())
+    run.steps(1)
+    assert not jobs(run)
+    assert run.batches() == [{"a": 32}]
+
+
+def test_a_source_is_asked_for_no_more_blocks_than_it_has() -> None:
+    run = run_with_source()
+    run.submit(fetching(source=replace(PEER, num_blocks=3)))
+    run.steps(1)
+    assert len(jobs(run)[0].chain) == 3
+
+
+def test_a_job_takes_the_pages_that_are_free() -> None:
+    run, request = run_with_source(num_pages=5), fetching()
+    run.submit(request)
+    run.steps(1)
+    assert len(jobs(run)[0].pages) == 5
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 20
+
+
+def test_two_requests_with_the_same_prompt_wait_for_one_job() -> None:
+    run, requests = run_with_source(), [fetching("a"), fetching("b")]
+    run.submit(*requests)
+    run.steps(2)
+    assert len(jobs(run)) == 1
+    run.core.abort(["a"])
+    run.finish()
+    run.assert_complete(requests[1:])
+    assert run.last("b").num_cached_tokens == 32
+
+
+def test_a_request_waits_for_its_grammar_and_its_blocks() -> None:
+    for compile_first in (True, False):
+        run = run_with_source()
+        assert run.mover is not None
+        grammar = fake_grammar(seed=1, length=3, fuel=10**9, run=0)
+        params = make_request(prompt=PROMPT, grammar=grammar)
+        run.submit(replace(params, kv_source=PEER))
+        run.steps(1)
+        compile_all, fetch_all = run.grammars.compile_all, partial(run.mover.advance, to_end=True)
+        for act in (compile_all, fetch_all) if compile_first else (fetch_all, compile_all):
+            assert not run.batches()
+            act()
+            run.steps(2)
+        assert run.batches()
+        run.finish()
+        assert run.last().num_cached_tokens == 32
+
+
+def test_a_cancelled_fetch_keeps_its_pages_until_the_mover_answers() -> None:
+    run = run_with_source(num_pages=8)
+    run.submit(fetching())
+    run.steps(1)
+    run.core.abort(["a"])
+    run.steps(1)
+    assert run.finish_reason() is FinishReason.ABORT
+    assert len(jobs(run)) == 1, "the mover has not answered"
+    run.submit(make_request("b", range(20)))
+    run.steps(20)
+    assert run.executor.host is not None
+    assert run.executor.host.num_stored == 0, "no page is free"
+    assert run.mover is not None
+    run.mover.advance(to_end=True)
+    run.submit(make_request("c", range(20, 40)))
+    run.finish()
+    assert run.executor.host.num_stored > 0
+
+
+def test_a_reset_forgets_blocks_on_their_way() -> None:
+    run, request = run_with_source(), fetching()
+    run.submit(request)
+    run.steps(1)
+    run.reset_prefix_cache()
+    run.steps(1)
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 0
