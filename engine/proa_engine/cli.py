@@ -38,6 +38,10 @@ def make_parser() -> argparse.ArgumentParser:
     worker.add_argument("--rank", type=int, required=True, help="rank of this worker, from 1")
     worker.add_argument("--tensor-parallel-size", type=int, required=True, help="number of tensor-parallel ranks")
     worker.add_argument("--socket", required=True, help="Unix socket on which to listen for the engine")
+    mover = commands.add_parser("mover")  # started by workers; not shown in the help
+    mover.set_defaults(run=_mover)
+    mover.add_argument("--control", type=int, required=True)
+    mover.add_argument("--arena", type=int, required=True)
     return parser
 
 
@@ -63,6 +67,12 @@ def _worker(arguments: argparse.Namespace) -> int:
         return _print_error(str(error), status=2)
     except OSError as error:
         return _print_error(f"cannot listen on {arguments.socket}: {error}", status=1)
+
+
+def _mover(arguments: argparse.Namespace) -> int:
+    from proa_engine.mover.process import run_mover
+
+    return run_mover(arguments.control, arguments.arena)
 
 
 def _print_error(message: str, *, status: int) -> int:

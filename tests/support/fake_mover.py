@@ -43,7 +43,7 @@ class FakeMover:
     def cancel(self, job_id: int) -> None:
         self._cancelled.add(job_id)  # it may have ended
 
-    def reset(self, since: float) -> None:
+    def reset(self, since: float, copied: int) -> None:
         self._blocks, self._checkpoints = {}, {}
 
     def advance(self, *, to_end: bool = False) -> None:

@@ -101,7 +101,7 @@ class Fetches:
     def reset(self, since: float) -> None:
         """Cancel all jobs and forget what they bring, because the cache was emptied at `since`, in Unix seconds."""
         self._since = max(since, self._since)
-        self._mover.reset(self._since)
+        self._mover.reset(self._since, self._host.serial)
         for opened in self._open.values():
             opened.is_stale = True
             self._cancel(opened)

@@ -58,6 +58,7 @@ class Mover(Protocol):
         """End a job early. Ignored if it has ended."""
         ...
 
-    def reset(self, since: float) -> None:
-        """Serve nothing that is in host memory now: it is from before `since`, in Unix seconds."""
+    def reset(self, since: float, copied: int) -> None:
+        """Serve nothing that is in host memory now: it is from before `since`, in Unix seconds. `copied`: serial of the
+        last copies that were planned."""
         ...

@@ -11,14 +11,6 @@ from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
 
 
-class Tls(msgspec.Struct, frozen=True):
-    """Files in PEM format, for both directions: a peer must show a certificate of the authority."""
-
-    certificate: str
-    key: str
-    authority: str
-
-
 class Init(msgspec.Struct, tag=True, frozen=True):
     """Map the arena and listen on `port`; 0: on any free one."""
 
@@ -29,7 +21,6 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     num_ranks: int
     fingerprint: bytes
     since: float  # Unix seconds: what is stored is not older
-    tls: Tls | None = None
 
 
 class Copied(msgspec.Struct, tag=True, frozen=True):
@@ -53,9 +44,10 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):
-    """Serve nothing that was stored before."""
+    """Serve nothing that copies up to `copied` have stored."""
 
     since: float
+    copied: int
 
 
 class Listening(msgspec.Struct, tag=True, frozen=True):

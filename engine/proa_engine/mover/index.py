@@ -1,0 +1,165 @@
+"""Index: which units of the arena may be served to other engines, by what they hold."""
+
+from collections.abc import Iterable, Sequence
+from threading import Condition
+from typing import NamedTuple
+
+from proa_engine.core.types import NO_STATE, StoredCheckpoint
+from proa_engine.mover.arena import Arena
+
+STATE = -1  # instead of a table: the state of a checkpoint
+
+Key = tuple[int, bytes]  # table, or `STATE`, and hash
+
+
+class Entry(NamedTuple):
+    """A unit that may be served while its serial is this one."""
+
+    unit: int
+    serial: int
+    checksum: int
+
+
+class Index:
+    """Settled blocks and checkpoints. Thread-safe.
+
+    A unit is settled when the copies that wrote it are complete: then its checksum is computed. It holds what the
+    checksum says until its serial changes. Whoever reads it during that change notices by the checksum.
+    """
+
+    def __init__(self, arena: Arena, since: float) -> None:
+        self._arena = arena
+        self._since = since  # Unix seconds; everything was stored after it
+        self._num_resets = 0
+        self._forgotten = 0  # serial of the last copies before the last reset
+        self._entries: dict[Key, Entry] = {}
+        self._keys: dict[int, Key] = {}  # by unit
+        self._checkpoints: dict[bytes, StoredCheckpoint] = {}
+        self._copied = 0
+        self._changed = Condition()
+
+    @property
+    def since(self) -> float:
+        """No unit was stored before this time, in Unix seconds."""
+        return self._since
+
+    @property
+    def num_resets(self) -> int:
+        return self._num_resets
+
+    def settle(
+        self, serial: int, blocks: Iterable[tuple[int, bytes]] = (), checkpoints: Iterable[StoredCheckpoint] = ()
+    ) -> None:
+        """Add what copies have stored. All copies up to `serial` are complete."""
+        for page, block_hash in blocks:
+            self._add((0, block_hash), page, serial)
+        for stored in checkpoints:
+            for table, tail in enumerate(stored.tails, start=1):
+                for page, block_hash in tail:
+                    self._add((table, block_hash), page, serial)
+            if stored.state != NO_STATE:
+                self._add((STATE, stored.block_hash), self._arena.unit_of_slot(stored.state), serial)
+        with self._changed:
+            self._checkpoints.update((stored.block_hash, stored) for stored in checkpoints)
+            self._copied = serial
+            self._changed.notify_all()
+
+    def add_received(
+        self, units: Iterable[tuple[Key, int, int]], checkpoint: StoredCheckpoint | None, num_resets: int
+    ) -> None:
+        """Add units that a job has filled: what they hold, their numbers and checksums. `num_resets`: when it began."""
+        with self._changed:
+            if num_resets != self._num_resets:
+                return
+            for key, unit, checksum in units:
+                self._put(key, Entry(unit, self._arena.serial(unit), checksum))
+            if checkpoint is not None:
+                self._checkpoints[checkpoint.block_hash] = checkpoint
+            self._changed.notify_all()
+
+    def forget(self, units: Iterable[int]) -> None:
+        """Remove units that a job is about to fill."""
+        with self._changed:
+            for unit in units:
+                self._entries.pop(self._keys.pop(unit, (0, b"")), None)
+
+    def reset(self, since: float, serial: int) -> None:
+        """Remove everything, and ignore what copies up to `serial` store, also if they are not complete."""
+        with self._changed:
+            self._since, self._forgotten = max(since, self._since), serial
+            self._num_resets += 1
+            self._entries, self._keys, self._checkpoints = {}, {}, {}
+
+    def wait_for_copies(self, serial: int, timeout: float) -> bool:
+        """Wait until all copies up to `serial` are complete. Returns False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._copied >= serial, timeout)
+
+    def blocks(self, chain: Sequence[bytes], timeout: float) -> list[Entry]:
+        """Return the leading blocks of table 0 that can be served. If there is none, wait for one, `timeout` seconds at
+        most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not chain or self._find((0, chain[0])) is not None, timeout)
+            found: list[Entry] = []
+            for block_hash in chain:
+                entry = self._find((0, block_hash))
+                if entry is None:
+                    break
+                found.append(entry)
+            return found
+
+    def checkpoint(
+        self, chain: Sequence[bytes], timeout: float
+    ) -> tuple[StoredCheckpoint, list[tuple[Key, Entry]]] | None:
+        """Return the last checkpoint in the chain that can be served as a whole, and its units.
+
+        Waits `timeout` seconds at most for one at the chain's end.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not chain or self._whole(chain[-1]) is not None, timeout)
+            for block_hash in reversed(chain):
+                if (units := self._whole(block_hash)) is not None:
+                    return self._checkpoints[block_hash], units
+            return None
+
+    def _whole(self, block_hash: bytes) -> list[tuple[Key, Entry]] | None:
+        """Return all units of a checkpoint; None if it is not stored or one of them was overwritten."""
+        stored = self._checkpoints.get(block_hash)
+        if stored is None:
+            return None
+        keys = [(table, of_tail) for table, tail in enumerate(stored.tails, start=1) for _, of_tail in tail]
+        if stored.state != NO_STATE:
+            keys.append((STATE, block_hash))
+        units = [(key, entry) for key in keys if (entry := self._find(key)) is not None]
+        if len(units) == len(keys):
+            return units
+        del self._checkpoints[block_hash]
+        return None
+
+    def _find(self, key: Key) -> Entry | None:
+        entry = self._entries.get(key)
+        if entry is None or self._arena.serial(entry.unit) == entry.serial:
+            return entry
+        del self._entries[key]
+        if self._keys.get(entry.unit) == key:
+            del self._keys[entry.unit]
+        return None
+
+    def _add(self, key: Key, unit: int, completed: int) -> None:
+        """Add a unit, unless later copies than those that are complete write it, or it was written before a reset."""
+        serial = self._arena.serial(unit)
+        with self._changed:
+            known = self._find(key)
+        if not self._forgotten < serial <= completed or (known is not None and known.unit == unit):
+            return
+        checksum = self._arena.checksum(unit)
+        if self._arena.serial(unit) == serial:
+            with self._changed:
+                self._put(key, Entry(unit, serial, checksum))
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        before = self._keys.get(entry.unit)
+        if before is not None and before != key:
+            self._entries.pop(before, None)
+        self._entries[key] = entry
+        self._keys[entry.unit] = key

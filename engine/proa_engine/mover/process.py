@@ -1,0 +1,103 @@
+"""The mover program: serves and fetches pages for one rank, until its worker closes the control socket."""
+
+import signal
+import socket
+import time
+from contextlib import suppress
+from threading import Lock, Thread
+
+import msgspec
+
+from proa_engine.core.mover import Fetched
+from proa_engine.framing import FrameReader, encode
+from proa_engine.mover.arena import Arena
+from proa_engine.mover.client import Client
+from proa_engine.mover.index import Index
+from proa_engine.mover.messages import (
+    Alive,
+    Cancel,
+    Copied,
+    Fetch,
+    Init,
+    Listening,
+    Progress,
+    Refused,
+    Reset,
+    ToMover,
+    ToWorker,
+)
+from proa_engine.mover.server import Server
+
+_ALIVE_SECONDS = 1.0
+
+
+def run_mover(control_descriptor: int, arena_descriptor: int) -> int:
+    """Run the mover over inherited file descriptors: its end of the control socket, and the arena's memory. Returns the
+    exit code."""
+    # Kubernetes signals all containers of a pod at once, a terminal all processes of a group. The engine drains first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=control_descriptor) as control:
+        return Mover(control, arena_descriptor).run()
+
+
+class Mover:
+    """Runs until `control` ends, whose other end the worker has. The arena is mapped from its descriptor."""
+
+    def __init__(self, control: socket.socket, arena_descriptor: int) -> None:
+        self._control = control
+        self._arena_descriptor = arena_descriptor
+        self._sending = Lock()
+
+    def run(self) -> int:
+        reader = FrameReader(self._control, msgspec.msgpack.Decoder(ToMover))
+        init = reader.read()
+        if init is None:
+            return 0
+        assert isinstance(init, Init)
+        try:
+            listener = _listen(init)
+        except OSError as error:
+            self._send(Refused(f"cannot listen on {init.host or '*'}:{init.port}: {error.strerror or error}"))
+            return 1
+        arena = Arena(self._arena_descriptor, init.layout)
+        index = Index(arena, init.since)
+        client = Client(arena, index, init, self._report)
+        server = Server(listener, arena, index, init)
+        Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
+        Thread(target=self._show_life, args=(client,), name="proa-mover-alive", daemon=True).start()
+        self._send(Listening(listener.getsockname()[1]))
+        while (message := reader.read()) is not None:
+            match message:
+                case Copied():
+                    index.settle(message.serial, message.blocks, message.checkpoints)
+                case Fetch():
+                    client.fetch(message.job)
+                case Cancel():
+                    client.cancel(message.job_id)
+                case Reset():
+                    index.reset(message.since, message.copied)
+                case Init():
+                    raise AssertionError(message)
+        return 0
+
+    def _report(self, fetched: Fetched) -> None:
+        self._send(Progress(fetched))
+
+    def _show_life(self, client: Client) -> None:
+        while True:
+            time.sleep(_ALIVE_SECONDS)
+            if client.has_jobs:
+                self._send(Alive())
+
+    def _send(self, message: ToWorker) -> None:
+        with suppress(OSError), self._sending:
+            self._control.sendall(encode(message))
+
+
+def _listen(init: Init) -> socket.socket:
+    """Raises `OSError`."""
+    if init.host or not socket.has_dualstack_ipv6():
+        family = socket.AF_INET6 if ":" in init.host else socket.AF_INET
+        return socket.create_server((init.host, init.port), family=family)
+    return socket.create_server(("", init.port), family=socket.AF_INET6, dualstack_ipv6=True)

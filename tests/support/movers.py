@@ -1,0 +1,166 @@
+"""Movers in threads of the test, over arenas of their own, driven by the messages that a worker sends."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+
+import msgspec
+
+from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.types import NO_STATE, StoredCheckpoint
+from proa_engine.framing import FrameReader, encode
+from proa_engine.mover.arena import Arena
+from proa_engine.mover.layout import ArenaLayout
+from proa_engine.mover.messages import (
+    Alive,
+    Cancel,
+    Copied,
+    Fetch,
+    Init,
+    Listening,
+    Progress,
+    Refused,
+    Reset,
+    ToMover,
+    ToWorker,
+)
+from proa_engine.mover.process import Mover
+
+LAYOUT = ArenaLayout(num_pages=20, page_bytes=5000, num_states=3, state_bytes=(700, 64))
+FINGERPRINT = bytes(range(32))
+
+
+def hashes(count: int, salt: int = 0) -> list[bytes]:
+    """Names of blocks in a row."""
+    return [bytes([salt, number]) * 8 for number in range(count)]
+
+
+@dataclass
+class RunningMover:
+    """A mover, and its arena as the worker has it."""
+
+    arena: Arena
+    control: socket.socket
+    port: int
+    serial: int = 0
+    _reader: FrameReader[ToWorker] = field(repr=False, kw_only=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def send(self, message: ToMover) -> None:
+        self.control.sendall(encode(message))
+
+    def begin_store(self, *units: int) -> None:
+        """Do what a worker does before copies that write these units."""
+        self.serial += 1
+        for unit in units:
+            self.arena._serials[unit] = self.serial
+
+    def write(self, unit: int, content: bytes) -> None:
+        for buffer in self.arena.buffers(unit):
+            buffer[:] = (content * (len(buffer) // len(content) + 1))[: len(buffer)]
+
+    def end_store(self, blocks: Sequence[tuple[int, bytes]] = (), checkpoints: Sequence[StoredCheckpoint] = ()) -> None:
+        self.send(Copied(self.serial, tuple(blocks), tuple(checkpoints)))
+
+    def store(self, chain: Sequence[bytes], first_page: int = 0) -> None:
+        """Store blocks of table 0, each with its hash as content, in pages in a row."""
+        blocks = [(first_page + index, block_hash) for index, block_hash in enumerate(chain)]
+        self.begin_store(*(page for page, _ in blocks))
+        for page, block_hash in blocks:
+            self.write(page, block_hash)
+        self.end_store(blocks)
+
+    def fetch(self, job: FetchJob) -> None:
+        self.send(Fetch(job))
+
+    def fetched(self) -> Fetched:
+        """Wait for the end of a job."""
+        while True:
+            message = self._reader.read()
+            assert isinstance(message, Progress | Alive), message
+            if isinstance(message, Progress):
+                return message.fetched
+
+    def content(self, unit: int) -> bytes:
+        return b"".join(bytes(buffer) for buffer in self.arena.buffers(unit))
+
+    def cancel(self, job_id: int) -> None:
+        self.send(Cancel(job_id))
+
+    def reset(self, since: float) -> None:
+        self.send(Reset(since, self.serial))
+
+
+@contextmanager
+def running_mover(
+    *,
+    layout: ArenaLayout = LAYOUT,
+    fingerprint: bytes = FINGERPRINT,
+    rank: int = 0,
+    num_ranks: int = 1,
+    since: float = 100.0,
+) -> Iterator[RunningMover]:
+    with ExitStack() as stack:
+        ours, theirs = socket.socketpair()
+        stack.enter_context(ours)
+        descriptor = os.memfd_create("proa-test-arena")
+        stack.callback(os.close, descriptor)
+        os.ftruncate(descriptor, layout.num_bytes)
+        thread = Thread(target=Mover(theirs, descriptor).run, daemon=True)
+        thread.start()
+        init = Init(
+            layout=layout,
+            host="127.0.0.1",
+            port=0,
+            rank=rank,
+            num_ranks=num_ranks,
+            fingerprint=fingerprint,
+            since=since,
+        )
+        ours.sendall(encode(init))
+        reader: FrameReader[ToWorker] = FrameReader(ours, msgspec.msgpack.Decoder(ToWorker))
+        answer = reader.read()
+        assert not isinstance(answer, Refused), answer
+        assert isinstance(answer, Listening)
+        yield RunningMover(Arena(descriptor, layout), ours, answer.port, _reader=reader)
+        ours.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def make_job(
+    source: RunningMover | str,
+    chain: Sequence[bytes],
+    *,
+    job_id: int = 1,
+    num_held: int = 0,
+    first_page: int = 0,
+    tails: Sequence[Sequence[int]] = (),
+    state: int = NO_STATE,
+    needs_checkpoint: bool = False,
+    copied: int = 0,
+    wait_ms: int = 100,
+    since: float = 0.0,
+    num_ranks: int = 1,
+) -> FetchJob:
+    """A job that fills pages in a row."""
+    address = source if isinstance(source, str) else source.address
+    return FetchJob(
+        job_id=job_id,
+        addresses=(address,) * num_ranks,
+        chain=tuple(chain),
+        num_held=num_held,
+        pages=tuple(range(first_page, first_page + len(chain) - num_held)),
+        needs_checkpoint=needs_checkpoint,
+        tails=tuple(map(tuple, tails)),
+        state=state,
+        copied=copied,
+        wait_ms=wait_ms,
+        since=since,
+    )
