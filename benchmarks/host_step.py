@@ -69,7 +69,7 @@ class HostExecutor:
     longest_warm_up_step = 0.0
     replays_decodes = False
     failure: str | None = None
-    host_tier = None
+    host_tier = mover = kv_transfer = None
 
     def __init__(self, config: EngineConfig, token_id: int) -> None:
         self.seconds = 0.0

@@ -50,7 +50,7 @@ class InstantExecutor:
     max_num_seqs = NUM_REQUESTS
     eos_token_ids: frozenset[int] = frozenset()
     longest_warm_up_step = 0.0
-    host_tier = None
+    host_tier = mover = kv_transfer = None
     replays_decodes = False
     failure: str | None = None
 

@@ -3,6 +3,7 @@
 Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, and is checked here.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
 Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
+_ADDRESS = re.compile(r".*:\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,12 @@ class EngineConfig:
         "host memory in GiB, of all ranks together, for KV cache blocks that the device has evicted: a request whose "
         "prefix is there loads it instead of computing it; 0: none",
         minimum=0,
+    )
+    kv_transfer_address: str | None = option(
+        None,
+        "HOST:PORT on which rank 0 exchanges KV cache blocks with other engines, in plaintext; rank r listens on the "
+        "port plus r; port 0: any free port; empty host: all addresses. Needs kv_offloading_size (default: none)",
+        metavar="HOST:PORT",
     )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
@@ -152,6 +160,10 @@ class EngineConfig:
             raise ValueError("lora_modules needs enable_lora")
         if self.kv_offloading_size and not self.enable_prefix_caching:
             raise ValueError("kv_offloading_size needs enable_prefix_caching")
+        if self.kv_transfer_address is not None and not self.kv_offloading_size:
+            raise ValueError("kv_transfer_address needs kv_offloading_size: blocks are exchanged in host memory")
+        if self.kv_transfer_address is not None and not _ADDRESS.fullmatch(self.kv_transfer_address):
+            raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
 
     @property
     def max_loaded_loras(self) -> int:

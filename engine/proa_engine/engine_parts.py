@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
+from proa.contract import KvTransfer
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
@@ -21,6 +22,7 @@ from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
+from proa_engine.core.mover import Mover
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -66,6 +68,14 @@ class LoadedExecutor(Executor, Protocol):
 
     @property
     def host_tier(self) -> HostTierConfig | None: ...
+
+    @property
+    def mover(self) -> Mover | None: ...
+
+    @property
+    def kv_transfer(self) -> KvTransfer | None:
+        """How other engines fetch blocks from this one; None: they cannot."""
+        ...
 
     @property
     def max_num_seqs(self) -> int:
@@ -174,6 +184,7 @@ def assemble_engine(
         root_hash=root_hash(config.model, config.revision or ""),
         checkpoint_positions=checkpoint_positions,
         host=executor.host_tier,
+        mover=executor.mover,
     )
     images = None if config.language_model_only else executor.model_config.images
     scheduler = Scheduler(
@@ -184,6 +195,8 @@ def assemble_engine(
         images=make_images(config, images),
     )
     core = EngineCore(scheduler, trace_steps(executor))
+    if executor.mover is not None:
+        executor.mover.listen(core.take_fetched)
     model = executor.model_config
     limits = ModelLimits(
         vocab_size=model.vocab_size,

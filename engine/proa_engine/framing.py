@@ -23,6 +23,10 @@ class FrameReader(Generic[T]):
         self._file = sock.makefile("rb")
         self._decoder = decoder
 
+    def close(self) -> None:
+        """Release the socket, which is not closed before this."""
+        self._file.close()
+
     def read(self) -> T | None:
         """Return the next message; None at the end of the stream, even within a frame."""
         header = self._file.read(_HEADER.size)

@@ -144,6 +144,7 @@ def engine_over(
         checkpoint_positions=checkpoint_positions,
         block_order=order,
         host=executor.host_tier,
+        mover=executor.mover,
     )
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),
@@ -153,6 +154,8 @@ def engine_over(
         images=make_images(config, executor.model_config.images),
     )
     core = EngineCore(scheduler, watched)
+    if executor.mover is not None:
+        executor.mover.listen(core.take_fetched)
     return Engine(core, executor, watched)
 
 

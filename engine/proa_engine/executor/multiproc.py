@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -21,6 +22,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.framing import encode
+from proa_engine.mover.messages import Cancel, Fetch, Reset
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
@@ -97,8 +99,9 @@ class MultiProcExecutor(UniProcExecutor):
             sizes.append(ready.sizes)
         self._broadcast(wire.Start(smallest(size.cache for size in sizes)))
         self._start_worker(sizes)
-        for connection in self._connections:
-            self._wait_for(connection.started)
+        ports = [self._wait_for(connection.started).mover_port for connection in self._connections]
+        if self.kv_transfer is not None:
+            self.kv_transfer = replace(self.kv_transfer, ports=(*self.kv_transfer.ports, *ports))
 
     def _on_all_ranks(self, message: wire.Sleep | wire.WakeUp, on_rank_0: Callable[[], None]) -> None:
         """Send `message` to the other ranks, call `on_rank_0` meanwhile, as both may join in collectives, and wait for
@@ -126,7 +129,7 @@ class MultiProcExecutor(UniProcExecutor):
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:
             return [
-                WorkerConnection(rank, Path(path), None, self._on_lost)
+                WorkerConnection(rank, Path(path), None, self._on_lost, self._on_fetched)
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
@@ -135,13 +138,17 @@ class MultiProcExecutor(UniProcExecutor):
             path = self._directory / f"rank-{rank}.sock"
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
             process = self._call(partial(spawn, rank, config.tensor_parallel_size, path))
-            connections.append(WorkerConnection(rank, path, process, self._on_lost))
+            connections.append(WorkerConnection(rank, path, process, self._on_lost, self._on_fetched))
         return connections
 
     def _broadcast(self, message: wire.ToWorker) -> None:
         frame = encode(message)
         for connection in self._connections:
             connection.send(frame)
+
+    def _send_to_movers(self, message: Fetch | Cancel | Reset) -> None:
+        self._broadcast(wire.ToMover(message))
+        super()._send_to_movers(message)
 
     def _on_lost(self, reason: str) -> None:
         self._lost.set()

@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from proa.contract import KvTransfer
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
+from proa_engine.executor.movers import RankMovers
+from proa_engine.mover.messages import Cancel, Fetch, Reset
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
@@ -44,6 +48,8 @@ class UniProcExecutor:
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
+        self.mover: RankMovers | None = None  # set by `_start_worker`, as is the next one, if blocks are exchanged
+        self.kv_transfer: KvTransfer | None = None
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
@@ -157,7 +163,26 @@ class UniProcExecutor:
         self.max_num_seqs = sizes.max_num_seqs
         self.cache_groups = self._worker.cache_groups(sizes)
         self.host_tier = self._worker.host_tier(sizes)
+        self._start_mover([each.block_bytes for each in rank_sizes])
         self._log(_describe(self.cache_groups, self.host_tier, sizes.max_num_seqs, self._worker.max_model_len))
+
+    def _start_mover(self, block_bytes: list[int]) -> None:
+        """Start rank 0's mover, and describe all. `block_bytes`: of one block, by rank."""
+        mover = self._call(lambda: self._worker.start_mover(self._on_fetched))
+        if mover is None:
+            return
+        self.mover = RankMovers(self._send_to_movers, len(block_bytes))
+        self.kv_transfer = KvTransfer(
+            fingerprint=self._worker.cache_fingerprint(), ports=(mover.port,), block_bytes=sum(block_bytes)
+        )
+
+    def _on_fetched(self, fetched: Fetched) -> None:
+        assert self.mover is not None
+        self.mover.take(fetched)
+
+    def _send_to_movers(self, message: Fetch | Cancel | Reset) -> None:
+        assert self._worker.mover is not None
+        self._worker.mover.send(message)
 
     def _run_first_steps(self, max_num_tokens: int) -> None:
         """Run a request on the calling thread, which launches a GPU's steps.

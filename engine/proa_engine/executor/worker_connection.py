@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
+from proa_engine.core.mover import Fetched
 from proa_engine.framing import encode
 from proa_engine.worker import wire
 from proa_engine.worker.host import available_cores, threads_per_rank
@@ -39,11 +40,17 @@ def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[byte
 class WorkerConnection:
     """The connection to another rank's worker.
 
-    Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket.
+    Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket, and
+    `on_fetched` with the end of each job of its mover.
     """
 
     def __init__(
-        self, rank: int, path: Path, process: subprocess.Popen[bytes] | None, on_lost: Callable[[str], None]
+        self,
+        rank: int,
+        path: Path,
+        process: subprocess.Popen[bytes] | None,
+        on_lost: Callable[[str], None],
+        on_fetched: Callable[[Fetched], None],
     ) -> None:
         self.rank = rank
         self.ready: Future[wire.Ready] = Future()
@@ -54,6 +61,7 @@ class WorkerConnection:
         self._path = path
         self._process = process
         self._on_lost = on_lost
+        self._on_fetched = on_fetched
         self._socket: socket.socket | None = None
         self._is_closing = False
 
@@ -133,6 +141,8 @@ class WorkerConnection:
                         self._loras.pop(message.lora_id).set_exception(kind(f"{self._name()}: {message.error}"))
                     case wire.LoraRead():
                         self._loras.pop(message.lora_id).set_result(message.digest)
+                    case wire.FromMover():
+                        self._on_fetched(message.fetched)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
         if not self._is_closing:

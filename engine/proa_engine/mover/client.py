@@ -51,10 +51,6 @@ class Client:
         self._lock = Lock()
         self._connections: dict[int, socket.socket | None] = {}  # by job id; None: not connected yet
 
-    @property
-    def has_jobs(self) -> bool:
-        return bool(self._connections)
-
     def fetch(self, job: FetchJob) -> None:
         """Start a job."""
         self._index.forget([*job.pages, *(page for tail in job.tails for page in tail)])

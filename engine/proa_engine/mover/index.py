@@ -27,15 +27,15 @@ class Index:
     checksum says until its serial changes. Whoever reads it during that change notices by the checksum.
     """
 
-    def __init__(self, arena: Arena, since: float) -> None:
+    def __init__(self, arena: Arena, since: float, copied: int = 0) -> None:
         self._arena = arena
         self._since = since  # Unix seconds; everything was stored after it
         self._num_resets = 0
-        self._forgotten = 0  # serial of the last copies before the last reset
+        self._forgotten = copied  # serial of the last copies before the start or the last reset
         self._entries: dict[Key, Entry] = {}
         self._keys: dict[int, Key] = {}  # by unit
         self._checkpoints: dict[bytes, StoredCheckpoint] = {}
-        self._copied = 0
+        self._copied = copied
         self._changed = Condition()
 
     @property

@@ -1,7 +1,7 @@
 """Messages between a worker and its mover: length-prefixed msgpack over a pair of Unix sockets.
 
 The worker sends Init once, then Copied, Fetch, Cancel and Reset. The mover answers Init with Listening, sends Progress
-for its jobs, and Alive at least once a second while it has any. It exits when its socket ends.
+for its jobs, and Alive once a second. It exits when its socket ends.
 """
 
 import msgspec
@@ -21,6 +21,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     num_ranks: int
     fingerprint: bytes
     since: float  # Unix seconds: what is stored is not older
+    copied: int = 0  # serial of the last copies that are complete
 
 
 class Copied(msgspec.Struct, tag=True, frozen=True):
@@ -63,7 +64,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """The mover works. A worker ends a mover that has jobs and is silent for 10 s."""
+    """The mover works. Its worker kills a silent one."""
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

@@ -61,11 +61,11 @@ class Mover:
             self._send(Refused(f"cannot listen on {init.host or '*'}:{init.port}: {error.strerror or error}"))
             return 1
         arena = Arena(self._arena_descriptor, init.layout)
-        index = Index(arena, init.since)
+        index = Index(arena, init.since, init.copied)
         client = Client(arena, index, init, self._report)
         server = Server(listener, arena, index, init)
         Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
-        Thread(target=self._show_life, args=(client,), name="proa-mover-alive", daemon=True).start()
+        Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
         self._send(Listening(listener.getsockname()[1]))
         while (message := reader.read()) is not None:
             match message:
@@ -84,11 +84,10 @@ class Mover:
     def _report(self, fetched: Fetched) -> None:
         self._send(Progress(fetched))
 
-    def _show_life(self, client: Client) -> None:
+    def _show_life(self) -> None:
         while True:
             time.sleep(_ALIVE_SECONDS)
-            if client.has_jobs:
-                self._send(Alive())
+            self._send(Alive())
 
     def _send(self, message: ToWorker) -> None:
         with suppress(OSError), self._sending:

@@ -5,14 +5,18 @@ the thread of the steps. On CUDA they run beside it, on a stream of their own: t
 waits for it. The host waits for neither.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
+from queue import SimpleQueue
+from threading import Thread
 
 import torch
 from torch import Tensor
 
 from proa_engine.core.types import Copies
+from proa_engine.mover.layout import SERIAL_BYTES, ArenaLayout
 from proa_engine.worker.cache_plan import CacheMemory
 
 
@@ -26,21 +30,52 @@ class _Copied:
 
 class HostArena:
     """Pages and state slots in host memory. They live as long as the worker; `begin_step` gets the device's memory,
-    which `sleep` frees and `wake_up` allocates anew."""
+    which `sleep` frees and `wake_up` allocates anew.
 
-    def __init__(self, memory: CacheMemory, num_pages: int, num_states: int) -> None:
-        """Allocate pages and slots of the sizes in `memory`, whose blocks must be in one tensor."""
+    `descriptor` is that of the memory, for the mover, which also needs serials and `on_copied`.
+    """
+
+    def __init__(
+        self,
+        memory: CacheMemory,
+        num_pages: int,
+        num_states: int,
+        on_copied: Callable[[Copies], None] | None = None,
+    ) -> None:
+        """Allocate pages and slots of the sizes in `memory`, whose blocks must be in one tensor.
+
+        `on_copied` is called, from any thread and in order, when a step's copies are complete.
+        """
         assert memory.blocks is not None
-        self._pages, *self._states = (
-            _host_tensor(each, count)
-            for each, count in ((memory.blocks, num_pages), *((each, num_states) for each in memory.states))
+        self.layout = layout = ArenaLayout(
+            num_pages=num_pages,
+            page_bytes=memory.blocks[0].nbytes,
+            num_states=num_states,
+            state_bytes=tuple(part[0].nbytes for part in memory.states),
         )
+        self.descriptor = os.memfd_create("proa-kv")
+        os.ftruncate(self.descriptor, layout.num_bytes)
+        arena = _host_memory(self.descriptor, layout.num_bytes, is_pinned=memory.blocks.is_cuda)
+        self._serials = arena[: (num_pages + num_states) * SERIAL_BYTES].view(torch.int64).numpy()
+        self._pages = _rows(arena, layout.pages_offset, num_pages, memory.blocks)
+        self._states = [
+            _rows(arena, offset, num_states, part)
+            for offset, part in zip(layout.states_offsets, memory.states, strict=True)
+        ]
+        self._on_copied = on_copied
         self._copied = _Copied(torch.cuda.Stream(), torch.cuda.Event()) if memory.blocks.is_cuda else None
+        self._unreported: SimpleQueue[tuple[torch.cuda.Event, Copies] | None] = SimpleQueue()
+        if self._copied is not None and on_copied is not None:
+            Thread(target=self._report, name="proa-copied", daemon=True).start()
 
     def begin_step(self, copies: Copies, memory: CacheMemory) -> None:
         """Start the step's copies, as device work before the step's own; wait for those of the step before."""
+        self._serials[[page for _, page in copies.stores]] = copies.serial
+        self._serials[[self.layout.num_pages + slot for _, slot in copies.state_stores]] = copies.serial
         if self._copied is None:
             self._copy(copies, memory)
+            if copies and self._on_copied is not None:
+                self._on_copied(copies)
             return
         steps = torch.cuda.current_stream()
         steps.wait_event(self._copied.event)
@@ -49,6 +84,23 @@ class HostArena:
             with torch.cuda.stream(self._copied.stream):
                 self._copy(copies, memory)
                 self._copied.event.record()
+                if self._on_copied is not None:
+                    done = torch.cuda.Event()
+                    done.record()
+                    self._unreported.put((done, copies))
+
+    def close(self) -> None:
+        """Stop reporting copies. The memory lives as long as somebody maps it."""
+        self._unreported.put(None)
+        os.close(self.descriptor)
+
+    def _report(self) -> None:
+        """Wait for copies, which no other thread does."""
+        assert self._on_copied is not None
+        while (copied := self._unreported.get()) is not None:
+            done, copies = copied
+            done.synchronize()
+            self._on_copied(copies)
 
     def _copy(self, copies: Copies, memory: CacheMemory) -> None:
         assert memory.blocks is not None
@@ -75,19 +127,24 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
             start = index
 
 
-def _host_tensor(on_device: Tensor, count: int) -> Tensor:
-    """Return a tensor [count, ...] in host memory for rows of `on_device`, page-locked for a GPU.
+def _host_memory(descriptor: int, num_bytes: int, *, is_pinned: bool) -> Tensor:
+    """Return the memory of a file descriptor as bytes, page-locked for a GPU if `is_pinned`.
 
-    Not from torch's allocator of pinned memory, which rounds sizes up to powers of two. On a CPU, pages that were never
+    Not from torch's allocator of pinned memory, which rounds sizes up to powers of two. Otherwise pages that were never
     written take no memory.
     """
-    num_bytes = count * on_device[0].nbytes
-    memory = torch.frombuffer(mmap(-1, num_bytes), dtype=torch.uint8)
-    if on_device.is_cuda:
+    memory = torch.frombuffer(mmap(descriptor, num_bytes), dtype=torch.uint8)
+    if is_pinned:
         error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)
         if int(error):
             raise ValueError(
                 f"kv_offloading_size: {num_bytes / 2**30:.2f} GiB of host memory cannot be page-locked (CUDA error "
                 f"{int(error)}): lower it, or raise the limit of locked memory"
             )
-    return memory.view(on_device.dtype).view(count, *on_device.shape[1:])
+    return memory
+
+
+def _rows(arena: Tensor, offset: int, count: int, on_device: Tensor) -> Tensor:
+    """Return a view [count, ...] of the arena from `offset` on, for rows like those of `on_device`."""
+    end = offset + count * on_device[0].nbytes
+    return arena[offset:end].view(on_device.dtype).view(count, *on_device.shape[1:])

@@ -21,6 +21,7 @@ from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import run_beside_steps
 from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.mover_process import MoverProcess
 from proa_engine.worker.worker import Worker
 
 _FAILED = 1  # exit code: the engine or this rank failed
@@ -35,6 +36,7 @@ class RankServer:
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
         self._is_started = False
         self._sending = Lock()
+        self._mover: MoverProcess | None = None
 
     def serve(self) -> int:
         """Run steps until Shutdown. Returns the exit code. If the engine is lost, the process exits instead."""
@@ -60,7 +62,8 @@ class RankServer:
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
         worker.start(start.sizes)
-        self._send(wire.Started())
+        mover = self._mover = worker.start_mover(lambda fetched: self._send(wire.FromMover(fetched)))
+        self._send(wire.Started(0 if mover is None else mover.port))
         self._is_started = True
         return worker
 
@@ -105,6 +108,10 @@ class RankServer:
     def _read(self) -> None:
         reader = wire.worker_reader(self._connection)
         while (message := reader.read()) is not None:
+            if isinstance(message, wire.ToMover):  # not behind steps
+                assert self._mover is not None, "only an engine with movers sends it messages"
+                self._mover.send(message.message)
+                continue
             self._inbox.put(message)
             if isinstance(message, wire.Shutdown):
                 if self._is_started:  # before that, the other ranks may never join a collective

@@ -2,7 +2,8 @@
 
 The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
 answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and LoadLora with LoraRead, while it runs
-steps. It sends Failed at any time before it exits. Either side treats the end of the stream as the other's death.
+steps. Messages of its mover are passed on in both directions. It sends Failed at any time before it exits. Either side
+treats the end of the stream as the other's death.
 """
 
 import socket
@@ -10,8 +11,10 @@ import socket
 import msgspec
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.mover import Fetched
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import FrameReader
+from proa_engine.mover.messages import Cancel, Fetch, Reset
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
 
@@ -38,6 +41,8 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 class Started(msgspec.Struct, tag=True, frozen=True):
     """The answer to Start: the worker is warmed up and can run steps."""
+
+    mover_port: int = 0  # 0: it has no mover
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
@@ -78,6 +83,18 @@ class UnloadLora(msgspec.Struct, tag=True, frozen=True):
     lora_id: int
 
 
+class ToMover(msgspec.Struct, tag=True, frozen=True):
+    """Pass a message on to the rank's mover."""
+
+    message: Fetch | Cancel | Reset
+
+
+class FromMover(msgspec.Struct, tag=True, frozen=True):
+    """The end of a job of the rank's mover."""
+
+    fetched: Fetched
+
+
 class Done(msgspec.Struct, tag=True, frozen=True):
     """The answer to Sleep and WakeUp."""
 
@@ -92,8 +109,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | Shutdown
-ToEngine = Ready | Started | Done | LoraRead | Failed
+ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | ToMover | Shutdown
+ToEngine = Ready | Started | Done | LoraRead | FromMover | Failed
 
 
 def engine_reader(sock: socket.socket) -> FrameReader[ToEngine]:

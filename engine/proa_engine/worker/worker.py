@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
@@ -19,18 +20,21 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
+from proa_engine.mover.messages import Init
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
+from proa_engine.worker.fingerprint import cache_fingerprint
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.host_arena import HostArena
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.mover_process import MoverProcess
 from proa_engine.worker.warmup import WarmUp
 
 
@@ -68,6 +72,7 @@ class Worker:
         self._plan: CachePlan
         self._sizes: CacheSizes  # set by `start`
         self._arena: HostArena | None = None  # None until started, and without a host tier
+        self.mover: MoverProcess | None = None
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -132,7 +137,13 @@ class Worker:
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes())
         if sizes.num_host_pages:
-            self._arena = HostArena(self._runner.memory, sizes.num_host_pages, sizes.num_host_states)
+            self._arena = HostArena(
+                self._runner.memory,
+                sizes.num_host_pages,
+                sizes.num_host_states,
+                None if self._config.kv_transfer_address is None else self._on_copied,
+            )
+            self._at_exit.callback(self._arena.close)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
         self.longest_step_seconds = max(warm_up.run() for warm_up in warm_ups)
@@ -140,6 +151,31 @@ class Worker:
         self._capture_graphs()
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
+
+    def cache_fingerprint(self) -> bytes:
+        """Return what engines must have in common to exchange blocks."""
+        assert self._loaded is not None
+        layers, dtype = self._loaded.model.cache_layers(), self._placement.cache_dtype
+        return cache_fingerprint(self._config, self._folder, layers, self._plan, dtype)
+
+    def start_mover(self, on_fetched: Callable[[Fetched], None]) -> MoverProcess | None:
+        """Start the rank's mover, if the configuration has one. `on_fetched` is called with the end of each job."""
+        address = self._config.kv_transfer_address
+        if address is None or self._arena is None:
+            return None
+        host, _, port = address.rpartition(":")
+        init = Init(
+            layout=self._arena.layout,
+            host=host.strip("[]"),
+            port=int(port) + self._rank if int(port) else 0,
+            rank=self._rank,
+            num_ranks=self._config.tensor_parallel_size,
+            fingerprint=self.cache_fingerprint(),
+            since=time.time(),
+        )
+        self.mover = MoverProcess(init, self._arena.descriptor, on_fetched, self._log)
+        self._at_exit.callback(self.mover.close)
+        return self.mover
 
     def begin_step(self, copies: Copies) -> None:
         """Start the copies of the next step, and wait for those of the step before. Device work, before each step."""
@@ -195,6 +231,10 @@ class Worker:
     def shutdown(self) -> None:
         self._tracer.shutdown()
         self._at_exit.close()
+
+    def _on_copied(self, copies: Copies) -> None:
+        if self.mover is not None:
+            self.mover.copied(copies)
 
     def _release_runner(self) -> None:
         if self._runner is not None:

@@ -43,6 +43,7 @@ def test_engines_with_windows_or_states_have_a_checkpoint_rule(
     executor: Any = SimpleNamespace(
         cache_groups=groups,
         host_tier=None,
+        kv_transfer=None,
         max_num_seqs=8,
         eos_token_ids=frozenset(),
         model_config=parts.executor.model_config,

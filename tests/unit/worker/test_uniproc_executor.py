@@ -1,5 +1,6 @@
 """UniProcExecutor over a fake worker: steps run in order on the device thread, and a failure ends all waiting."""
 
+from collections.abc import Callable
 from threading import Event, get_ident
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
@@ -59,6 +61,9 @@ class FakeWorker:
         return GROUPS
 
     def host_tier(self, _sizes: CacheSizes) -> None:
+        return None
+
+    def start_mover(self, _on_fetched: Callable[[Fetched], None]) -> None:
         return None
 
     def begin_step(self, copies: Copies) -> None:

@@ -1,0 +1,38 @@
+"""The fingerprint of an engine's KV cache: engines with the same one compute blocks that each of them can use."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import torch
+
+from proa.blocks import BLOCK_HASH_VERSION, root_hash
+from proa_engine.config import EngineConfig
+from proa_engine.layers.cache_layers import CacheLayer
+from proa_engine.models.digest import weights_digest
+from proa_engine.worker.cache_plan import CachePlan
+
+_LAYOUT_VERSION = 1  # of a page
+
+
+def cache_fingerprint(
+    config: EngineConfig, folder: Path, layers: Sequence[CacheLayer], plan: CachePlan, dtype: torch.dtype
+) -> bytes:
+    """Return 32 bytes that name the pages' layout and types, the weights, and what else their values depend on.
+
+    `dtype` is that of the cache.
+    """
+    is_random = config.load_format == "dummy"
+    parts = (
+        _LAYOUT_VERSION,
+        BLOCK_HASH_VERSION,
+        root_hash(config.model, config.revision or ""),
+        (config.seed, (folder / "config.json").read_text()) if is_random else weights_digest(folder),
+        [(type(layer).__name__, astuple(layer)) for layer in layers],
+        astuple(plan),
+        dtype,
+        (config.dtype, config.kv_cache_dtype, config.quantization, config.batch_invariant),
+        config.tensor_parallel_size,
+    )
+    return hashlib.sha256(repr(parts).encode()).digest()
