@@ -1,5 +1,6 @@
 """The metrics pages of engine and gateway: the engine's from a real core, the gateway's from direct calls."""
 
+import random
 import re
 import time
 import urllib.request
@@ -18,6 +19,7 @@ from proa.contract import (
     Event,
     EventType,
     FinishReason,
+    KvSource,
     SamplingParams,
     SchedulerStats,
 )
@@ -27,6 +29,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.mover import Fetched
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
@@ -139,6 +142,25 @@ def test_engine_page_tells_what_host_memory_holds_and_gave() -> None:
     assert page.value("vllm:external_prefix_cache_hits_total") == 12
     assert page.value("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 12
     assert page.value("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 4
+
+
+def test_engine_page_tells_what_came_from_other_engines() -> None:
+    run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1))
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    assert run.mover is not None
+    run.core.submit(replace(make_request(prompt=range(17)), kv_source=KvSource(addresses=("peer:1",))))
+    run.step()
+    (job,) = run.mover.jobs.values()
+    run.core.take_fetched(Fetched(job_id=job.job_id, num_blocks=0, num_bytes=70, is_done=True, error="refused"))
+    run.mover.jobs.clear()
+    while run.core.has_unfinished_requests():
+        if (outputs := run.core.step()) is not None:
+            metrics.observe_outputs(outputs)
+    page = scrape(registry)
+    assert page.value("proa_engine_kv_fetches_total") == 1
+    assert page.value("proa_engine_kv_fetch_failures_total") == 1
+    assert page.value("proa_engine_kv_fetched_bytes_total") == 70
+    assert page.value("proa_engine_kv_fetch_seconds_total") > 0
 
 
 def test_engine_page_tells_what_the_cache_holds() -> None:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, KvLoad, SamplingParams
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    KvFetch,
+    KvLoad,
+    SamplingParams,
+)
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_gateway.observability.telemetry import GatewayTracer
@@ -82,6 +91,19 @@ def test_waiting_for_host_memory_has_a_span(receiver: OtlpReceiver) -> None:
     (load,) = (span for span in receiver.spans if span.name == "kv.load")
     assert seconds(load.start, load.end) == 1.5
     assert load.attributes["proa.kv.loaded_tokens"] == 48
+
+
+def test_waiting_for_another_engine_has_a_span(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
+    finished.fetch = KvFetch(QUEUED, SCHEDULED, 48, 3000, "the source has closed the connection")
+    tracer.observe_outputs([finished])
+    tracer.shutdown()
+    (fetch,) = (span for span in receiver.spans if span.name == "kv.fetch")
+    assert seconds(fetch.start, fetch.end) == 1.5
+    assert (fetch.attributes["proa.kv.fetched_tokens"], fetch.attributes["proa.kv.fetched_bytes"]) == (48, 3000)
+    assert fetch.attributes["error.type"] == "fetch"
 
 
 def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpReceiver) -> None:

@@ -17,7 +17,7 @@ from proa_engine.core.host_tier import HostTier
 from proa_engine.core.mover import Fetched, FetchJob, Mover
 from proa_engine.core.prefix_cache import BlockHashes
 from proa_engine.core.request import Request
-from proa_engine.core.types import NO_STATE
+from proa_engine.core.types import NO_STATE, FetchCounts
 
 _WAIT_MS = 2000  # if the source has no `wait_ms`
 
@@ -52,6 +52,7 @@ class Fetches:
         self._open: dict[int, _Open] = {}  # by job id
         self._by_block: dict[bytes, _Open] = {}  # by the first block that the job fetches
         self._by_request: dict[Request, _Open] = {}
+        self.counts = FetchCounts()
         self._since = 0.0  # Unix seconds; blocks from before it are not fetched
 
     def begin(self, request: Request, source: KvSource, now: float) -> bool:
@@ -93,6 +94,13 @@ class Fetches:
             self._cache(opened, fetched)
         self._host.release(opened.all_pages, opened.states)
         num_tokens = fetched.num_blocks * self._groups.block_size
+        self.counts = FetchCounts(
+            self.counts.num_fetches + 1,
+            self.counts.num_failed_fetches + bool(fetched.error),
+            self.counts.num_fetched_tokens + num_tokens,
+            self.counts.num_fetched_bytes + fetched.num_bytes,
+            self.counts.seconds + now - opened.started,
+        )
         for request in opened.requests:
             request.fetch = KvFetch(opened.started, now, num_tokens, fetched.num_bytes, fetched.error)
             del self._by_request[request]

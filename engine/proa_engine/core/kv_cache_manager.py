@@ -83,13 +83,13 @@ class KVCacheManager:
         maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)
         cached_blocks, num_checkpoints = tuple(map(len, maps)), len(self._cache.checkpoints)
         host = None if self._host is None else self._host.occupancy
+        fetches = None if self._fetches is None else self._fetches.counts
         if self._states is None:
-            return CacheOccupancy(cached_blocks, num_checkpoints, host=host)
+            return CacheOccupancy(cached_blocks, num_checkpoints, host=host, fetches=fetches)
         slots, num_cached = self._states.pool, len(self._cache.cached_states)
         num_used = slots.num_blocks - slots.num_free_blocks
-        return CacheOccupancy(
-            cached_blocks, num_checkpoints, num_used, num_cached, max(slots.num_free_blocks - num_cached, 0), host
-        )
+        num_free = max(slots.num_free_blocks - num_cached, 0)
+        return CacheOccupancy(cached_blocks, num_checkpoints, num_used, num_cached, num_free, host, fetches)
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """Return the request's longest cached prefix that it can continue.

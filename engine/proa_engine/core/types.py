@@ -226,6 +226,17 @@ class HostOccupancy:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchCounts:
+    """Fetches from other engines since the start."""
+
+    num_fetches: int = 0  # that ended
+    num_failed_fetches: int = 0  # of these, those that ended with an error
+    num_fetched_tokens: int = 0
+    num_fetched_bytes: int = 0  # of all ranks
+    seconds: float = 0.0  # from the begin to the end of each
+
+
+@dataclass(frozen=True, slots=True)
 class CacheOccupancy:
     """The cache's current content. Cached blocks may also be in use."""
 
@@ -236,6 +247,7 @@ class CacheOccupancy:
     num_cached_states: int = 0
     num_free_states: int = 0
     host: HostOccupancy | None = None
+    fetches: FetchCounts | None = None  # None: nothing is fetched from other engines
 
 
 class PooledRows(NamedTuple):

@@ -16,7 +16,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.types import CacheOccupancy, HostOccupancy, StepOutputs
+from proa_engine.core.types import CacheOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
@@ -187,6 +187,8 @@ class EngineMetrics:
         yield gauge_by_label("proa_engine_state_slots", text, self._labels, "use", states)
         if cache.host is not None:
             yield from self._host_metrics(cache.host)
+        if cache.fetches is not None:
+            yield from self._fetch_metrics(cache.fetches)
 
     def _host_metrics(self, host: HostOccupancy) -> Iterator[Metric]:
         labels, text = self._labels, "Pages of host memory that hold blocks of the prefix cache, 0 to 1."
@@ -202,10 +204,20 @@ class EngineMetrics:
         text = "Tokens that requests waited for, because host memory had them and the device did not."
         yield counter("vllm:external_prefix_cache_hits", text, labels, host.num_loaded_tokens)
 
+    def _fetch_metrics(self, fetches: FetchCounts) -> Iterator[Metric]:
+        for name, text, value in (
+            ("fetches", "Fetches of blocks from other engines that ended.", fetches.num_fetches),
+            ("fetch_failures", "Fetches that ended with an error.", fetches.num_failed_fetches),
+            ("fetched_tokens", "Tokens whose blocks came from other engines.", fetches.num_fetched_tokens),
+            ("fetched_bytes", "Bytes that came from other engines, of all ranks.", fetches.num_fetched_bytes),
+            ("fetch_seconds", "Time that requests waited for fetches, in seconds.", fetches.seconds),
+        ):
+            yield counter(f"proa_engine_kv_{name}", text, self._labels, value)
+
     def _waiting_by_reason(self) -> Metric:
         deferred = self._stats.num_deferred_reqs
         reasons = {"capacity": self._stats.num_waiting_reqs - deferred, "deferred": deferred}
-        text = "Waiting requests by reason; deferred: for a grammar, an adapter's slot, or blocks from host memory."
+        text = "Waiting requests by reason; deferred: for a grammar, an adapter's slot, or blocks from elsewhere."
         return gauge_by_label("vllm:num_requests_waiting_by_reason", text, self._labels, "reason", reasons)
 
     def _sleep_state(self) -> Metric:

@@ -14,7 +14,16 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, KvLoad, SamplingParams
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    KvFetch,
+    KvLoad,
+    SamplingParams,
+)
 from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
 from proa_engine.core.executor import Executor
 from proa_engine.observability.step_spans import TracedExecutor
@@ -111,6 +120,8 @@ class EngineTracer:
         finished = [event.timestamp for event in traced.events if event.type is EventType.FINISHED]
         end = _nanoseconds(finished[-1]) if finished else time.time_ns()
         self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
+        if output.fetch is not None:
+            self._fetch_span(traced, output.fetch)
         if output.load is not None:
             self._load_span(traced, output.load)
         traced.span.set_attributes(
@@ -124,6 +135,15 @@ class EngineTracer:
         if error_type is not None:
             set_error(traced.span, error_type, output.error)
         traced.span.end(end)
+
+    def _fetch_span(self, traced: _TracedRequest, fetch: KvFetch) -> None:
+        """Make the span of the time in which the request waited for blocks from another engine."""
+        context = trace.set_span_in_context(traced.span, Context())
+        span = self._tracer.start_span("kv.fetch", context, start_time=_nanoseconds(fetch.started))
+        span.set_attributes({"proa.kv.fetched_tokens": fetch.num_tokens, "proa.kv.fetched_bytes": fetch.num_bytes})
+        if fetch.error:
+            set_error(span, "fetch", fetch.error)
+        span.end(_nanoseconds(fetch.ended))
 
     def _load_span(self, traced: _TracedRequest, load: KvLoad) -> None:
         """Make the span of the time in which the request waited for blocks from host memory."""

@@ -75,7 +75,7 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
         self, request: service_pb2.ResetPrefixCacheRequest, context: Context
     ) -> service_pb2.ResetPrefixCacheResponse:
         async with _status_on_error(context):
-            await self._router.operate(ResetPrefixCache())
+            await self._router.operate(ResetPrefixCache(request.since))
         return service_pb2.ResetPrefixCacheResponse()
 
     async def Sleep(self, request: service_pb2.SleepRequest, context: Context) -> service_pb2.SleepResponse:
