@@ -1,10 +1,11 @@
-"""Time to the first token of a prompt whose KV cache is on the device, in host memory, or nowhere.
+"""Time to the first token of a prompt whose KV cache is on the device, in host memory, in another engine, or nowhere.
 
     python benchmarks/kv_tiers.py --model builtin
     python benchmarks/kv_tiers.py --model Qwen3-0.6B --layers 4 --lengths 256 1024
 
-One engine and one request at a time, greedy. A prompt is computed; asked again; then the device's cache is filled with
-other prompts, and it is asked a third time, from the host. The best of several rounds, and the rest's median.
+One request at a time, greedy. A prompt is computed; asked again; then the device's cache is filled with other prompts,
+and it is asked a third time, from the host; then a second engine in this process, which never saw it, fetches it. The
+best of several rounds, and their median.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from real_shapes import SHAPES
 
-from proa.contract import EngineCoreRequest, SamplingParams
+from proa.contract import EngineCoreRequest, KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, load_engine
@@ -39,35 +40,42 @@ class Prompts:
     def make(self, num_tokens: int) -> list[int]:
         return self._random.choices(range(self._vocab_size), k=num_tokens)
 
-    def ask(self, prompt: list[int]) -> tuple[float, int]:
+    def ask(self, prompt: list[int], source: KvSource | None = None) -> tuple[float, int]:
         """Seconds to the first token, and the number of cached tokens. Then all stores are finished."""
         self._num_asked += 1
         request = EngineCoreRequest(
-            request_id=f"{self._num_asked}", prompt_token_ids=prompt, sampling_params=PARAMS, arrival_time=time.time()
+            request_id=f"{self._num_asked}",
+            prompt_token_ids=prompt,
+            sampling_params=PARAMS,
+            arrival_time=time.time(),
+            kv_source=source,
         )
         started = time.perf_counter()
         self._core.submit(request)
         while (outputs := self._core.step()) is None or not outputs.outputs:
-            pass
+            self._core.wait_for_work()
         seconds = time.perf_counter() - started
         while self._core.has_unfinished_requests():
             self._core.step()
         return seconds, outputs.outputs[0].num_cached_tokens or 0
 
 
-def measure(parts: EngineParts, length: int, num_rounds: int) -> dict[str, list[float]]:
+def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int) -> dict[str, list[float]]:
     """Milliseconds by tier, one for each round."""
-    prompts = Prompts(parts, seed=length)
+    prompts, of_peer = Prompts(parts, seed=length), Prompts(peer, seed=length)
+    transfer = parts.executor.kv_transfer
+    assert transfer is not None
+    source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports))
     capacity = parts.limits.lengths.cache_capacity
     others = -(-capacity // length) + 1  # prompts that fill the device
-    found: dict[str, list[float]] = {"computed": [], "device": [], "host": []}
+    found: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "peer": []}
     for _ in range(num_rounds):
         prompt = prompts.make(length)
-        for tier in ("computed", "device", "host"):
+        for tier in found:
             if tier == "host":
                 for _ in range(others):
                     prompts.ask(prompts.make(length))
-            seconds, num_cached = prompts.ask(prompt)
+            seconds, num_cached = of_peer.ask(prompt, source) if tier == "peer" else prompts.ask(prompt)
             expected = 0 if tier == "computed" else (length - 1) // BLOCK_SIZE * BLOCK_SIZE
             assert num_cached == expected, f"{tier}: {num_cached} cached tokens instead of {expected}"
             found[tier].append(seconds * 1e3)
@@ -98,17 +106,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
             kv_offloading_size=arguments.host_gib,
+            kv_transfer_address="127.0.0.1:0",
         )
-        parts = load_engine(config, print)
+        parts, peer = load_engine(config, print), load_engine(config, print)
         try:
-            print(f"{'tokens':>7} {'computed':>10} {'device':>10} {'host':>10} ms (best, median)  host: times faster")
+            print("tokens; ms (best, median): computed, device, host, peer; times faster: host, peer")
             for length in arguments.lengths:
-                found = measure(parts, length, arguments.rounds)
+                found = measure(parts, peer, length, arguments.rounds)
                 cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
-                ratio = min(found["computed"]) / min(found["host"])
-                print(f"{length:>7} {' '.join(cells)}  {ratio:.1f}", flush=True)
+                ratios = [min(found["computed"]) / min(found[tier]) for tier in ("host", "peer")]
+                print(f"{length:>7} {' '.join(cells)}  {ratios[0]:.1f} {ratios[1]:.1f}", flush=True)
         finally:
             parts.shutdown()
+            peer.shutdown()
 
 
 if __name__ == "__main__":

@@ -29,9 +29,12 @@ class FrameReader(Generic[T]):
 
     def read(self) -> T | None:
         """Return the next message; None at the end of the stream, even within a frame."""
-        header = self._file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
+        try:
+            header = self._file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                return None
+            (length,) = _HEADER.unpack(header)
+            payload = self._file.read(length)
+        except ConnectionResetError:  # the peer ended with messages that it had not read
             return None
-        (length,) = _HEADER.unpack(header)
-        payload = self._file.read(length)
         return self._decoder.decode(payload) if len(payload) == length else None
