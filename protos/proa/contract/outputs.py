@@ -93,7 +93,7 @@ class EngineCoreOutput:
     pooled: bytes = b""  # little-endian float32 of a pooled request, row by row; on its last output
     num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
-    fetch: KvFetch | None = field(default=None, metadata=LOCAL)  # on every output after it
+    fetch: KvFetch | None = None  # on every output after it
     load: KvLoad | None = field(default=None, metadata=LOCAL)  # the last one, on every output after it
 
     @property
@@ -115,6 +115,10 @@ class SchedulerStats:
     num_preemptions: int = 0
     last_step_age: float = 0.0  # seconds since the current step began; 0 between steps
     sleep_level: int = 0  # 1 or 2 of an engine that sleeps or is about to, and rejects new requests; 0: awake
+    num_fetching_reqs: int = 0  # waiting ones whose blocks come from another engine
+    host_cache_usage: float = 0.0  # share of host pages that hold cached blocks, 0 to 1
+    prefill_tokens_per_second: float = 0.0  # of recent steps that computed prompts; 0: not known yet
+    load_bytes_per_second: float = 0.0  # from host memory to the device, of all ranks; 0: not known yet
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)

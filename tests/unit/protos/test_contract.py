@@ -20,6 +20,7 @@ from proa.contract import (
     Image,
     ImageInput,
     KvEvents,
+    KvFetch,
     LoadedLoras,
     Lora,
     PoolingParams,
@@ -67,6 +68,7 @@ OUTPUT = EngineCoreOutput(
     error="sentence",
     pooled=b"\x00\x00\x80\x3f",
     num_pooled_rows=1,
+    fetch=KvFetch(1.5, 2.5, 64, 4096, "the source was reset"),
 )
 STATS = SchedulerStats(
     num_running_reqs=1,
@@ -78,6 +80,10 @@ STATS = SchedulerStats(
     num_preemptions=7,
     last_step_age=0.25,
     sleep_level=2,
+    num_fetching_reqs=1,
+    host_cache_usage=0.25,
+    prefill_tokens_per_second=1024.0,
+    load_bytes_per_second=4096.0,
 )
 IMAGE = Image(hash=b"0123456789abcdef", offset=3, num_tokens=1, height=32, width=32, pixels=bytes(3072))
 IMAGE_INPUT = ImageInput(
@@ -154,6 +160,7 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (OUTPUT.events[0], core_pb2.Event),
     (OUTPUT.logprobs[0], core_pb2.TokenLogprobs),
     (OUTPUT, core_pb2.EngineCoreOutput),
+    (OUTPUT.fetch, core_pb2.KvFetch),
     (STATS, core_pb2.SchedulerStats),
     (OUTPUTS, core_pb2.EngineCoreOutputs),
     (INFO.checkpoint_rule, service_pb2.CheckpointRule),

@@ -237,7 +237,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EngineCoreOutput(_message.Message):
-    __slots__ = ("request_id", "handle", "new_token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "events", "error", "pooled", "num_pooled_rows")
+    __slots__ = ("request_id", "handle", "new_token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "events", "error", "pooled", "num_pooled_rows", "fetch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class EngineCoreOutput(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     NUM_POOLED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     handle: int
     new_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -266,10 +267,25 @@ class EngineCoreOutput(_message.Message):
     error: str
     pooled: bytes
     num_pooled_rows: int
-    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., new_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., error: _Optional[str] = ..., pooled: _Optional[bytes] = ..., num_pooled_rows: _Optional[int] = ...) -> None: ...
+    fetch: KvFetch
+    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., new_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., error: _Optional[str] = ..., pooled: _Optional[bytes] = ..., num_pooled_rows: _Optional[int] = ..., fetch: _Optional[_Union[KvFetch, _Mapping]] = ...) -> None: ...
+
+class KvFetch(_message.Message):
+    __slots__ = ("started", "ended", "num_tokens", "num_bytes", "error")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    started: float
+    ended: float
+    num_tokens: int
+    num_bytes: int
+    error: str
+    def __init__(self, started: _Optional[float] = ..., ended: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level")
+    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level", "num_fetching_reqs", "host_cache_usage", "prefill_tokens_per_second", "load_bytes_per_second")
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_REQS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +295,10 @@ class SchedulerStats(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_AGE_FIELD_NUMBER: _ClassVar[int]
     SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_FETCHING_REQS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     num_running_reqs: int
     num_waiting_reqs: int
     kv_cache_usage: float
@@ -288,7 +308,11 @@ class SchedulerStats(_message.Message):
     num_preemptions: int
     last_step_age: float
     sleep_level: int
-    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ...) -> None: ...
+    num_fetching_reqs: int
+    host_cache_usage: float
+    prefill_tokens_per_second: float
+    load_bytes_per_second: float
+    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ..., num_fetching_reqs: _Optional[int] = ..., host_cache_usage: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., load_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class EngineCoreOutputs(_message.Message):
     __slots__ = ("outputs", "plain_handles", "plain_token_ids", "stats", "timestamp", "step")
