@@ -53,7 +53,7 @@ def start(layout: ArenaLayout) -> RunningMover:
     reader: FrameReader[ToWorker] = FrameReader(control, msgspec.msgpack.Decoder(ToWorker))
     listening = reader.read()
     assert isinstance(listening, Listening), listening
-    return RunningMover(psutil.Process(process.pid), control, reader, Arena(descriptor, layout), listening.port)
+    return RunningMover(psutil.Process(process.pid), control, reader, Arena(descriptor, layout), listening.port or 0)
 
 
 def fill(source: RunningMover, chain: list[bytes]) -> None:

@@ -84,6 +84,23 @@ class EngineConfig:
         "port plus r; port 0: any free port; empty host: all addresses. Needs kv_offloading_size (default: none)",
         metavar="HOST:PORT",
     )
+    kv_offloading_path: str | None = option(
+        None,
+        "folder in memory, such as /dev/shm/proa, in which each rank keeps the host memory of kv_offloading_size as a "
+        "file: an engine that is started again, with the same weights and configuration, continues with its blocks. "
+        "Only one engine can use a folder (default: memory that ends with the engine)",
+        metavar="FOLDER",
+    )
+    kv_disk_path: str | None = option(
+        None,
+        "folder on a disk to which each rank writes KV cache blocks that requests have read from host memory. Needs "
+        "kv_offloading_size (default: none)",
+        metavar="FOLDER",
+    )
+    kv_disk_size: float = option(0.0, "size of the files in kv_disk_path in GiB, of all ranks together", minimum=0)
+    kv_disk_write_mb_per_second: float = option(
+        200.0, "maximum megabytes a second that each rank writes to kv_disk_path", minimum=0
+    )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
     batch_invariant: bool = option(
@@ -162,6 +179,12 @@ class EngineConfig:
             raise ValueError("kv_offloading_size needs enable_prefix_caching")
         if self.kv_transfer_address is not None and not self.kv_offloading_size:
             raise ValueError("kv_transfer_address needs kv_offloading_size: blocks are exchanged in host memory")
+        if self.kv_offloading_path is not None and not self.kv_offloading_size:
+            raise ValueError("kv_offloading_path needs kv_offloading_size, the size of its files")
+        if self.kv_disk_path is not None and not self.kv_offloading_size:
+            raise ValueError("kv_disk_path needs kv_offloading_size: blocks are read into host memory")
+        if (self.kv_disk_path is None) != (not self.kv_disk_size):
+            raise ValueError("kv_disk_path and kv_disk_size must be set together")
         if self.kv_transfer_address is not None and not _ADDRESS.fullmatch(self.kv_transfer_address):
             raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
 
@@ -175,6 +198,12 @@ class EngineConfig:
         if images is None or self.language_model_only:
             return 0
         return self.encoder_cache_size or max(self.max_num_batched_tokens, images.max_tokens)
+
+    @property
+    def has_movers(self) -> bool:
+        """Whether each rank has a mover, which exchanges its host memory with engines, disk and earlier starts."""
+        paths = (self.kv_transfer_address, self.kv_offloading_path, self.kv_disk_path)
+        return any(path is not None for path in paths)
 
     @property
     def model_name(self) -> str:

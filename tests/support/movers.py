@@ -128,7 +128,7 @@ def running_mover(
         answer = reader.read()
         assert not isinstance(answer, Refused), answer
         assert isinstance(answer, Listening)
-        yield RunningMover(Arena(descriptor, layout), ours, answer.port, _reader=reader)
+        yield RunningMover(Arena(descriptor, layout), ours, answer.port or 0, _reader=reader)
         ours.shutdown(socket.SHUT_RDWR)
         thread.join(5)
         assert not thread.is_alive()

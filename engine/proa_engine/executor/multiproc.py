@@ -101,7 +101,8 @@ class MultiProcExecutor(UniProcExecutor):
         self._start_worker(sizes)
         ports = [self._wait_for(connection.started).mover_port for connection in self._connections]
         if self.kv_transfer is not None:
-            self.kv_transfer = replace(self.kv_transfer, ports=(*self.kv_transfer.ports, *ports))
+            ports_of_ranks = (*self.kv_transfer.ports, *(port for port in ports if port is not None))
+            self.kv_transfer = replace(self.kv_transfer, ports=ports_of_ranks)
 
     def _on_all_ranks(self, message: wire.Sleep | wire.WakeUp, on_rank_0: Callable[[], None]) -> None:
         """Send `message` to the other ranks, call `on_rank_0` meanwhile, as both may join in collectives, and wait for

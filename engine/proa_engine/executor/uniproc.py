@@ -48,8 +48,8 @@ class UniProcExecutor:
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
-        self.mover: RankMovers | None = None  # set by `_start_worker`, as is the next one, if blocks are exchanged
-        self.kv_transfer: KvTransfer | None = None
+        self.mover: RankMovers | None = None  # set by `_start_worker`, if the configuration has movers
+        self.kv_transfer: KvTransfer | None = None  # likewise, if they listen
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
@@ -172,6 +172,8 @@ class UniProcExecutor:
         if mover is None:
             return
         self.mover = RankMovers(self._send_to_movers, len(block_bytes))
+        if mover.port is None:
+            return
         self.kv_transfer = KvTransfer(
             fingerprint=self._worker.cache_fingerprint(), ports=(mover.port,), block_bytes=sum(block_bytes)
         )

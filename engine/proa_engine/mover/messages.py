@@ -12,11 +12,11 @@ from proa_engine.mover.layout import ArenaLayout
 
 
 class Init(msgspec.Struct, tag=True, frozen=True):
-    """Map the arena and listen on `port`; 0: on any free one."""
+    """Map the arena and listen on `port`; 0: on any free one; None: do not listen."""
 
     layout: ArenaLayout
     host: str
-    port: int
+    port: int | None
     rank: int
     num_ranks: int
     fingerprint: bytes
@@ -52,9 +52,9 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
 
 
 class Listening(msgspec.Struct, tag=True, frozen=True):
-    """The answer to Init."""
+    """The answer to Init. `port` None: the mover serves no other engines."""
 
-    port: int
+    port: int | None
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):

@@ -56,17 +56,19 @@ class Mover:
             return 0
         assert isinstance(init, Init)
         try:
-            listener = _listen(init)
+            listener = None if init.port is None else _listen(init.host, init.port)
         except OSError as error:
-            self._send(Refused(f"cannot listen on {init.host or '*'}:{init.port}: {error.strerror or error}"))
+            where = f"{init.host or '*'}:{init.port}"
+            self._send(Refused(f"kv_transfer_address: cannot listen on {where}: {error.strerror or error}"))
             return 1
         arena = Arena(self._arena_descriptor, init.layout)
         index = Index(arena, init.since, init.copied)
         client = Client(arena, index, init, self._report)
-        server = Server(listener, arena, index, init)
-        Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
+        if listener is not None:
+            server = Server(listener, arena, index, init)
+            Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
         Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
-        self._send(Listening(listener.getsockname()[1]))
+        self._send(Listening(None if listener is None else listener.getsockname()[1]))
         while (message := reader.read()) is not None:
             match message:
                 case Copied():
@@ -94,9 +96,9 @@ class Mover:
             self._control.sendall(encode(message))
 
 
-def _listen(init: Init) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Raises `OSError`."""
-    if init.host or not socket.has_dualstack_ipv6():
-        family = socket.AF_INET6 if ":" in init.host else socket.AF_INET
-        return socket.create_server((init.host, init.port), family=family)
-    return socket.create_server(("", init.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    if host or not socket.has_dualstack_ipv6():
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)

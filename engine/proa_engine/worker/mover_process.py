@@ -27,7 +27,7 @@ from proa_engine.mover.messages import (
     ToWorker,
 )
 
-_START_SECONDS = 30.0  # until it listens
+_START_SECONDS = 30.0  # until it answers
 _SILENCE_SECONDS = 10.0  # after which it is killed; it shows every second that it is alive
 _RESTART_SECONDS = 10.0  # from one start to the next
 _EXIT_SECONDS = 5.0
@@ -35,7 +35,7 @@ _SEND_BYTES = 1 << 22  # of messages that the mover has not read
 
 
 class MoverProcess:
-    """The constructor returns when the mover listens. Raises `ValueError`, with a sentence for the user, if it cannot.
+    """The constructor returns when the mover works. Raises `ValueError`, with a sentence for the user, if it cannot.
 
     `on_fetched` is called from a thread of its own with the end of each job, also of one that the mover's death ends.
     `log` is called with lines about deaths.
@@ -58,8 +58,8 @@ class MoverProcess:
         self._thread.start()
 
     @property
-    def port(self) -> int:
-        """The port on which it listens."""
+    def port(self) -> int | None:
+        """The port on which it listens; None: it serves no other engines."""
         return self._init.port
 
     def send(self, message: Fetch | Cancel | Reset) -> None:
@@ -103,8 +103,8 @@ class MoverProcess:
         answer = self._reader.read()
         if not isinstance(answer, Listening):
             self._end_process()
-            reason = answer.reason if isinstance(answer, Refused) else "it ended before it listened"
-            raise ValueError(f"kv_transfer_address: the mover of rank {self._init.rank} did not start: {reason}")
+            reason = answer.reason if isinstance(answer, Refused) else "it ended before it answered"
+            raise ValueError(f"the mover of rank {self._init.rank} did not start: {reason}")
         self._init = msgspec.structs.replace(self._init, port=answer.port)
         self._control.settimeout(_SILENCE_SECONDS)
 

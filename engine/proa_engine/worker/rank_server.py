@@ -63,7 +63,7 @@ class RankServer:
         assert isinstance(start, wire.Start)
         worker.start(start.sizes)
         mover = self._mover = worker.start_mover(lambda fetched: self._send(wire.FromMover(fetched)))
-        self._send(wire.Started(0 if mover is None else mover.port))
+        self._send(wire.Started(None if mover is None else mover.port))
         self._is_started = True
         return worker
 

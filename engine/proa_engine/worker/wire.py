@@ -42,7 +42,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 class Started(msgspec.Struct, tag=True, frozen=True):
     """The answer to Start: the worker is warmed up and can run steps."""
 
-    mover_port: int = 0  # 0: it has no mover
+    mover_port: int | None = None  # None: its mover, if it has one, serves no other engines
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):

@@ -141,7 +141,7 @@ class Worker:
                 self._runner.memory,
                 sizes.num_host_pages,
                 sizes.num_host_states,
-                None if self._config.kv_transfer_address is None else self._on_copied,
+                self._on_copied if self._config.has_movers else None,
             )
             self._at_exit.callback(self._arena.close)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
@@ -160,14 +160,13 @@ class Worker:
 
     def start_mover(self, on_fetched: Callable[[Fetched], None]) -> MoverProcess | None:
         """Start the rank's mover, if the configuration has one. `on_fetched` is called with the end of each job."""
-        address = self._config.kv_transfer_address
-        if address is None or self._arena is None:
+        if self._arena is None or not self._config.has_movers:
             return None
-        host, _, port = address.rpartition(":")
+        host, port = self._transfer_address()
         init = Init(
             layout=self._arena.layout,
-            host=host.strip("[]"),
-            port=int(port) + self._rank if int(port) else 0,
+            host=host,
+            port=port,
             rank=self._rank,
             num_ranks=self._config.tensor_parallel_size,
             fingerprint=self.cache_fingerprint(),
@@ -231,6 +230,14 @@ class Worker:
     def shutdown(self) -> None:
         self._tracer.shutdown()
         self._at_exit.close()
+
+    def _transfer_address(self) -> tuple[str, int | None]:
+        """Return the host and port on which the rank's mover listens. 0: any free port; None: it does not listen."""
+        address = self._config.kv_transfer_address
+        if address is None:
+            return "", None
+        host, _, port = address.rpartition(":")
+        return host.strip("[]"), int(port) + self._rank if int(port) else 0
 
     def _on_copied(self, copies: Copies) -> None:
         if self.mover is not None:
