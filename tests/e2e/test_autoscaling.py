@@ -51,6 +51,7 @@ def test_a_pool_scales_up_with_its_queue(release: Release, metrics_adapter: None
         engines__builtin__autoscaling__enabled="true",
         engines__builtin__autoscaling__maxReplicas="2",
         engines__builtin__autoscaling__target="1",
+        engines__builtin__autoscaling__queueTarget="1",
         **{"engines__builtin__extraArgs[0]": "--max-num-seqs=4"},
     )
     with traffic(release, "--clients=32", "--max-tokens=200", "--ignore-eos") as running:

@@ -50,6 +50,18 @@ OPTIONAL = {
     "networkPolicy.metrics.from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "engines.other": {"model": "/models/big", "modelVolume": {"claimName": "weights"}, "replicas": 2},
 }
+EXCHANGE = {"hostCache": {"sizeGb": 1}, "kvTransfer": {"enabled": True}}
+PREFILL_AND_DECODE = {  # with every tier of the KV cache
+    "tls.existingSecret": "certs",
+    "engines.prompts": {**EXCHANGE, "role": "prefill", "replicas": 2, "autoscaling": {"enabled": True}},
+    "engines.answers": {
+        "role": "decode",
+        "autoscaling": {"enabled": True},
+        "kvTransfer": {"enabled": True},
+        "hostCache": {"sizeGb": 1, "survivesRestart": True},
+        "diskCache": {"sizeGb": 10},
+    },
+}
 SCALED = {
     "enginePool.autoscaling.enabled": True,
     "enginePool.huggingFace.tokenSecret": "hub",
@@ -66,6 +78,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "sidecars": SIDECAR,
     "claimed": CLAIMED,
     "optional": OPTIONAL,
+    "exchange": {f"enginePool.{name}": values for name, values in EXCHANGE.items()},
     "scaled": SCALED,
 }
 

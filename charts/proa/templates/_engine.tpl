@@ -21,6 +21,9 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: run, mountPath: /run/proa}
   - {name: cache, mountPath: /cache}
+  {{- if .pool.diskCache.sizeGb }}
+  - {name: kv-disk, mountPath: /kv-disk}
+  {{- end }}
   {{- with .pool.modelVolume.claimName }}
   - {name: model, mountPath: {{ $.pool.modelVolume.path }}, readOnly: true}
   {{- end }}
@@ -37,13 +40,18 @@ volumeMounts:
 
 {{- /* The volumes of those containers: (dict "root" $ "pool" $pool) */ -}}
 {{- define "proa.engine.volumes" -}}
-- {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .pool.shmSize }}}}
+- {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ include "proa.engine.shmSize" .pool }}}}
 - {name: tmp, emptyDir: {}}
 - {name: run, emptyDir: {}}
 {{- if .pool.huggingFace.cacheClaim }}
 - {name: cache, persistentVolumeClaim: {claimName: {{ .pool.huggingFace.cacheClaim }}}}
 {{- else }}
 - {name: cache, emptyDir: {}}
+{{- end }}
+{{- if .pool.diskCache.claimName }}
+- {name: kv-disk, persistentVolumeClaim: {claimName: {{ .pool.diskCache.claimName }}}}
+{{- else if .pool.diskCache.sizeGb }}
+- {name: kv-disk, emptyDir: {sizeLimit: {{ include "proa.engine.diskVolumeGb" .pool }}Gi}}
 {{- end }}
 {{- with .pool.modelVolume.claimName }}
 - {name: model, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
@@ -59,23 +67,23 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{- /* CPU and memory of a container by default: a GPU engine holds libraries and staging buffers for each rank, and weights
-only while they are loaded. Context: the pool */ -}}
+{{- /* CPU, memory and disk of a container by default: a GPU engine holds libraries and staging buffers for each rank, and
+weights only while they are loaded. Context: the pool */ -}}
 {{- define "proa.engine.defaultResources" -}}
 {{- $ranks := ternary (int .tensorParallelSize) 1 (eq .tensorParallel.mode "process") -}}
-{{- if eq .gpu.allocation "none" -}}
-requests: {cpu: 500m, memory: 1Gi}
-limits: {memory: 4Gi}
-{{- else -}}
-requests: {cpu: {{ mul 2 $ranks | quote }}, memory: {{ add (mul 8 $ranks) (include "proa.engine.hostCacheGb" . | float64 | ceil) }}Gi}
-limits: {}
-{{- end -}}
-{{- end -}}
-
-{{- /* GiB of the host cache in one container. Context: the pool */ -}}
-{{- define "proa.engine.hostCacheGb" -}}
-{{- $ranks := ternary (int .tensorParallelSize) 1 (eq .tensorParallel.mode "process") -}}
-{{- divf (mulf .hostCache.sizeGb $ranks) (int .tensorParallelSize) -}}
+{{- $onGpus := ne .gpu.allocation "none" -}}
+requests:
+{{- if $onGpus }}
+  cpu: {{ mul 2 $ranks | quote }}
+  memory: {{ add (mul 8 $ranks) (include "proa.engine.hostCacheGb" . | float64 | ceil) }}Gi
+{{- else }}
+  cpu: 500m
+  memory: 1Gi
+{{- end }}
+{{- with include "proa.engine.diskRequestGb" . }}
+  ephemeral-storage: {{ . }}Gi
+{{- end }}
+limits: {{ ternary (dict) (dict "memory" "4Gi") $onGpus | toJson }}
 {{- end -}}
 
 {{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. A request that is not
@@ -159,11 +167,17 @@ set is at most the limit. Context: the pool */ -}}
 {{- end }}
 {{- end -}}
 
-{{- /* PromQL: the release's queued, waiting and running requests for a pool's model: (dict "root" $ "pool" $pool). The engines'
-own series have engine="0"; gateways repeat them with the engine's address. */ -}}
+{{- /* PromQL: the release's queued, waiting and running requests for a pool's model, without those of prompts that other pools
+compute; of a pool of role prefill those waiting and running there: (dict "root" $ "name" $name "pool" $pool). The engines' own
+series have engine="0"; gateways repeat them with the engine's address. */ -}}
 {{- define "proa.engine.demand" -}}
 {{- $model := include "proa.engine.modelName" .pool | quote -}}
 {{- $release := printf "namespace=%q,app_kubernetes_io_instance=%q" .root.Release.Namespace .root.Release.Name -}}
-sum(proa_gateway_queue_depth{model={{ $model }},{{ $release }}} or vector(0))
-{{- range $gauge := list "vllm:num_requests_waiting" "vllm:num_requests_running" }} + sum({{ $gauge }}{model_name={{ $model }},engine="0",{{ $release }}} or vector(0)){{ end -}}
+{{- $isPrefill := eq .pool.role "prefill" -}}
+{{- $pods := ternary (printf "proa_pool=%q" .name) `proa_role!="prefill"` $isPrefill -}}
+{{- $terms := ternary list (list (printf "sum(proa_gateway_queue_depth{model=%s,%s} or vector(0))" $model $release)) $isPrefill -}}
+{{- range $gauge := list "vllm:num_requests_waiting" "vllm:num_requests_running" -}}
+{{- $terms = append $terms (printf "sum(%s{model_name=%s,engine=\"0\",%s,%s} or vector(0))" $gauge $model $pods $release) -}}
+{{- end -}}
+{{- join " + " $terms -}}
 {{- end -}}

@@ -30,7 +30,7 @@
 {{- if ne $pool.model (get (include "proa.models" .root | fromYaml) $served) -}}
 {{- fail (printf "%s model %s has the same served model name as another pool's model: %s; set servedModelName." $at $pool.model $served) -}}
 {{- end -}}
-{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" -}}
+{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" "--kv-offloading-path" "--kv-disk-path" "--kv-disk-size" "--kv-disk-write-mb-per-second" "--kv-transfer-address" "--role" -}}
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}
@@ -97,6 +97,7 @@
 {{- fail (printf "%s keda.minReplicas 0 requires gateway.scaleFromZero.timeoutSeconds, or every request fails while no pod runs." $at) -}}
 {{- end -}}
 {{- include "proa.validateRollingUpdate" (dict "at" $at "update" $pool.rollingUpdate) -}}
+{{- include "proa.engine.validateKvCache" . -}}
 {{- end -}}
 
 {{- /* (dict "at" "gateway:" "update" .Values.gateway.rollingUpdate) */ -}}

@@ -14,7 +14,7 @@ import yaml
 
 from proa_engine.cli import make_parser as engine_parser
 from proa_gateway.cli import make_parser as gateway_parser
-from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
+from support.chart import CHART, COMBINATIONS, GATEWAY, ROOT, lookup, needs_helm, render
 from support.metric_names import engine_metrics, gateway_metrics
 
 DESCRIBED = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.M))
@@ -71,9 +71,11 @@ def test_readme_and_schema_are_generated_from_the_values() -> None:
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_the_programs_accept_every_argument(combination: str, tmp_path: Path) -> None:
     objects = render(COMBINATIONS[combination])
-    pod = lookup(objects, *ENGINE_POD)
-    for container in pod["containers"] + pod.get("initContainers", []):
-        engine_parser().parse_args(container["args"])
+    for (kind, name), found in objects.items():
+        if kind == "Deployment" and name != "proa-gateway":
+            pod = found["spec"]["template"]["spec"]
+            for container in pod["containers"] + pod.get("initContainers", []):
+                engine_parser().parse_args(container["args"])
     keys = tmp_path / "keys.json"  # read while arguments are parsed
     keys.write_text('{"keys": [{"name": "a", "key": "b"}]}')
     arguments = lookup(objects, *GATEWAY, "args")
@@ -95,7 +97,10 @@ def queries() -> Iterator[tuple[str, str]]:
 def test_prometheus_adapter_serves_the_autoscaling_metrics() -> None:
     rules = yaml.safe_load((ROOT / "k8s" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scaling = yaml.safe_load((CHART / "values.yaml").read_text())["enginePool"]["autoscaling"]
-    assert [rule["name"]["as"] for rule in rules] == [scaling["metric"], scaling["queueMetric"]]
+    assert {rule["name"]["as"] for rule in rules} == {
+        *("vllm_num_requests_waiting", "vllm_kv_cache_usage_perc"),  # the defaults of `metric`, by role
+        scaling["queueMetric"],
+    }
     assert {rule["seriesQuery"].partition("{")[0] for rule in rules} <= exported()
 
 

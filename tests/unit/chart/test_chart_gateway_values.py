@@ -119,6 +119,10 @@ CASES = {
     "engine.port": Case(value=6000, at=(*GATEWAY, "args"), contains="--engine-service=proa-engine.here:6000"),
     "engine.metricsPort": Case(value=6001, at=(*ENGINE, "args"), contains="--metrics-port=6001"),
     "engine.healthPort": Case(value=6002, at=(*ENGINE, "args"), contains="--health-port=6002"),
+    "engine.kvPort": Case(
+        value=6003, at=(*ENGINE, "args"), contains="--kv-transfer-address=:6003",
+        also={"enginePool.hostCache.sizeGb": 1, "enginePool.kvTransfer.enabled": True},
+    ),
     "engines": Case(
         value={"tiny": {"replicas": 2}}, at=("Deployment", "proa-engine-tiny", "spec", "replicas"), expected=2
     ),

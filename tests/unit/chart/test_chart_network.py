@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.chart import lookup, needs_helm, render
+from support.chart import PREFILL_AND_DECODE, lookup, needs_helm, render
 
 pytestmark = needs_helm
 PROMETHEUS = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
@@ -86,5 +86,35 @@ def test_traces_are_allowed_to_listed_peers_if_configured() -> None:
         assert rule["to"] == [FRIEND]
 
 
+def test_only_engines_of_the_same_model_reach_the_movers() -> None:
+    exchange = {"hostCache": {"sizeGb": 1}, "kvTransfer": {"enabled": True}}
+    pools = {
+        "one": exchange,
+        "two": {**exchange, "tensorParallelSize": 2},
+        "big": {**exchange, "model": "org/big"},
+        "none": {},
+    }
+    objects = render({"engines": pools})
+    policies = {
+        name: lookup(objects, "NetworkPolicy", f"proa-engine-{name}-kv", "spec") for name in ("one", "two", "big")
+    }
+    assert ("NetworkPolicy", "proa-engine-none-kv") not in objects
+    labels = {
+        name: lookup(objects, "Deployment", f"proa-engine-{name}", "spec", "template", "metadata", "labels")
+        for name in pools
+    }
+    for name, found in policies.items():
+        assert found["podSelector"]["matchLabels"].items() <= labels[name].items()
+        ((peer,),) = [rule["from"] for rule in found["ingress"]]
+        assert found["egress"] == [{"to": [peer], "ports": found["ingress"][0]["ports"]}]
+        reached = {other for other in pools if peer["podSelector"]["matchLabels"].items() <= labels[other].items()}
+        assert reached == ({"big"} if name == "big" else {"one", "two", "none"})
+    assert [policies[name]["ingress"][0]["ports"][0]["endPort"] for name in ("one", "two")] == [50061, 50062]
+    for rule in lookup(objects, "NetworkPolicy", "proa-engine", "spec", "ingress"):
+        assert not ports(rule) & {50061, 50062}
+
+
 def test_without_policies_nothing_is_restricted() -> None:
-    assert not any(kind == "NetworkPolicy" for kind, _ in render({"networkPolicy.enabled": False}))
+    assert not any(
+        kind == "NetworkPolicy" for kind, _ in render({**PREFILL_AND_DECODE, "networkPolicy.enabled": False})
+    )

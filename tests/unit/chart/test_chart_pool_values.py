@@ -13,6 +13,8 @@ WITH_HPA = {"enginePool.autoscaling.enabled": True}
 WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
 LORA = {"enginePool.lora.enabled": True}
 DRA = {"enginePool.gpu.allocation": "dra"}
+HOST_CACHE = {"enginePool.hostCache.sizeGb": 1}
+DISK_CACHE = {**HOST_CACHE, "enginePool.diskCache.sizeGb": 10}
 
 CASES = {
     "enginePool.model": Case(value="org/big", at=ARGUMENTS, contains="--model=org/big"),
@@ -47,6 +49,21 @@ CASES = {
     ),
     "enginePool.images.processorCacheGb": Case(value=0.5, at=ARGUMENTS, contains="--mm-processor-cache-gb=0.5"),
     "enginePool.hostCache.sizeGb": Case(value=1.5, at=ARGUMENTS, contains="--kv-offloading-size=1.5"),
+    "enginePool.hostCache.survivesRestart": Case(
+        value=True, at=ARGUMENTS, contains="--kv-offloading-path=/dev/shm/proa", also=HOST_CACHE
+    ),
+    "enginePool.diskCache.sizeGb": Case(value=20, at=ARGUMENTS, contains="--kv-disk-size=20", also=HOST_CACHE),
+    "enginePool.diskCache.claimName": Case(
+        value="blocks", at=(*ENGINE_POD, "volumes"),
+        contains={"name": "kv-disk", "persistentVolumeClaim": {"claimName": "blocks"}},
+        also={**DISK_CACHE, "enginePool.rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+    ),
+    "enginePool.diskCache.writeMbPerSecond": Case(
+        value=500, at=ARGUMENTS, contains="--kv-disk-write-mb-per-second=500", also=DISK_CACHE
+    ),
+    "enginePool.kvTransfer.enabled": Case(
+        value=True, at=ARGUMENTS, contains="--kv-transfer-address=:50061", also=HOST_CACHE
+    ),
     "enginePool.huggingFace.tokenSecret": Case(
         value="hub", at=(*ENGINE, "env"),
         contains={"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
@@ -58,6 +75,10 @@ CASES = {
     "enginePool.huggingFace.cacheClaim": Case(
         value="kept", at=(*ENGINE_POD, "volumes"),
         contains={"name": "cache", "persistentVolumeClaim": {"claimName": "kept"}},
+    ),
+    "enginePool.role": Case(
+        value="decode", at=ARGUMENTS, contains="--role=decode",
+        also={**HOST_CACHE, "enginePool.kvTransfer.enabled": True},
     ),
     "enginePool.replicas": Case(value=0, at=(*SPEC, "replicas")),
     "enginePool.tensorParallelSize": Case(value=2, at=ARGUMENTS, contains="--tensor-parallel-size=2"),
@@ -110,6 +131,9 @@ CASES = {
     ),
     "enginePool.autoscaling.target": Case(
         value="500m", at=(*HPA, "metrics", 0, "pods", "target", "averageValue"), also=WITH_HPA
+    ),
+    "enginePool.autoscaling.queueTarget": Case(
+        value="500m", at=(*HPA, "metrics", 1, "object", "target", "averageValue"), also=WITH_HPA
     ),
     "enginePool.keda.enabled": Case(
         value=True, at=(*SCALED, "scaleTargetRef", "name"), expected="proa-engine-builtin", also=WITH_KEDA

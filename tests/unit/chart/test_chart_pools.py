@@ -171,6 +171,6 @@ def test_keda_counts_queued_waiting_and_running_requests_of_its_release() -> Non
     release = 'namespace="here",app_kubernetes_io_instance="proa"'
     assert trigger["metadata"]["query"] == (
         f'sum(proa_gateway_queue_depth{{model="fast",{release}}} or vector(0))'
-        f' + sum(vllm:num_requests_waiting{{model_name="fast",engine="0",{release}}} or vector(0))'
-        f' + sum(vllm:num_requests_running{{model_name="fast",engine="0",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_waiting{{model_name="fast",engine="0",proa_role!="prefill",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_running{{model_name="fast",engine="0",proa_role!="prefill",{release}}} or vector(0))'
     )

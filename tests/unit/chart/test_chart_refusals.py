@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from support.chart import CLAIMED, GPUS, ROOT, SIDECAR, needs_helm, render, template
+from support.chart import CLAIMED, EXCHANGE, GPUS, ROOT, SIDECAR, needs_helm, render, template
 
 pytestmark = needs_helm
 HTTP_ROUTE = {"gateway.httpRoute.enabled": True}
 LORA = {"enginePool.lora.enabled": True}
 SQL = [{"name": "sql", "path": "/adapters/sql"}]
 ALL_SCALERS = {"enginePool.autoscaling.enabled": True, "enginePool.keda.enabled": True}
+SMALL_DISK = {"limits": {"ephemeral-storage": "10Gi"}}
+HOST = {"enginePool.hostCache.sizeGb": 1}
+CLAIM = {**HOST, "enginePool.diskCache.sizeGb": 1, "enginePool.diskCache.claimName": "c"}
+EXCHANGING = {**HOST, "enginePool.kvTransfer.enabled": True}
+PREFILL = {**EXCHANGING, "enginePool.role": "prefill"}
+KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
 NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
 
 
@@ -113,6 +119,47 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "the memory request 3Gi is more than the limit 2Gi",
         ),
         ({"engines": {"builtin": None}}, "/engines/builtin"),
+        (
+            {"enginePool.hostCache.survivesRestart": True},
+            "hostCache.survivesRestart is set, but hostCache.sizeGb is 0: blocks go through host memory",
+        ),
+        ({"enginePool.diskCache.sizeGb": 1}, "diskCache.sizeGb is set, but hostCache.sizeGb is 0"),
+        ({"enginePool.kvTransfer.enabled": True}, "kvTransfer.enabled is set, but hostCache.sizeGb is 0"),
+        ({"enginePool.diskCache.claimName": "c"}, "diskCache.claimName is set, but diskCache.sizeGb is 0"),
+        ({**CLAIM, "enginePool.replicas": 2}, "diskCache.claimName serves one pod: use replicas 1 without a scaler"),
+        (CLAIM, "but a rolling update would start a second one; set rollingUpdate to {maxUnavailable: 1, maxSurge: 0}"),
+        (
+            {**HOST, "enginePool.diskCache.sizeGb": 10, "enginePool.resources": SMALL_DISK},
+            "the limit 10Gi of ephemeral-storage cannot hold diskCache, which takes up to 11 GiB in a container",
+        ),
+        (
+            {"enginePool.role": "decode"},
+            "role decode requires kvTransfer.enabled: engines of role decode fetch the blocks of prompts from",
+        ),
+        (
+            PREFILL,
+            "all pools of model proa-builtin have role prefill; add one of role decode, which generates the outputs",
+        ),
+        (
+            {**PREFILL, "engines.other": {}},
+            "role prefill, but no blocks can be exchanged with other: the pools need kvTransfer.enabled",
+        ),
+        (
+            {**PREFILL, "engines.other": {**EXCHANGE, "tensorParallelSize": 2}},
+            "equal tensorParallelSize, kind of device (gpu.allocation) and model flags in extraArgs",
+        ),
+        (
+            {**PREFILL, "engines.other": {**EXCHANGE, "extraArgs": ["--dtype", "float16"]}},
+            "engines.builtin: role prefill, but no blocks can be exchanged with other",
+        ),
+        (
+            {**PREFILL, "engines.other": EXCHANGE, **KEDA},
+            "keda.minReplicas 0 cannot work with role prefill: no request waits for such a pod",
+        ),
+        (
+            {**EXCHANGING, "engine.kvPort": 9399, "enginePool.tensorParallelSize": 2},
+            "engine.kvPort 9399 and the ports of further ranks up to 9400 contain 9400, another port of the pod",
+        ),
         (
             {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "/modelsbig"},
             "model /modelsbig is not a folder under /models",

@@ -36,6 +36,16 @@ def test_the_notes_show_the_api_key_header_if_one_is_needed() -> None:
     assert '--header "Authorization: Bearer $KEY" \\\n' in notes("gateway.apiKeys.existingSecret=keys")
 
 
+def test_the_notes_warn_if_blocks_travel_in_plaintext() -> None:
+    exchange = ("image.registry=here", "enginePool.hostCache.sizeGb=1", "enginePool.kvTransfer.enabled=true")
+    assert "WARNING: engines exchange KV cache blocks in plaintext" in notes(*exchange)
+    assert "WARNING" not in notes(*exchange, "tls.existingSecret=certs")
+
+
+def test_the_notes_show_one_request_for_the_pools_of_a_model() -> None:
+    assert notes("engines.one.replicas=1", "engines.two.replicas=1").count('"model": "proa-builtin"') == 1
+
+
 def test_the_notes_warn_if_no_registry_is_set() -> None:
     assert "--set image.registry=REGISTRY --set gateway.image.tag=TAG --set engine.image.tag=TAG" in notes()
     assert "WARNING" not in notes("image.registry=here")
