@@ -25,7 +25,7 @@ from proa_gateway.serving.generation_request import (
     text_stream,
 )
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.message_format import MessageFormat, has_reasoning
+from proa_gateway.serving.message_format import MessageFormat, ModelFormat, has_reasoning
 from proa_gateway.serving.plain_text import plain_conversation
 from proa_gateway.serving.prompt import (
     MAX_COUNTED_TOKENS,
@@ -83,8 +83,11 @@ class ConversationReader:
         read = await self.read(model, limit=max(MAX_COUNTED_TOKENS, model.info.max_model_len))
         return read.prompt.token_ids
 
-    async def read(self, model: ServedModel, *, limit: int | None = None) -> ReadConversation:
-        """`limit`: tokens of the prompt; None: those of the model's context. Raises `InvalidRequest`, `Overloaded`."""
+    async def read(
+        self, model: ServedModel, model_format: ModelFormat | None = None, *, limit: int | None = None
+    ) -> ReadConversation:
+        """`model_format` None: no output is parsed. `limit`: tokens of the prompt; None: those of the model's context.
+        Raises `InvalidRequest`, `Overloaded`."""
         template, settings, request = self._template(model), self.settings, self.request
         conversation, variables = self.conversation, self.conversation.template_kwargs
         ignored = [f"chat_template_kwargs.{name}" for name in variables if name not in template.variables]
@@ -121,13 +124,13 @@ class ConversationReader:
             settings.content_format,
             placeholder=placeholder,
         )
-        prompt = Prompt(kept, expanded, placed, self._message_format(model, add_generation_prompt))
+        prompt = Prompt(kept, expanded, placed, self._message_format(model_format, add_generation_prompt))
         return ReadConversation(prompt, conversation, ignored)
 
-    def _message_format(self, model: ServedModel, added_text: Callable[[], str]) -> MessageFormat | None:
+    def _message_format(self, model_format: ModelFormat | None, added_text: Callable[[], str]) -> MessageFormat | None:
         """Return how the outputs are parsed, None if they are not. `added_text` returns the end of the prompt that
         begins the answer."""
-        conversation, model_format = self.conversation, self.settings.formats.of(model)
+        conversation = self.conversation
         if model_format is None:
             return None
         separates_reasoning = has_reasoning(model_format.tool_format) and conversation.separates_reasoning
@@ -186,8 +189,9 @@ class ConversationCall(GenerationCall):
             logprobs=num_logprobs("top_logprobs", self.logprobs, model.info),
             prompt_logprobs=self.fields.prompt_logprobs,
         )
-        self._check_tools(model)
-        read = await self.reader.read(model)
+        model_format = self.settings.formats.of(model)
+        self._check_tools(model, model_format)
+        read = await self.reader.read(model, model_format)
         return GenerationJob(
             request=self.fields,
             param=self.param,
@@ -200,8 +204,7 @@ class ConversationCall(GenerationCall):
             continuous_usage=self.continuous_usage,
         )
 
-    def _check_tools(self, model: ServedModel) -> None:
-        model_format = self.settings.formats.of(model)
+    def _check_tools(self, model: ServedModel, model_format: ModelFormat | None) -> None:
         if self.reader.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
             message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
             raise UnsupportedField(message, param="tools")

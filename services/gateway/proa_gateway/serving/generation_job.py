@@ -5,6 +5,7 @@ wait for the first token, for a slow client and for the end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,7 +127,9 @@ class GenerationJob(Job):
         for index, choice in enumerate(choices):
             prompt_index, choice_index = divmod(index, len(self.params))
             prompt, params = self.prompts[prompt_index], self.params[choice_index]
-            params.grammar = served.grammar
+            if served.grammar is not None:
+                params = copy(params)  # `replace` would check long lists of token ids again
+                params.grammar = served.grammar
             generation.add(
                 served.engine_request(index, prompt, sampling_params=params),
                 served.hints[prompt_index],
