@@ -8,7 +8,7 @@ import pytest
 from proa.text import Vocabulary
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.apis.completions.protocol import CompletionRequest
-from proa_gateway.apis.completions.render import CompletionChoice, CompletionForm
+from proa_gateway.apis.completions.render import CompletionForm, TextChoice
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta
@@ -31,9 +31,9 @@ def chat_choice(**changes: Any) -> ChatChoice:
     return ChatChoice(plain_form(envelope(**changes)), 3, {})
 
 
-def completion_choice(echo: str | None = None) -> CompletionChoice:
+def completion_choice(echo: str | None = None) -> TextChoice:
     body = CompletionRequest.model_validate({"prompt": "", "echo": echo is not None})
-    return CompletionChoice(CompletionForm(body, VOCABULARY, None, envelope()), 3, Prompt([5], echo))
+    return TextChoice(CompletionForm(body, VOCABULARY, None, envelope()), 3, Prompt([5], echo))
 
 
 async def make_writer(server: AsgiServer) -> ResponseWriter:

@@ -69,7 +69,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-class _State(Enum):
+class _TagState(Enum):
     BETWEEN = auto()
     HEADER = auto()
     VALUE_BEGINS = auto()
@@ -103,7 +103,7 @@ class TaggedReader:
         self._tags = tags
         self._parameters = parameters
         self._types: frozenset[str] = frozenset()  # that the value being read may have
-        self._state = _State.BETWEEN
+        self._state = _TagState.BETWEEN
         self._pending = ""  # text that is not understood without what follows
         self._collected: list[str] = []  # of the header or the value being read
         self._num_values = 0
@@ -112,7 +112,7 @@ class TaggedReader:
 
     @property
     def is_complete(self) -> bool:
-        return self._state is _State.COMPLETE
+        return self._state is _TagState.COMPLETE
 
     @property
     def rest(self) -> str:
@@ -130,25 +130,25 @@ class TaggedReader:
     def close(self, *, by_model: bool) -> str:
         """What has not ended stays open, so that a truncated call is no valid JSON."""
         written = ""
-        if self._state is _State.OTHER and self._num_tags_in_strings:
+        if self._state is _TagState.OTHER and self._num_tags_in_strings:
             self._read_again("")
             written = self.feed("")
-        if self._state is _State.BETWEEN:
+        if self._state is _TagState.BETWEEN:
             return written + (self._complete() if by_model else "")
         rest, self._pending = self._pending, ""
-        return written + (escape(rest) if self._state is _State.STRING else "")
+        return written + (escape(rest) if self._state is _TagState.STRING else "")
 
     def _between(self) -> str:
         self._pending = self._pending.lstrip()
         if self._pending.startswith(self._tags.open):
             self._pending = self._pending.removeprefix(self._tags.open)
-            self._state = _State.HEADER
+            self._state = _TagState.HEADER
         elif not self._tags.open.startswith(self._pending):
             return self._complete()
         return ""
 
     def _complete(self) -> str:
-        self._state = _State.COMPLETE
+        self._state = _TagState.COMPLETE
         return "}" if self._num_values else "{}"
 
     def _header(self) -> str:
@@ -161,14 +161,14 @@ class TaggedReader:
             property_schema(self._parameters, key), self._parameters
         )
         self._num_values += 1
-        self._state = _State.VALUE_BEGINS
+        self._state = _TagState.VALUE_BEGINS
         return f"{'{' if self._num_values == 1 else ', '}{quoted(key)}: "
 
     def _value_begins(self) -> str:
         before = self._tags.before_value
         if self._pending.startswith(before) or not before.startswith(self._pending):
             self._pending = self._pending.removeprefix(before)
-            self._state = _State.WORD_OR_STRING if is_text(self._types) else _State.OTHER
+            self._state = _TagState.WORD_OR_STRING if is_text(self._types) else _TagState.OTHER
             self._string_state, self._num_tags_in_strings = OpenString(), 0
         return ""
 
@@ -181,7 +181,7 @@ class TaggedReader:
         if any(word.startswith(value) for word, type_ in WORDS.items() if type_ in self._types) or not value:
             return ""
         self._take_collected()
-        self._state = _State.STRING
+        self._state = _TagState.STRING
         return f'"{escape(value)}'
 
     def _string(self) -> str:
@@ -203,7 +203,7 @@ class TaggedReader:
                 self._num_tags_in_strings += 1
                 self._collected.append(self._tags.close)
             else:
-                self._state = _State.BETWEEN
+                self._state = _TagState.BETWEEN
                 return to_json(self._take_collected().removesuffix(self._tags.after_value), self._types)
 
     def _read_again(self, end: str) -> OpenString:
@@ -221,7 +221,7 @@ class TaggedReader:
         """Collect text of the value. At its end: go to the state after it, and return True."""
         if not self._ends(self._tags.close, self._tags.after_value):
             return False
-        self._state = _State.BETWEEN
+        self._state = _TagState.BETWEEN
         return True
 
     def _ends(self, end: str, whitespace: str = "") -> bool:
@@ -243,12 +243,12 @@ def _types_of_attribute(attribute: str) -> frozenset[str]:
     return TYPES - {"string"} if "false" in attribute else frozenset()
 
 
-_STEPS: dict[_State, Callable[[TaggedReader], str]] = {
-    _State.BETWEEN: TaggedReader._between,
-    _State.HEADER: TaggedReader._header,
-    _State.VALUE_BEGINS: TaggedReader._value_begins,
-    _State.WORD_OR_STRING: TaggedReader._word_or_string,
-    _State.STRING: TaggedReader._string,
-    _State.OTHER: TaggedReader._other,
-    _State.COMPLETE: lambda reader: "",
+_STEPS: dict[_TagState, Callable[[TaggedReader], str]] = {
+    _TagState.BETWEEN: TaggedReader._between,
+    _TagState.HEADER: TaggedReader._header,
+    _TagState.VALUE_BEGINS: TaggedReader._value_begins,
+    _TagState.WORD_OR_STRING: TaggedReader._word_or_string,
+    _TagState.STRING: TaggedReader._string,
+    _TagState.OTHER: TaggedReader._other,
+    _TagState.COMPLETE: lambda reader: "",
 }

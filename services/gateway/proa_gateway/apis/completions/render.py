@@ -28,7 +28,7 @@ class CompletionForm:
     envelope: Envelope
 
 
-class CompletionChoice:
+class TextChoice:
     """Renders one choice. With `echo`, the choice's text begins with the prompt."""
 
     def __init__(self, form: CompletionForm, index: int, prompt: Prompt) -> None:
@@ -113,8 +113,8 @@ class CompletionRenderer:
         self.wants_tokens = body.logprobs is not None or bool(body.return_token_ids) or body.prompt_logprobs is not None
         self.last_events, self.error_events = self._envelope.last_events, self._envelope.error_events
 
-    def choice(self, index: int, prompt: Prompt) -> CompletionChoice:
-        return CompletionChoice(self._form, index, prompt)
+    def choice(self, index: int, prompt: Prompt) -> TextChoice:
+        return TextChoice(self._form, index, prompt)
 
     def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         finals = [self.choice(index, each.prompt).final(each) for index, each in enumerate(outputs)]
