@@ -42,6 +42,7 @@ _OPTIONS = (
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _HEARTBEAT_SECONDS = 0.5
+_BLOCK_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,17 @@ class _Running:
     queued: float
     position: int
     num_cached_tokens: int = 0
+    fetching: asyncio.Task[None] | None = None  # blocks from another engine
+    fetch: core_pb2.KvFetch | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.fetching is None or self.fetching.done()
+
+    @property
+    def known_ids(self) -> list[int]:
+        """Of the prompt and the resumed tokens."""
+        return [*prompt_ids(self.request), *array("I", self.request.resumed_token_ids)]
 
     @property
     def is_pooled(self) -> bool:
@@ -163,6 +175,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     `step_delay`: seconds before each step; None: steps run only when the test calls `step`.
     `requests` and `aborted` record requests and aborted request ids, in order. With a `checkpoint_rule`, the engine
     behaves like one whose model has sliding windows: it has a prefix cache, sends KV events and reports hits.
+    With `movers`, which engines of a test share, it has a prefix cache too, fetches blocks from the others by their
+    address, and takes `prefill_only`.
     `lora_folders`: content of the adapters in its file system, by path. `loras`: path of the loaded ones, by name.
     """
 
@@ -187,6 +201,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         max_loras: int = 0,
         max_embed_len: int = 0,
         num_host_blocks: int = 0,
+        movers: "dict[str, FakeEngine] | None" = None,
+        role: service_pb2.Role = service_pb2.ROLE_UNSPECIFIED,
         lora_folders: dict[str, str] | None = None,
         loras: dict[str, str] | None = None,
     ) -> None:
@@ -201,6 +217,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.stuck = False  # no steps, but heartbeats with the age of the last step
         self.silent = False  # no steps and no heartbeats, on an open connection
         self.sleep_level = 0  # reported
+        self.prefill_rate = 0.0  # tokens per second, reported
+        self.foreign_load = 0  # running requests of others, reported
+        self.fetch_wait: float | None = None  # seconds without a block, in place of the request's
+        self.fetch_bytes_per_second = 1e9  # reported
+        self.num_computed_tokens = 0  # of prompts
+        self.movers = movers
+        self.fingerprint = b"same"
         self.kv_cache_usage: float | None = None  # reported in place of the requests' usage
         self.kv_events: asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None] | None = (
             None  # None in it ends a stream
@@ -242,6 +265,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             max_loras=max_loras,
             max_embed_len=max_embed_len,
             num_host_blocks=num_host_blocks,
+            role=role,
         )
         self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
         self.lora_folders = lora_folders or {}
@@ -250,7 +274,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.lora_gate = asyncio.Event()  # loads wait for it
         self.lora_gate.set()
         self.prefix_cache = None
-        if checkpoint_rule is not None:
+        if checkpoint_rule is not None or movers is not None:
             self.prefix_cache = FakePrefixCache(checkpoint_rule, root_hash(self.info.model, self.info.revision))
         self.instance_id = secrets.token_hex(8)
 
@@ -261,6 +285,12 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
+        if self.movers is not None:
+            self.movers[self.address] = self
+            port_number = int(self.address.rpartition(":")[2])
+            self.info.kv_transfer.CopyFrom(
+                service_pb2.KvTransfer(fingerprint=self.fingerprint, ports=[port_number], block_bytes=_BLOCK_BYTES)
+            )
         await self._server.start()
         await self._set_health(_SERVING)
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
@@ -268,6 +298,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def stop(self, grace: float | None = None) -> None:
         """Close all calls after the grace period, by default at once. Clients see a broken connection."""
+        if self.movers is not None:
+            self.movers.pop(self.address, None)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -313,26 +345,27 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         blocks = sum(-(-(item.num_prompt_tokens + item.position) // 16) for item in self._running)
         usage = blocks / self.info.num_gpu_blocks if self.kv_cache_usage is None else self.kv_cache_usage
         return core_pb2.SchedulerStats(
-            num_running_reqs=len(self._running),
+            num_running_reqs=len(self._running) + self.foreign_load,
             num_waiting_reqs=len(self._waiting),
             num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting),
             kv_cache_usage=usage,
             sleep_level=self.sleep_level,
+            prefill_tokens_per_second=self.prefill_rate,
             last_step_age=time.monotonic() - self._last_step if self.stuck else 0.0,
         )
 
     async def step(self) -> None:
         """Send one token for each running request, in one message for each session."""
         room = self.info.max_num_seqs - len(self._running)
-        joining = self._waiting[:room]
+        joining = [item for item in self._waiting if item.is_ready][:room]
         self._running += joining
-        del self._waiting[:room]
+        self._waiting = [item for item in self._waiting if item not in joining]
         self.step_count += 1
         now = time.time()
         if self.prefix_cache is not None:
             for item in joining:
-                known = [*prompt_ids(item.request), *array("I", item.request.resumed_token_ids)]
-                item.num_cached_tokens = self.prefix_cache.compute(known, item.extra_keys)
+                item.num_cached_tokens = self.prefix_cache.compute(item.known_ids, item.extra_keys)
+                self.num_computed_tokens += len(item.known_ids) - item.num_cached_tokens
         batches = {session: core_pb2.EngineCoreOutputs() for session in self._sessions}
         columns = {session: (array("I"), array("I")) for session in self._sessions}
         calls: list[tuple[_Caller, core_pb2.EngineCoreOutput]] = []
@@ -504,8 +537,42 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         reply = self.script(request)
         length = limit if reply.repeat else min(limit, len(reply.token_ids))
         resumed = len(request.resumed_token_ids) // 4
-        self._waiting.append(_Running(caller, handle, request, reply, length, time.time(), resumed))
+        item = _Running(caller, handle, request, reply, length, time.time(), resumed)
+        if request.HasField("kv_source") and self.movers is not None:
+            item.fetching = asyncio.create_task(self._fetch(item, self.movers))
+        self._waiting.append(item)
         return None
+
+    async def _fetch(self, item: _Running, movers: "dict[str, FakeEngine]") -> None:
+        """Fetch the request's blocks from its source, as they become known there."""
+        cache, source = self.prefix_cache, item.request.kv_source
+        assert cache is not None
+        hashes = cache.hashes(item.known_ids, item.extra_keys)[: (len(item.known_ids) - 1) // 16]
+        wanted = hashes[: source.num_blocks or None]
+        began = progress = time.time()
+        num_held = num_known = cache.count(wanted)
+        error = ""
+        while num_known < len(wanted):
+            peer = movers.get(source.addresses[0])
+            if peer is None or peer.prefix_cache is None:
+                error = "the connection was refused"
+                break
+            now, found = time.time(), peer.prefix_cache.count(wanted)
+            if found > num_known:
+                num_known, progress = found, now
+            elif now - progress > (source.wait_ms / 1000 if self.fetch_wait is None else self.fetch_wait):
+                break
+            await asyncio.sleep(0.005)
+        cache.store(wanted[:num_known])
+        num_bytes = (num_known - num_held) * _BLOCK_BYTES
+        item.fetch = core_pb2.KvFetch(
+            started=began,
+            ended=began + num_bytes / self.fetch_bytes_per_second,
+            num_tokens=16 * (num_known - num_held),
+            num_bytes=num_bytes,
+            error=error,
+        )
+        asyncio.get_running_loop().call_soon(self._notify)
 
     def _admit_images(self, handle: int, request: core_pb2.EngineCoreRequest) -> service_pb2.Rejected | None:
         """Keep the images' pixels, unless some are missing."""
@@ -534,6 +601,15 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         if item.is_pooled:
             item.position += 1
             return 0, self._pooled_output(item, now)
+        if item.request.prefill_only:
+            item.position = item.length
+            return 0, core_pb2.EngineCoreOutput(
+                handle=item.handle,
+                finish_reason=core_pb2.FINISH_REASON_STOP,
+                num_prompt_tokens=item.num_prompt_tokens,
+                num_cached_tokens=item.num_cached_tokens,
+                fetch=item.fetch,
+            )
         reply, position = item.reply, item.position
         token = reply.token_ids[position % len(reply.token_ids)]
         item.position += 1
@@ -556,7 +632,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 output.prompt_logprobs.extend(_logprobs(other, params.prompt_logprobs) for other in prompt)
         if is_first or is_last:
             output.num_prompt_tokens, output.num_cached_tokens = item.num_prompt_tokens, item.num_cached_tokens
-        if is_last and self.prefix_cache is not None:
+            if item.fetch is not None:
+                output.fetch.CopyFrom(item.fetch)
+        fills_block = self.movers is not None and not (item.num_prompt_tokens + position) % 16
+        if (is_last or fills_block) and self.prefix_cache is not None:
             outputs = [reply.token_ids[number % len(reply.token_ids)] for number in range(position)]
             self.prefix_cache.finish([*prompt_ids(item.request), *outputs], item.extra_keys)
         if is_last:
@@ -589,6 +668,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         for item in items:
             queue = self._waiting if item in self._waiting else self._running
             queue.remove(item)
+            if item.fetching is not None:
+                item.fetching.cancel()
             self.aborted.append(item.request.request_id)
             if tell and not item.caller.is_session:
                 output = core_pb2.EngineCoreOutput(finish_reason=core_pb2.FINISH_REASON_ABORT)
@@ -614,7 +695,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 await self.step()
 
     def _may_step(self) -> bool:
-        return self.step_delay is not None and not self.stuck and not self.silent and self.num_unfinished > 0
+        may_run = self.step_delay is not None and not self.stuck and not self.silent
+        return may_run and (bool(self._running) or any(item.is_ready for item in self._waiting))
 
     async def _beat(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""FakePrefixCache: the prefix cache of an engine whose model has sliding windows or recurrent states.
+"""FakePrefixCache: the prefix cache of an engine, also of one whose model has sliding windows or recurrent states.
 
 Only hashes: which blocks and checkpoints there are, where hits end, and the messages that subscribers get.
 """
@@ -25,9 +25,10 @@ class _Subscriber:
 
 
 class FakePrefixCache:
-    """Blocks and checkpoints are named by hash, in the order in which they were stored."""
+    """Blocks and checkpoints are named by hash, in the order in which they were stored. Without a `rule` there are no
+    checkpoints, and hits end at any block."""
 
-    def __init__(self, rule: service_pb2.CheckpointRule, root: bytes, block_size: int = 16) -> None:
+    def __init__(self, rule: service_pb2.CheckpointRule | None, root: bytes, block_size: int = 16) -> None:
         self.rule = rule
         self.blocks: dict[bytes, None] = {}
         self.checkpoints: dict[bytes, None] = {}
@@ -44,25 +45,34 @@ class FakePrefixCache:
 
     def hit(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> tuple[int, int]:
         """How many tokens a request with these takes from the cache, and how many are in full blocks known to it."""
-        hashes = self._hashes(token_ids, extra_keys)[: (len(token_ids) - 1) // self._block_size]
-        known = next((number for number, name in enumerate(hashes) if name not in self.blocks), len(hashes))
+        hashes = self.hashes(token_ids, extra_keys)[: (len(token_ids) - 1) // self._block_size]
+        known = self.count(hashes)
+        if self.rule is None:
+            return known * self._block_size, known * self._block_size
         hit = next((end for end in range(known, 0, -1) if hashes[end - 1] in self.checkpoints), 0)
         return hit * self._block_size, known * self._block_size
 
     def compute(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> int:
         """A request joins and computes its prompt. Returns the hit, in tokens."""
         hit, known = self.hit(token_ids, extra_keys)
-        hashes = self._hashes(token_ids, extra_keys)
+        hashes = self.hashes(token_ids, extra_keys)
+        if self.rule is None:
+            self.store(hashes)
+            return hit
         positions = checkpoint_positions(
             len(token_ids), hit, known, self.rule.interval, self.rule.min_junction, self._block_size
         )
-        self._store(hashes, [hashes[position // self._block_size - 1] for position in positions])
+        self.store(hashes, [hashes[position // self._block_size - 1] for position in positions])
         return hit
 
     def finish(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> None:
         """A request ends with these computed tokens, prompt and output."""
-        hashes = self._hashes(token_ids, extra_keys)
-        self._store(hashes, hashes[-1:])
+        hashes = self.hashes(token_ids, extra_keys)
+        self.store(hashes, hashes[-1:] if self.rule is not None else ())
+
+    def count(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks are in the cache."""
+        return next((number for number, name in enumerate(hashes) if name not in self.blocks), len(hashes))
 
     def evict(self, blocks: Iterable[bytes] = (), checkpoints: Iterable[bytes] = ()) -> None:
         removed = [name for name in blocks if name in self.blocks]
@@ -73,10 +83,10 @@ class FakePrefixCache:
             del self.checkpoints[name]
         self._send(removed=b"".join(removed), checkpoints_removed=b"".join(checkpoints_removed))
 
-    def _hashes(self, token_ids: Sequence[int], extra_keys: Sequence[str]) -> list[bytes]:
+    def hashes(self, token_ids: Sequence[int], extra_keys: Sequence[str]) -> list[bytes]:
         return hash_blocks(self._root, token_ids, self._block_size, extra_keys)
 
-    def _store(self, blocks: Iterable[bytes], checkpoints: Iterable[bytes]) -> None:
+    def store(self, blocks: Iterable[bytes], checkpoints: Iterable[bytes] = ()) -> None:
         stored = [name for name in blocks if name not in self.blocks]
         checkpoints_stored = [name for name in checkpoints if name not in self.checkpoints]
         self.blocks |= dict.fromkeys(stored)

@@ -181,6 +181,12 @@ class GatewayConfig:
         "how to choose an engine for a request: by cached prompt blocks and load, by load, in turn, or by session",
         choices=POLICIES,
     )
+    kv_transfer_bandwidth: float = option(
+        1.0,
+        "GB/s at which engines are expected to fetch KV cache blocks from each other, until it is measured; 0: they "
+        "fetch none",
+        minimum=0,
+    )
     stream_interval: int = option(1, "tokens of a sequence to collect before sending an event", minimum=1)
     max_concurrent_requests: int = option(
         2048, "limit of output sequences, running and waiting; beyond it 429", minimum=1

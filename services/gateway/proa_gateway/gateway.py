@@ -25,6 +25,7 @@ from proa_gateway.engines.discovery import (
     TlsChannels,
     insecure_channels,
 )
+from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import LoraRegistry, ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import NotAnOperator
@@ -121,6 +122,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             router=router,
             open_channel=channels,
             observe=on_engine_change,
+            exchange=KvExchange(router, metrics, bandwidth=config.kv_transfer_bandwidth * 1e9),
         )
         metrics.watch(pool.engines, router.index)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from proa.contract import EngineCoreRequest, Lora, ModelInfo
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.kv_exchange import FetchingSink
 from proa_gateway.errors import (
     DeadlineExceeded,
     EngineLost,
@@ -97,6 +98,7 @@ class RequestAttempts:
     num_cached_tokens: int = 0  # of the prompt, as expected when the last engine was chosen
     span: AttemptSpan | None = None
     abort: Callable[[], None] | None = None
+    fetching: FetchingSink | None = None  # of the attempt in flight, if it has a KV source
     resend_task: asyncio.Task[None] | None = None
 
     @property
@@ -179,6 +181,8 @@ class RequestAttempts:
             self.resend_task.cancel()
         if self.abort is not None:
             self.abort()
+        if self.fetching is not None:
+            self.fetching.close()
         if self.span is not None:
             self.span.finish("aborted", "aborted by the gateway")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, SchedulerStats
+from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, ModelInfo, SchedulerStats
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import CHANNEL_OPTIONS, OpenChannel, describe_error
@@ -21,6 +21,7 @@ from proa_gateway.engines.models import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, Session
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
 from proa_gateway.routing.router import Router
+from proa_gateway.routing.tiers import host_hit_weight
 
 THRESHOLD = 5  # failures in a row
 FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
@@ -287,7 +288,8 @@ class EngineClient:
                     self._grace_ends_at = self._end_of_new_grace_period()
                 return Attempt(describe_error(error), is_expected=is_loading)
             events = partial(convert.read_kv_events, channel)
-            following = asyncio.create_task(self._router.follow(self.address, hello, events))
+            host_weight = partial(self._host_hit_weight, hello.model)
+            following = asyncio.create_task(self._router.follow(self.address, hello, events, host_weight))
             self._channel = channel
             try:
                 reason, drained = await self._serve(call, hello)
@@ -326,6 +328,9 @@ class EngineClient:
             self._on_change(self)
             session.close(reason)
         return reason, drained
+
+    def _host_hit_weight(self, model: ModelInfo) -> float:
+        return host_hit_weight(model, self.load_stats)
 
     def _on_lora_loaded(self, lora: Lora) -> None:
         if self.hello is not None:

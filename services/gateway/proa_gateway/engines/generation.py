@@ -19,6 +19,7 @@ from proa_gateway.engines.attempts import RequestAttempts, RequestDeadlines
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.models import LoraRegistry
 from proa_gateway.engines.pool import EnginePool, Pick
+from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, LoraNotFound, LoraNotLoaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
@@ -201,7 +202,13 @@ class Generation:
         engine, attempts.num_cached_tokens = pick.engine, pick.num_cached_tokens
         attempts.span = self._trace.start_attempt(engine.address, attempts.num_attempts + 1)
         request = replace(attempts.next_request(sequence.received), trace_headers=attempts.span.headers())
-        attempts.abort = engine.submit(request, sequence)
+        sink: OutputSink = sequence
+        exchange = self._pool.exchange
+        fetching = exchange.begin(engine, attempts.num_cached_tokens, attempts.hints, sequence, attempts.span)
+        if fetching is not None:
+            sink, request = fetching, replace(request, kv_source=fetching.source)
+        attempts.fetching = fetching
+        attempts.abort = engine.submit(request, sink)
         attempts.record_sent(engine)
 
     async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:

@@ -10,6 +10,7 @@ from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
 from proa_gateway.engines.client import EngineClient, EngineState
 from proa_gateway.engines.discovery import OpenChannel
+from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.routing.hints import RoutingHints
@@ -47,6 +48,7 @@ class EnginePool:
         observe: Callable[[EngineClient], None],
         router: Router,
         open_channel: OpenChannel,
+        exchange: KvExchange,
     ) -> None:
         """`observe` is called when an engine's state or load changes, and after its session has ended."""
         self._client_id = client_id
@@ -55,6 +57,7 @@ class EnginePool:
         self._observe = observe
         self._router = router
         self._open_channel = open_channel
+        self.exchange = exchange
         self._clients: dict[str, EngineClient] = {}  # by address, like all below
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._replaced: set[asyncio.Task[None]] = set()  # cancelled, because another pod has the address now
@@ -63,6 +66,7 @@ class EnginePool:
         self._last_seen: dict[str, tuple[EngineState, str | None]] = {}  # state and model name when `_ready` was valid
         self._changed = asyncio.Event()
         self.retry_budget = RetryBudget()
+        exchange.watch(self.engines)
 
     @property
     def engines(self) -> Collection[EngineClient]:
@@ -185,6 +189,7 @@ class EnginePool:
             self._replaced.add(before)
             before.add_done_callback(self._replaced.discard)
         self._clients[address] = client
+        self.exchange.engines_changed()
         task = asyncio.create_task(_run_after(tuple(self._replaced), client), name=f"engine {address}")
         task.add_done_callback(lambda done: self._ended(address, done))
         self._tasks[address] = task
@@ -197,12 +202,14 @@ class EnginePool:
             del self._tasks[address], self._clients[address]
             self._last_seen.pop(address, None)
             self._ready.clear()
+            self.exchange.engines_changed()
 
     def _on_change(self, client: EngineClient) -> None:
         seen = (client.state, client.model_name)
         if self._last_seen.get(client.address) != seen:
             self._last_seen[client.address] = seen
             self._ready.clear()
+            self.exchange.engines_changed()
         self._observe(client)
         self._changed.set()
 

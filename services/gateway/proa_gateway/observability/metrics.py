@@ -133,6 +133,9 @@ class VllmMetrics:
 
 IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
+FetchKind = Literal["hot_prefix", "prefill", "drain"]
+"""Why an engine fetches blocks from another: it has them, computes them for this request, or drains."""
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
@@ -224,6 +227,23 @@ class GatewayMetrics:
         )
         self._key_requests = counter("proa_gateway_key_requests", "Generation requests per API key.", "key", "status")
         self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
+        self._kv_sources = counter(
+            "proa_gateway_kv_sources",
+            "Requests sent with another engine as the source of KV cache blocks, by kind: hot_prefix, prefill, drain.",
+            "kind",
+        )
+        self._fetched_tokens = counter(
+            "proa_gateway_kv_fetched_tokens", "Tokens whose blocks engines fetched from other engines.", "kind"
+        )
+        self._fetched_bytes = counter(
+            "proa_gateway_kv_fetched_bytes", "Bytes that engines fetched from other engines.", "kind"
+        )
+        self._fetch_time = histogram(
+            "proa_gateway_kv_fetch_seconds",
+            "Time that requests waited for blocks from another engine, before they were queued.",
+            FETCH_BUCKETS,
+            "kind",
+        )
         self._images = counter(
             "proa_gateway_images",
             "Images of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
@@ -331,6 +351,16 @@ class GatewayMetrics:
         """Count one sequence's cached prompt tokens, as the gateway expected and as the engine reported."""
         self._cache_hits.labels("gateway").inc(expected)
         self._cache_hits.labels("engine").inc(reported)
+
+    def observe_kv_source(self, kind: FetchKind) -> None:
+        """Count a request that is sent with a KV source."""
+        self._kv_sources.labels(kind).inc()
+
+    def observe_kv_fetch(self, kind: FetchKind, *, num_tokens: int, num_bytes: int, seconds: float) -> None:
+        """Observe a fetch that has ended. Requests that waited for the same one count once."""
+        self._fetched_tokens.labels(kind).inc(num_tokens)
+        self._fetched_bytes.labels(kind).inc(num_bytes)
+        self._fetch_time.labels(kind).observe(seconds)
 
     def observe_image(self, outcome: str, seconds: float) -> None:
         """`outcome`: `prepared`, `cached` (known by its file), `refused`, `overloaded` or `cancelled` (client gone, or

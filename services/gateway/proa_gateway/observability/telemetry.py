@@ -184,6 +184,14 @@ class AttemptSpan:
         """Return the `trace_headers` of the engine's request; empty if there is no trace."""
         return inject_headers(self._span)
 
+    def set_kv_source(self, engine: str) -> None:
+        """Set from which engine, `host:port`, the engine of this attempt may fetch blocks of the prompt."""
+        self._span.set_attribute("proa.kv.source", engine)
+
+    def set_fetched_tokens(self, num_tokens: int) -> None:
+        """Set how many tokens of the prompt came from there."""
+        self._span.set_attribute("proa.kv.fetched_tokens", num_tokens)
+
     def finish(self, error_type: str | None = None, message: str = "") -> None:
         if error_type is not None:
             set_error(self._span, error_type, message)

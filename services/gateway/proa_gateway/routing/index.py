@@ -95,14 +95,14 @@ class PrefixIndex:
         """The engine sends no KV events: its pending blocks have no timeout, only its capacity bounds them."""
         self._replicas[address].has_events = False
 
-    def match(self, block_hashes: Sequence[bytes]) -> list[tuple[int, list[str]]]:
+    def match(self, block_hashes: Sequence[bytes], *, pending: bool = True) -> list[tuple[int, list[str]]]:
         """Return (length, addresses) pairs: which replicas can reuse how many leading blocks of the prompt.
 
         Longest first; each replica once; replicas without any block left out. Assumes that a replica with a block has
         the blocks before it. The length is too large if an engine evicted an earlier block first (two requests
-        computed it at the same time); `count_cached` is exact.
+        computed it at the same time); `count_cached` is exact. `pending` False: only confirmed blocks count.
         """
-        found = self._confirmed.match(block_hashes) + self._pending.match(block_hashes)
+        found = self._confirmed.match(block_hashes) + (self._pending.match(block_hashes) if pending else [])
         if self._checkpoints.replicas:
             found = self._checkpoints.shorten(found, block_hashes)
         matched: list[tuple[int, list[str]]] = []
@@ -119,6 +119,14 @@ class PrefixIndex:
         if replica is None:
             return 0
         return self._checkpoints.count_reusable(replica.bit, self._count_leading(replica, block_hashes), block_hashes)
+
+    def count_confirmed(self, address: str, block_hashes: Sequence[bytes]) -> int:
+        """Return how many leading blocks of the prompt the replica can reuse of those that its engine reported."""
+        replica = self._replicas.get(address)
+        if replica is None:
+            return 0
+        length = _count_leading(replica.confirmed, block_hashes)
+        return self._checkpoints.count_reusable(replica.bit, length, block_hashes)
 
     def add_pending(self, address: str, hints: RoutingHints, now: float) -> int:
         """Record that a request is sent to the replica. Ignored if the replica's chain differs.

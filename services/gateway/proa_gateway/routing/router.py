@@ -25,15 +25,18 @@ class KvEventsRefused(Exception):
     """The engine has no KV cache events, for the reason given."""
 
 
-async def follow_kv_events(index: TieredIndex, address: str, hello: Hello, subscribe: Subscribe) -> None:
-    """Keep the engine in the index until cancelled, then remove it.
+async def follow_kv_events(
+    index: TieredIndex, address: str, hello: Hello, subscribe: Subscribe, host_weight: Callable[[], float]
+) -> None:
+    """Keep the engine in the index until cancelled, then remove it. `host_weight`: as for `TieredIndex.add_engine`.
 
     Subscribes again when the stream ends or skips a sequence number. Returns at once if the engine has no prefix cache.
     """
     if not hello.model.prefix_caching:
         return
     model = hello.model
-    index.add_engine(address, hash_chain(model), model.num_gpu_blocks, model.num_host_blocks, model.checkpoint_rule)
+    sizes = model.num_gpu_blocks, model.num_host_blocks
+    index.add_engine(address, hash_chain(model), *sizes, model.checkpoint_rule, host_weight)
     try:
         while True:
             try:
@@ -110,10 +113,11 @@ class Router:
             hashes = await asyncio.to_thread(hash_blocks, *arguments)
         return RoutingHints(hashes, chain, len(token_ids), session_id, lora)
 
-    async def follow(self, address: str, hello: Hello, subscribe: Subscribe) -> None:
-        """Keep the index up to date while an engine's session is open; cancelled when the session ends."""
+    async def follow(self, address: str, hello: Hello, subscribe: Subscribe, host_weight: Callable[[], float]) -> None:
+        """Keep the index up to date while an engine's session is open; cancelled when the session ends.
+        `host_weight`: as for `TieredIndex.add_engine`."""
         if self.policy.needs_hashes:
             try:
-                await follow_kv_events(self.index, address, hello, subscribe)
+                await follow_kv_events(self.index, address, hello, subscribe, host_weight)
             except Exception:
                 _log.exception("KV events of engine %s are no longer followed", address)
