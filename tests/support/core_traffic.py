@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_executor import VOCAB_SIZE, generate
@@ -22,6 +23,20 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
     start = prefix[: rng.choice([rng.randint(0, len(prefix)), len(prefix)])]
     end = [rng.randrange(vocabulary) for _ in range(rng.randint(0 if start else 1, 12))]
     return [*start, *end]
+
+
+def random_host(rng: random.Random, seed: int) -> dict[str, Any]:
+    """Arguments of a run for a host tier of random size, in a third of the seeds; mostly with a source of fetches."""
+    if seed % 3 != 1:
+        return {}
+    host = HostTierConfig(
+        num_pages=rng.choice([1, 2, 5, rng.randint(3, 20), 100, 300]),
+        num_states=rng.choice([1, 2, 20]),
+        max_step_pages=rng.choice([1, 2, 5, 1000]),
+        state_pages=rng.randint(1, 3),
+        min_load_tokens=rng.choice([1, 1, 8, 16]),
+    )
+    return {"host": host, "fetches": random.Random(rng.random()) if rng.random() < 0.7 else None}
 
 
 class ImagePrompts:

@@ -5,14 +5,14 @@
 
 import random
 import sys
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import pytest
 
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.host_tier import HostTierConfig
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
 from support.thorough import seeds
 
 Kind = Literal["full", "window", "windows", "state", "state and window"]
@@ -25,17 +25,7 @@ def random_windows(rng: random.Random, kind: Kind) -> tuple[int, ...]:
     return tuple(rng.choice([2, 3, 5, rng.randint(2, 100)]) for _ in range(count))
 
 
-def random_host(rng: random.Random) -> HostTierConfig:
-    return HostTierConfig(
-        num_pages=rng.choice([1, 2, 5, rng.randint(3, 20), 300]),
-        num_states=rng.choice([1, 2, 20]),
-        max_step_pages=rng.choice([1, 2, 5, 1000]),
-        state_pages=rng.randint(1, 3),
-        min_load_tokens=rng.choice([1, 1, 8, 16]),
-    )
-
-
-def random_run(rng: random.Random, kind: Kind, *, has_host: bool = False) -> CoreRun:
+def random_run(rng: random.Random, kind: Kind, seed: int) -> CoreRun:
     """A core whose cache holds little more than the longest request."""
     windows, has_states = random_windows(rng, kind), kind.startswith("state")
     drafts = 0 if has_states else rng.choice([0, 1, 5])
@@ -58,8 +48,7 @@ def random_run(rng: random.Random, kind: Kind, *, has_host: bool = False) -> Cor
         enable_prefix_caching=rng.random() < 0.9,
         num_speculative_tokens=drafts,
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if drafts else None,
-        host=random_host(rng) if has_host else None,
-        fetches=random.Random(rng.random()) if has_host and rng.random() < 0.7 else None,
+        **random_host(rng, seed),
     )
 
 
@@ -69,7 +58,7 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
     `source`: a run of the same seed, from which blocks are fetched.
     """
     rng = random.Random(f"{kind} {seed}")
-    run = random_run(rng, kind, has_host=seed % 3 == 1)
+    run = random_run(rng, kind, seed)
     if run.mover is not None and source is not None and source.mover is not None:
         run.mover.learn(source.mover)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
@@ -91,24 +80,51 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
     return run
 
 
+@dataclass
+class Totals:
+    """Sums over runs."""
+
+    runs: int = 0
+    with_host: int = 0
+    hit_tokens: int = 0
+    preemptions: int = 0
+    stored_pages: int = 0
+    loaded_pages: int = 0
+    fetched_pages: int = 0
+
+    def add(self, run: CoreRun) -> None:
+        stats, host = run.core.stats(), run.core.cache_occupancy().host
+        self.runs += 1
+        self.hit_tokens += stats.prefix_cache_hits
+        self.preemptions += stats.num_preemptions
+        self.fetched_pages += 0 if run.mover is None else run.mover.num_fetched
+        if host is not None:
+            self.with_host += 1
+            self.stored_pages += host.num_stored_pages
+            self.loaded_pages += host.num_loaded_pages
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_traffic_over_every_kind_of_cache(kind: Kind) -> None:
-    stats = [drive(seed, kind).core.stats() for seed in seeds(6, thorough=100)]
-    assert sum(run.prefix_cache_hits for run in stats) > 20
-    assert sum(run.num_preemptions for run in stats) > 0
+    totals = Totals()
+    for seed in seeds(6, thorough=100):
+        totals.add(drive(seed, kind))
+    assert totals.with_host > 0
+    assert totals.hit_tokens > 20
+    assert totals.preemptions > 0
+    assert totals.stored_pages > 20
 
 
 def main(first: int, end: int) -> None:
     for kind in KINDS:
-        hits = preemptions = 0
+        totals = Totals()
         for seed in range(first, end):
             try:
-                stats = drive(seed, kind).core.stats()
+                totals.add(drive(seed, kind))
             except AssertionError as error:
                 print(f"{kind}, seed {seed}: {error}", flush=True)
                 raise
-            hits, preemptions = hits + stats.prefix_cache_hits, preemptions + stats.num_preemptions
-        print(f"{kind}: {end - first} runs, {hits} hit tokens, {preemptions} preemptions", flush=True)
+        print(f"{kind}: {totals}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """Random traffic under memory pressure: correct tokens, no leaked block, no starved request."""
 
 import random
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
 from support.thorough import seeds
 
 Policy = Literal["fcfs", "priority"]
 
 
 def random_run(
-    rng: random.Random, *, async_scheduling: bool, policy: Policy, num_speculative_tokens: int = 0
+    rng: random.Random, *, async_scheduling: bool, policy: Policy, num_speculative_tokens: int = 0, **host: Any
 ) -> CoreRun:
     num_blocks = rng.choice([15, 16, 20, 40])  # of 4 tokens: one of the longest requests, up to three
     return CoreRun(
@@ -28,6 +28,7 @@ def random_run(
         block_order=rng.sample(range(num_blocks), num_blocks),
         num_speculative_tokens=num_speculative_tokens,
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if num_speculative_tokens else None,
+        **host,
     )
 
 
@@ -40,7 +41,11 @@ def test_random_traffic_under_memory_pressure(
 ) -> None:
     rng = random.Random(seed)
     run = random_run(
-        rng, async_scheduling=async_scheduling, policy=policy, num_speculative_tokens=num_speculative_tokens
+        rng,
+        async_scheduling=async_scheduling,
+        policy=policy,
+        num_speculative_tokens=num_speculative_tokens,
+        **random_host(rng, seed),
     )
     pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
     traffic = Traffic(

@@ -12,13 +12,13 @@ import pytest
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
 from support.thorough import seeds
 
 BLOCK_SIZE = 4
 
 
-def random_run(rng: random.Random, *, attends_within: bool) -> tuple[CoreRun, list[tuple[int, int]]]:
+def random_run(rng: random.Random, seed: int, *, attends_within: bool) -> tuple[CoreRun, list[tuple[int, int]]]:
     """A core whose caches hold little more than they must, and images that it can take."""
     windows = rng.choice([(), (), (5,), (3, 20)])
     has_states = rng.random() < 0.2
@@ -47,6 +47,7 @@ def random_run(rng: random.Random, *, attends_within: bool) -> tuple[CoreRun, li
         encoder_cache_size=largest + rng.choice([0, 1, rng.randint(0, 40)]),
         attends_within=attends_within,
         image_store_bytes=rng.choice([0, 40, 10_000]),
+        **random_host(rng, seed),
     )
     return run, [(name, rng.choice([1, rng.randint(1, largest), largest])) for name in range(5)]
 
@@ -54,7 +55,7 @@ def random_run(rng: random.Random, *, attends_within: bool) -> tuple[CoreRun, li
 def drive(seed: int, *, attends_within: bool) -> CoreRun:
     """Random traffic until all requests have ended, with all checks after every step."""
     rng = random.Random(seed)
-    run, kinds = random_run(rng, attends_within=attends_within)
+    run, kinds = random_run(rng, seed, attends_within=attends_within)
     traffic = Traffic(
         run, rng, 60, 0.1, rng.choice([0.0, 0.3]), follow_up_share=0.5, pooled_share=0.2, image_kinds=kinds
     )

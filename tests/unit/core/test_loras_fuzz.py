@@ -10,7 +10,7 @@ import pytest
 from proa_engine.core.lora_store import LoraError
 from proa_engine.core.operations import LoadLora, Operation, ResetPrefixCache, UnloadLora
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Traffic
+from support.core_traffic import MAX_MODEL_LEN, Traffic, random_host
 from support.thorough import seeds
 
 NAMES = "abcde"
@@ -63,6 +63,7 @@ def test_random_traffic_with_adapters(
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if num_speculative_tokens else None,
         max_loras=max_loras,
         max_cpu_loras=max_loras + rng.randint(1, 4),
+        **random_host(rng, seed),
     )
     operator = Operator(run, rng)
     for name in NAMES[: max_loras + 1]:
