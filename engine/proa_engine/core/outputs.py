@@ -37,6 +37,7 @@ def make_output(request: Request, new_token_ids: Sequence[int] = ()) -> EngineCo
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
         fetch=request.fetch,
+        disk_read=request.disk_read,
         load=request.load,
     )
     if request.events:

@@ -53,6 +53,7 @@ class Request:
         "block_hashes",
         "checkpoints",
         "client_index",
+        "disk_read",
         "ends",
         "eos_token_ids",
         "error",
@@ -60,6 +61,7 @@ class Request:
         "extra_keys",
         "fetch",
         "first_columns",
+        "has_cache_salt",
         "has_output",
         "images",
         "load",
@@ -97,6 +99,7 @@ class Request:
         self.pooling_params = request.pooling_params
         # What its blocks' hashes depend on, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
+        self.has_cache_salt = bool(request.cache_salt)
         self.lora: Adapter | None = None
         self.images: RequestImages | NoImages = NO_IMAGES
         self.trace_headers = request.trace_headers
@@ -118,6 +121,7 @@ class Request:
         self.reads_prefix_cache = params.prompt_logprobs is None
         self.num_cached_tokens = 0  # cached tokens when it was first scheduled
         self.fetch: KvFetch | None = None  # from another engine
+        self.disk_read: KvFetch | None = None
         self.load: KvLoad | None = None  # its last load from host memory
         self.num_prompt_logprobs_received = 0  # since it last started or resumed
         self.num_prompt_logprobs_sent = 0

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from proa.contract import (
     EngineCoreOutput,
+    KvFetch,
     LoadedLoras,
     PoolingParams,
     SamplingParams,
@@ -227,13 +228,45 @@ class HostOccupancy:
 
 @dataclass(frozen=True, slots=True)
 class FetchCounts:
-    """Fetches from other engines since the start."""
+    """Fetches from other engines, or from disk, since the start."""
 
     num_fetches: int = 0  # that ended
     num_failed_fetches: int = 0  # of these, those that ended with an error
     num_fetched_tokens: int = 0
     num_fetched_bytes: int = 0  # of all ranks
     seconds: float = 0.0  # from the begin to the end of each
+
+    def plus(self, ended: KvFetch) -> "FetchCounts":
+        """Return these counts with one more fetch."""
+        return FetchCounts(
+            self.num_fetches + 1,
+            self.num_failed_fetches + bool(ended.error),
+            self.num_fetched_tokens + ended.num_tokens,
+            self.num_fetched_bytes + ended.num_bytes,
+            self.seconds + ended.ended - ended.started,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounts:
+    """The size of what is on disk, and what happened since the movers started. Of all ranks together."""
+
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_written_bytes: int = 0
+    num_read_bytes: int = 0
+    num_skipped: int = 0  # blocks and checkpoints that were not written as the core asked
+    num_damaged: int = 0  # units whose content was not what was written
+    num_errors: int = 0  # times that writing stopped
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOccupancy:
+    """The disk's current content as the core knows it, and its reads since the start."""
+
+    num_blocks: int
+    counts: DiskCounts
+    reads: FetchCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +281,7 @@ class CacheOccupancy:
     num_free_states: int = 0
     host: HostOccupancy | None = None
     fetches: FetchCounts | None = None  # None: nothing is fetched from other engines
+    disk: DiskOccupancy | None = None
 
 
 class PooledRows(NamedTuple):

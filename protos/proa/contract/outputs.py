@@ -56,7 +56,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class KvFetch:
-    """How a request waited for blocks from another engine, before it was queued. Unix seconds."""
+    """How a request waited for blocks from another engine, or from disk, before it was queued. Unix seconds."""
 
     started: float
     ended: float
@@ -94,6 +94,7 @@ class EngineCoreOutput:
     num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
     fetch: KvFetch | None = None  # on every output after it
+    disk_read: KvFetch | None = field(default=None, metadata=LOCAL)  # likewise
     load: KvLoad | None = field(default=None, metadata=LOCAL)  # the last one, on every output after it
 
     @property
