@@ -90,7 +90,7 @@ def exported() -> set[str]:
 def queries() -> Iterator[tuple[str, str]]:
     for file in (CHART / "dashboards").glob("*.json"):
         for panel in json.loads(file.read_text())["panels"]:
-            for target in panel["targets"]:
+            for target in panel.get("targets", []):  # a row has none
                 yield f"{file.stem}: {panel['title']}", target["expr"]
 
 
