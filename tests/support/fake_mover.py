@@ -21,6 +21,7 @@ class FakeMover:
         self._host = host
         self._rng = rng
         self._copied = 0
+        self._forgotten = 0  # serial of the last copies before the last reset
         self._blocks: dict[tuple[int, bytes], Content] = {}  # by table and hash
         self._checkpoints: dict[bytes, tuple[StoredCheckpoint, Content]] = {}
         self._cancelled: set[int] = set()
@@ -44,7 +45,7 @@ class FakeMover:
         self._cancelled.add(job_id)  # it may have ended
 
     def reset(self, since: float, copied: int) -> None:
-        self._blocks, self._checkpoints = {}, {}
+        self._blocks, self._checkpoints, self._forgotten = {}, {}, copied
 
     def advance(self, *, to_end: bool = False) -> None:
         """Write to the pages of open jobs, and end some of them; all that can end with `to_end`."""
@@ -100,6 +101,8 @@ class FakeMover:
         """Learn what these complete copies have stored."""
         assert copies.serial == self._copied + 1, "copies are numbered without a gap"
         self._copied = copies.serial
+        if copies.serial <= self._forgotten:
+            return
         for page, block_hash in copies.stored_blocks:
             self._blocks[0, block_hash] = pages[page]
         for stored in copies.stored_checkpoints:

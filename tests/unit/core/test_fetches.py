@@ -1,13 +1,16 @@
 """Blocks that new requests fetch from another engine: what waits for what, and what a page may hold when."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+
+import pytest
 
 from proa.contract import EngineCoreRequest, FinishReason, KvSource
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.mover import FetchJob
+from proa_engine.core.operations import Sleep, WakeUp
 from support.core import CoreRun, make_request
 from support.fake_grammar import fake_grammar
 
@@ -28,14 +31,14 @@ class Never(random.Random):
         return seq[-1]
 
 
-def make_run(*, num_pages: int = 100, min_load_tokens: int = 1, num_blocks: int = 64) -> CoreRun:
+def make_run(*, num_pages: int = 100, min_load_tokens: int = 1, num_blocks: int = 64, block_size: int = 4) -> CoreRun:
     host = HostTierConfig(num_pages=num_pages, min_load_tokens=min_load_tokens)
-    return CoreRun(host=host, fetches=Never(), num_blocks=num_blocks)
+    return CoreRun(host=host, fetches=Never(), num_blocks=num_blocks, block_size=block_size)
 
 
 def run_with_source(**sizes: int) -> CoreRun:
     """A run whose source has the prompt's blocks."""
-    source, run = make_run(), make_run(**sizes)
+    source, run = make_run(block_size=sizes.get("block_size", 4)), make_run(**sizes)
     source.submit(make_request(prompt=PROMPT))
     source.finish()
     assert source.mover is not None
@@ -142,14 +145,28 @@ def test_a_request_waits_for_its_grammar_and_its_blocks() -> None:
         assert run.last().num_cached_tokens == 32
 
 
-def test_a_cancelled_fetch_keeps_its_pages_until_the_mover_answers() -> None:
+def abort(run: CoreRun) -> None:
+    run.core.abort(["a"])
+
+
+def fall_asleep(run: CoreRun) -> None:
+    run.core.operate(Sleep(1))
+
+
+def reset(run: CoreRun) -> None:
+    run.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("cancel", [abort, fall_asleep, reset])
+def test_a_cancelled_fetch_keeps_its_pages_until_the_mover_answers(cancel: Callable[[CoreRun], None]) -> None:
     run = run_with_source(num_pages=8)
     run.submit(fetching())
     run.steps(1)
-    run.core.abort(["a"])
+    cancel(run)
     run.steps(1)
-    assert run.finish_reason() is FinishReason.ABORT
+    assert run.finish_reason() is (None if cancel is reset else FinishReason.ABORT)
     assert len(jobs(run)) == 1, "the mover has not answered"
+    run.core.operate(WakeUp())
     run.submit(make_request("b", range(20)))
     run.steps(20)
     assert run.executor.host is not None
@@ -161,12 +178,97 @@ def test_a_cancelled_fetch_keeps_its_pages_until_the_mover_answers() -> None:
     assert run.executor.host.num_stored > 0
 
 
+def test_a_pinned_page_is_not_evicted() -> None:
+    """A job goes on behind the pages that are held, so stores must leave these as they are."""
+    run, request = run_with_source(num_pages=12), fetching()
+    run.submit(make_request("first", PROMPT[:13], max_tokens=1))
+    run.finish()
+    run.submit(request)
+    run.steps(1)
+    (job,) = jobs(run)
+    held = set(job.chain[: job.num_held])
+    assert len(held) == 3
+    run.submit(*(make_request(f"other {index}", [40 + index] * 20, max_tokens=1) for index in range(4)))
+    run.steps(20)
+    assert run.executor.host is not None
+    assert run.executor.host.num_stored > 3 + 4, "the pages that are not held were stored in several times"
+    assert held < run.hashes_in_host[0]
+    run.finish()
+    run.assert_complete([request])
+
+
+def test_a_host_full_of_pinned_pages_skips_stores_and_fetches_nothing() -> None:
+    run = run_with_source(num_pages=8)
+    run.submit(fetching())
+    run.steps(1)
+    assert len(jobs(run)[0].pages) == 8
+    other = fetching("b", [*PROMPT[::-1]])
+    run.submit(other, make_request("c", range(30)))
+    run.steps(30)
+    assert len(jobs(run)) == 1, "no page is free for another"
+    run.assert_complete([other, make_request("c", range(30))])
+    host = run.core.cache_occupancy().host
+    assert host is not None
+    assert host.num_skipped_stores > 0
+    run.finish()
+    run.assert_complete([fetching()])
+    assert run.last().num_cached_tokens == 32
+
+
+@pytest.mark.parametrize(("num_tokens", "num_fetched"), [(1, 0), (2, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
+def test_all_full_blocks_before_the_last_token_are_fetched(num_tokens: int, num_fetched: int) -> None:
+    run, request = run_with_source(block_size=16), fetching(prompt=PROMPT[:num_tokens])
+    run.submit(request)
+    run.steps(1)
+    assert [len(job.pages) for job in jobs(run)] == [num_fetched] * bool(num_fetched)
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 16 * num_fetched
+
+
+def test_a_preempted_request_does_not_fetch_again() -> None:
+    run = run_with_source(num_blocks=13, num_pages=8)
+    requests = [fetching("a"), make_request("b", range(12), max_tokens=20)]
+    run.submit(*requests)
+    run.finish()
+    run.assert_complete(requests)
+    assert run.core.stats().num_preemptions > 0
+    counts = run.core.cache_occupancy().fetches
+    assert counts is not None
+    assert counts.num_fetches == 1
+
+
 def test_a_reset_forgets_blocks_on_their_way() -> None:
     run, request = run_with_source(), fetching()
     run.submit(request)
     run.steps(1)
     run.reset_prefix_cache()
     run.steps(1)
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 0
+
+
+def test_a_reset_between_a_jobs_end_and_its_addition_forgets_it() -> None:
+    """The answer is behind the reset in the core's queue."""
+    run, request = run_with_source(), fetching()
+    run.submit(request)
+    run.steps(1)
+    run.reset_prefix_cache()
+    assert run.mover is not None
+    run.mover.advance(to_end=True)
+    run.finish()
+    run.assert_complete([request])
+    assert run.last().num_cached_tokens == 0
+
+
+def test_a_reset_forgets_what_was_added_before_it() -> None:
+    run, request = run_with_source(), fetching()
+    run.submit(request)
+    run.steps(1)
+    assert run.mover is not None
+    run.mover.advance(to_end=True)
+    run.reset_prefix_cache()
     run.finish()
     run.assert_complete([request])
     assert run.last().num_cached_tokens == 0
