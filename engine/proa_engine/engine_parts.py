@@ -203,6 +203,7 @@ def assemble_engine(
         lengths=LengthLimits(executor.max_model_len, executor.cache_groups.capacity),
         max_logprobs=config.num_top_logprobs(model.vocab_size),
         grammars=grammars is not None,
+        prefix_caching=config.enable_prefix_caching and not model.is_encoder,
         max_loras=0 if loras is None else config.max_loras,
         pooling_tasks=frozenset(model.pooling.kinds),
         pooling_only=not model.has_lm_head,

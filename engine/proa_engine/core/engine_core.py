@@ -149,7 +149,8 @@ class EngineCore:
         self._operate()
         self.step_started_at = time.monotonic()
         try:
-            scheduler_output, requests = self._scheduler.schedule(self._clock())
+            scheduler_output, requests, outputs = self._scheduler.schedule(self._clock())
+            self._outputs += outputs
             started = self._start(scheduler_output, requests)
             if len(self._in_flight) > (self._max_in_flight if started else 0):
                 self._finish_oldest()

@@ -189,6 +189,27 @@ class KVCacheManager:
         """Whether blocks are queued to be stored in host memory."""
         return self._host is not None and self._host.has_stores
 
+    def is_cached(self, request: Request, num_tokens: int) -> bool:
+        """Whether another request can continue the request's first `num_tokens` tokens, all of full blocks before its
+        last token: their blocks are on the device or in host memory."""
+        if self._hashes is None or self._host is None:
+            return self.get_computed_blocks(request).num_tokens >= num_tokens
+        _, num_usable = self._host.held(list(self._hashes.full_blocks(request)))
+        return num_usable * self._block_size >= num_tokens
+
+    def store(self, request: Request) -> None:
+        """Queue the request's cached blocks, and the checkpoint at their end, to be stored in host memory. Other blocks
+        are queued when they are computed."""
+        if self._hashes is None or self._host is None:
+            return
+        block_hashes = list(self._hashes.full_blocks(request))
+        for block_hash in block_hashes:
+            block = self._cache.cached_blocks.get(block_hash)
+            if block is not None and block_hash not in self._host.cache.cached_blocks:
+                self._host.block_cached(block_hash, block)
+        if block_hashes and block_hashes[-1] in self._cache.checkpoints:
+            self._host.checkpoint_cached(block_hashes[-1])
+
     def begin_load(self, request: Request) -> int:
         """Begin to load the blocks behind the request's hit from host memory. Returns the number of tokens that the
         request must wait for; 0 if nothing is loaded."""

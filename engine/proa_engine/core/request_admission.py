@@ -13,6 +13,7 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.mover import Fetched
 from proa_engine.core.outputs import make_output
+from proa_engine.core.prefill import PrefillRequest, finish_cached
 from proa_engine.core.request import RequestStatus
 from proa_engine.core.request_factory import RequestFactory
 from proa_engine.core.request_table import RequestTable
@@ -55,15 +56,17 @@ class RequestAdmission:
         adapter = self._loras.find(request)
         made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
         made.lora, made.images = adapter, self._images.of(request)
+        if isinstance(made, PrefillRequest):
+            self._manager.store(made)
         is_fetching = self._manager.begin_fetch(made, request.kv_source, now)
         if isinstance(made, ConstrainedRequest):
             return self._add_constrained(made, request, now, on_ready)
         if is_fetching:
             made.status = RequestStatus.WAITING_FOR_FETCH
             self._table.add_pending(made, now)
-        else:
-            self._table.add(made, now)
-        return None
+            return None
+        self._table.add(made, now)
+        return finish_cached(made, self._table, self._manager, now)
 
     def take_fetched(self, fetched: Fetched, now: float) -> None:
         """Queue the requests whose blocks were fetched, unless they wait for their grammars."""

@@ -3,6 +3,7 @@
 from proa.contract import EngineCoreRequest
 from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
 from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
+from proa_engine.core.prefill import PrefillRequest
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
@@ -42,10 +43,11 @@ class _Speculating(_RepetitionRequest, SpeculatingRequest):
 class RequestFactory:
     """Makes requests, which count their forced tokens in `forced` and their draft tokens in `drafts`."""
 
-    def __init__(self, config: SchedulerConfig, lengths: LengthLimits) -> None:
+    def __init__(self, config: SchedulerConfig, lengths: LengthLimits, block_size: int) -> None:
         self.forced, self.drafts = ForcedCounter(), DraftCounter()
         self._config = config
         self._lengths = lengths
+        self._block_size = block_size
         self._num_made = 0
 
     def make(self, request: EngineCoreRequest) -> Request:
@@ -58,6 +60,8 @@ class RequestFactory:
         if (pooling := request.pooling_params) is not None:
             pooled = WholePromptRequest if config.whole_prompts else PoolingRequest
             return pooled(request, order=order, reads_prefix_cache=pooling.task in config.last_token_tasks)
+        if request.prefill_only:
+            return PrefillRequest(request, order=order, block_size=self._block_size)
         limit, eos, repeats = self._lengths.max_num_tokens(request), config.eos_token_ids, params.repetition_detection
         if params.grammar is not None:
             constrained = ConstrainedRequest if repeats is None else _Constrained

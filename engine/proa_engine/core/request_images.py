@@ -30,6 +30,9 @@ class NoImages:
     def limit(self, start: int, num_tokens: int) -> int:
         return num_tokens
 
+    def uncut(self, position: int, num_tokens: int) -> int:
+        return position
+
     def claim(self, request: _Computed, num_tokens: int) -> None:
         pass
 
@@ -72,6 +75,15 @@ class RequestImages:
         elif self._attends_within and images and images[-1].end > end:
             end = max(images[-1].offset, start)
         return end - start
+
+    def uncut(self, position: int, num_tokens: int) -> int:
+        """Return where the tokens of a request of `num_tokens` tokens can be computed up to: at `position`, unless that
+        is inside an image that one step must compute. Then at the image's end, or before the image if its last token is
+        the request's, which must not be computed."""
+        images = self._touching(position, position + 1)
+        if not self._attends_within or not images or images[0].offset >= position:
+            return position
+        return images[0].end if images[0].end < num_tokens else images[0].offset
 
     def claim(self, request: _Computed, num_tokens: int) -> None:
         """Read the images of the request's next `num_tokens` tokens in this step, and keep a reference to an image of

@@ -14,6 +14,7 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.mover import Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
+from proa_engine.core.prefill import finish_cached
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.request_factory import RequestFactory
@@ -63,7 +64,7 @@ class Scheduler:
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
         lengths = LengthLimits(config.max_model_len, kv_cache_manager.groups.capacity)
-        self._factory = RequestFactory(config, lengths)
+        self._factory = RequestFactory(config, lengths, kv_cache_manager.groups.block_size)
         self._admission = RequestAdmission(
             config,
             self._table,
@@ -147,10 +148,11 @@ class Scheduler:
                 outputs.append(make_output(request))
         return outputs
 
-    def schedule(self, now: float) -> tuple[SchedulerOutput, list[Request]]:
+    def schedule(self, now: float) -> tuple[SchedulerOutput, list[Request], list[EngineCoreOutput]]:
         """Schedule the next step: running requests first, then waiting ones, in the policy's order.
 
-        Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
+        Returns the step; the requests of its rows, to be passed to `update_from_output` with the step's result; and the
+        outputs of requests that finished without being scheduled.
         """
         for request in self._manager.take_loaded():
             self._table.queue_loaded(request, now)
@@ -159,7 +161,7 @@ class Scheduler:
             self._schedule_waiting(plan, now)
         copies = self._manager.plan_copies()
         states = self._manager.cache_blocks(plan.block_candidates)
-        return self._scheduler_output(plan, states, copies), plan.rows
+        return self._scheduler_output(plan, states, copies), plan.rows, plan.outputs
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -224,7 +226,7 @@ class Scheduler:
         its own.
         """
         while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
-            request = self._next_waiting(now)
+            request = self._next_waiting(plan, now)
             if request is None or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
@@ -237,10 +239,13 @@ class Scheduler:
             self._table.start(request, hit.num_tokens, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
-    def _next_waiting(self, now: float) -> Request | None:
-        """Return the next request that can start, after moving those that can load blocks from host memory to the
-        loading ones."""
+    def _next_waiting(self, plan: StepPlan, now: float) -> Request | None:
+        """Return the next request that can start, after finishing those that need no step, and moving those that can
+        load blocks from host memory to the loading ones."""
         while (request := self._table.waiting.peek()) is not None:
+            if (output := finish_cached(request, self._table, self._manager, now)) is not None:
+                plan.outputs.append(output)
+                continue
             num_tokens = self._manager.begin_load(request)
             if num_tokens == 0:
                 break

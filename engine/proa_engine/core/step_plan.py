@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from proa.contract import EngineCoreOutput
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
 from proa_engine.core.types import (
@@ -40,6 +41,7 @@ class StepPlan:
         self.block_candidates: list[
             tuple[Request, int]
         ] = []  # requests that may fill a block, and the first token that each computes
+        self.outputs: list[EngineCoreOutput] = []  # of requests that finished without a step
         self._budget = budget
         self._constrained = constrained
         self._chunks: list[Request] = []  # rows of several tokens

@@ -54,6 +54,7 @@ class ModelLimits:
     lengths: LengthLimits
     max_logprobs: int = 20
     grammars: bool = False  # whether the engine compiles grammars
+    prefix_caching: bool = True
     pooling_tasks: frozenset[PoolingTask] = frozenset()
     pooling_only: bool = False  # the model generates no tokens
     embedding_size: int = 0
@@ -67,8 +68,11 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     limits.lengths.check(request)
     _check_vocabulary("the prompt", request.prompt_token_ids, limits)
     _check_vocabulary("resumed_token_ids", request.resumed_token_ids, limits)
-    check_sampling_params(request.sampling_params, limits)
-    check_pooling_params(request, limits)
+    if request.prefill_only:
+        check_prefill(request, limits)
+    else:
+        check_sampling_params(request.sampling_params, limits)
+        check_pooling_params(request, limits)
     if request.lora_name and not limits.max_loras:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
     check_images(request, limits)
@@ -89,6 +93,19 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > limits.max_logprobs:
             raise ValueError(f"{name} must be at most {limits.max_logprobs}, got {count}")
+
+
+def check_prefill(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Check that a prefill-only request caches blocks. Its sampling parameters have no effect, so they are not
+    checked."""
+    if request.pooling_params is not None:
+        raise ValueError("a prefill_only request cannot have pooling_params")
+    if request.sampling_params.prompt_logprobs is not None:
+        raise ValueError("a prefill_only request cannot have prompt_logprobs")
+    if limits.pooling_only:
+        raise ValueError("this model generates no tokens; it accepts no prefill_only requests")
+    if not limits.prefix_caching:
+        raise ValueError("prefill_only requests need prefix caching, which is off in this engine")
 
 
 def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> None:

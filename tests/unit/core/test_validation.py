@@ -186,3 +186,27 @@ def test_rejects_images_of_another_size_than_all_images_of_the_model() -> None:
 def test_rejects_images_if_the_engine_reads_none() -> None:
     with pytest.raises(ValueError, match="this engine reads no images"):
         check_request(with_images(IMAGE), LIMITS)
+
+
+def test_sampling_parameters_of_a_prefill_only_request_are_not_checked() -> None:
+    params: dict[str, Any] = {"grammar": Grammar(text='start: "a"'), "logprobs": 6, "stop_token_ids": [100]}
+    check_request(replace(make_request(**params), prefill_only=True), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits", "message"),
+    [
+        (make_request(prompt=[100]), LIMITS, "token id 100 in the prompt"),
+        (make_request(prompt=[1] * 11), LIMITS, "context length is 10 tokens"),
+        (make_request(lora_name="x"), LIMITS, "does not support LoRA adapters"),
+        (make_pooled(), LIMITS, "a prefill_only request cannot have pooling_params"),
+        (make_request(prompt_logprobs=0), LIMITS, "a prefill_only request cannot have prompt_logprobs"),
+        (make_request(), replace(LIMITS, pooling_only=True), "accepts no prefill_only requests"),
+        (make_request(), replace(LIMITS, prefix_caching=False), "prefill_only requests need prefix caching"),
+    ],
+)
+def test_rejects_prefill_only_requests_that_cache_nothing(
+    request_: EngineCoreRequest, limits: ModelLimits, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(replace(request_, prefill_only=True), limits)
