@@ -196,7 +196,7 @@ def assemble_engine(
     )
     core = EngineCore(scheduler, trace_steps(executor))
     if executor.mover is not None:
-        executor.mover.listen(core.take_fetched)
+        executor.mover.listen(core.take_from_mover)
     model = executor.model_config
     limits = ModelLimits(
         vocab_size=model.vocab_size,

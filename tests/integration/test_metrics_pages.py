@@ -151,7 +151,7 @@ def test_engine_page_tells_what_came_from_other_engines() -> None:
     run.core.submit(replace(make_request(prompt=range(17)), kv_source=KvSource(addresses=("peer:1",))))
     run.step()
     (job,) = run.mover.jobs.values()
-    run.core.take_fetched(Fetched(job_id=job.job_id, num_blocks=0, num_bytes=70, is_done=True, error="refused"))
+    run.core.take_from_mover(Fetched(job_id=job.job_id, num_blocks=0, num_bytes=70, is_done=True, error="refused"))
     run.mover.jobs.clear()
     while run.core.has_unfinished_requests():
         if (outputs := run.core.step()) is not None:

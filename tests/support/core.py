@@ -205,7 +205,7 @@ class CoreRun:
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         if self.mover is not None:
-            self.mover.listen(self.core.take_fetched)
+            self.mover.listen(self.core.take_from_mover)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.outputs: dict[str, list[EngineCoreOutput]] = {}  # plain tokens included

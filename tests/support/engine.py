@@ -155,7 +155,7 @@ def engine_over(
     )
     core = EngineCore(scheduler, watched)
     if executor.mover is not None:
-        executor.mover.listen(core.take_fetched)
+        executor.mover.listen(core.take_from_mover)
     return Engine(core, executor, watched)
 
 

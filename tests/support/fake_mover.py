@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.mover import Fetched, FetchJob, FromMover
 from proa_engine.core.types import NO_STATE, Copies, StoredCheckpoint
 from support.fake_host import FakeHost
 
@@ -25,7 +25,7 @@ class FakeMover:
         self._blocks: dict[tuple[int, bytes], Content] = {}  # by table and hash
         self._checkpoints: dict[bytes, tuple[StoredCheckpoint, Content]] = {}
         self._cancelled: set[int] = set()
-        self._on_fetched: Callable[[Fetched], None] | None = None
+        self._on_message: Callable[[FromMover], None] | None = None
         host.on_copied = self._take_copies
 
     def learn(self, other: "FakeMover") -> None:
@@ -33,8 +33,8 @@ class FakeMover:
         self._blocks |= other._blocks
         self._checkpoints |= other._checkpoints
 
-    def listen(self, on_fetched: Callable[[Fetched], None]) -> None:
-        self._on_fetched = on_fetched
+    def listen(self, on_message: Callable[[FromMover], None]) -> None:
+        self._on_message = on_message
 
     def fetch(self, job: FetchJob) -> None:
         assert len(job.pages) <= len(job.chain) - job.num_held
@@ -68,8 +68,8 @@ class FakeMover:
             num_blocks += 1
         checkpoint = b"" if is_cancelled else self._fill_checkpoint(job, job.num_held + num_blocks)
         self.num_fetched += num_blocks
-        assert self._on_fetched is not None
-        self._on_fetched(
+        assert self._on_message is not None
+        self._on_message(
             Fetched(job_id=job.job_id, num_blocks=num_blocks, checkpoint=checkpoint, num_bytes=num_blocks, is_done=True)
         )
 

@@ -17,7 +17,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, Sche
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
-from proa_engine.core.mover import Fetched
+from proa_engine.core.mover import Adopted, Fetched, FromMover
 from proa_engine.core.operations import Operation
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
@@ -57,7 +57,7 @@ class _LoraRead:
 
 
 _Message = (
-    EngineCoreRequest | _Abort | _GrammarCompiled | Fetched | _LoraRead | _FollowKvEvents | Operation[Any] | _Wake
+    EngineCoreRequest | _Abort | _GrammarCompiled | FromMover | _LoraRead | _FollowKvEvents | Operation[Any] | _Wake
 )
 
 
@@ -100,9 +100,9 @@ class EngineCore:
         """Abort requests, from any thread. Unknown ids are ignored."""
         self._inbox.put(_Abort(tuple(request_ids)))
 
-    def take_fetched(self, fetched: Fetched) -> None:
-        """Take blocks that came from another engine, from any thread."""
-        self._inbox.put(fetched)
+    def take_from_mover(self, message: FromMover) -> None:
+        """Take a message of the mover, from any thread."""
+        self._inbox.put(message)
 
     def follow_kv_events(self) -> None:
         """Add a snapshot of the prefix cache to the next outputs, and changes to all later ones. From any thread."""
@@ -225,6 +225,8 @@ class EngineCore:
                 self._take_admission(self._scheduler.set_grammar(request, ready, now))
             case Fetched():
                 self._scheduler.take_fetched(message, now)
+            case Adopted():
+                self._scheduler.take_adopted(message)
             case _LoraRead(digest):
                 self._loras.finish_load(digest, self._on_lora_read)
             case _FollowKvEvents(follow):

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from proa_engine.core.adoption import Adoption
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.mover import Adopted
 from proa_engine.core.prefix_cache import BlockHashes, PrefixCache
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_COPIES, NO_STATE, Copies, HostOccupancy, StoredCheckpoint
@@ -31,6 +33,7 @@ class HostTierConfig:
     state_pages: int = 1  # size of a state in pages
     min_load_tokens: int = 1  # fewer tokens are computed again
     page_bytes: int = 0  # size on one rank
+    adopts: bool = False  # host memory may have blocks of an earlier engine, which the mover reports
 
 
 class _Place(NamedTuple):
@@ -82,6 +85,7 @@ class HostTier:
         self.cache = PrefixCache(len(groups.windows))
         self.pages = BlockPool(config.num_pages, self.cache.evict)
         self.states = BlockPool(config.num_states, self.cache.evict) if states is not None else None
+        self._adoption = Adoption(self.cache, self.pages, self.states) if config.adopts else None
         self.serial = 0  # of the last copies
         self._num_stored_pages = self._num_loaded_pages = 0  # since start
         self._num_loaded_tokens = self._num_skipped_stores = 0
@@ -169,6 +173,12 @@ class HostTier:
         if (replaced := self.cache.add(page, block_hash)) is not None:
             self.pages.demote(replaced)
 
+    def adopt(self, adopted: Adopted) -> None:
+        """Cache what an earlier engine has left in a range of pages."""
+        assert self._adoption is not None, "each range is reported once"
+        if self._adoption.take(adopted):
+            self._adoption = None
+
     def release(self, pages: Sequence[Block], states: Sequence[Block]) -> None:
         """Drop a reference to each of a fetch's pages and states."""
         self.pages.free_blocks(pages)
@@ -246,12 +256,14 @@ class HostTier:
         """Forget everything, as after a change of weights."""
         self.give_up_all()
         self.cache.reset()
+        if self._adoption is not None:
+            self._adoption.is_stale = True
 
     def check_integrity(
         self, fetched: tuple[Sequence[Block], Sequence[Block]] = ((), ())
     ) -> tuple[list[Block], list[Block]]:
-        """Raises `AssertionError` unless exactly the pages that unplanned loads will read, and those of fetches, are
-        referenced.
+        """Raises `AssertionError` unless exactly the pages that unplanned loads will read, those of fetches, and those
+        that are still to be adopted are referenced.
 
         Returns the device's blocks and states that loads reference, once for each load.
         """
@@ -264,6 +276,7 @@ class HostTier:
         units = [unit for load in self._loads.values() for unit in load.units]
         sources = [page for unit in units for page, _ in unit.pages] + [*fetched[0], *fetched[1]]
         sources += [unit.state_page for unit in units if unit.state_page is not None]
+        sources += [] if self._adoption is None else self._adoption.referenced
         for page in (*pages, *states):
             assert page.ref_count == sources.count(page), f"page {page.block_id} has leaked"
         assert not self._planned_pages

@@ -10,7 +10,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
 from proa_engine.core.fetches import Fetches
 from proa_engine.core.host_tier import HostTier, HostTierConfig
-from proa_engine.core.mover import Fetched, Mover
+from proa_engine.core.mover import Adopted, Fetched, Mover
 from proa_engine.core.prefix_cache import BlockHashes, BlockHashFunction, Checkpoint, PrefixCache
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
@@ -178,6 +178,11 @@ class KVCacheManager:
         """Cache what a fetch brought. Returns the requests that waited for it, unless more is to come."""
         assert self._fetches is not None, "only a fetch brings blocks"
         return self._fetches.take(fetched, now) if fetched.is_done else ()
+
+    def take_adopted(self, adopted: Adopted) -> None:
+        """Cache what an earlier engine has left in host memory."""
+        assert self._host is not None, "only host memory outlives an engine"
+        self._host.adopt(adopted)
 
     def end_fetch(self, request: Request) -> None:
         """Stop waiting for the request's blocks from another engine, when it has ended."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from proa_engine.core.types import NO_STATE
+from proa_engine.core.types import NO_STATE, StoredCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,42 @@ class Fetched:
     error: str = ""  # why it ended early, for the log and the span
 
 
-class Mover(Protocol):
-    """Fetches pages. Every call returns at once; progress comes to the core's thread as `Fetched`.
+class AdoptedUnit(NamedTuple):
+    """A page, or a slot of a state, with the content that an earlier engine has left."""
 
-    A job has one `Fetched` with `is_done`, whatever happens, and none after it.
+    place: int  # page; slot, if it is a state
+    table: int  # -1: a state
+    block_hash: bytes
+    stored: float  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What an earlier engine has left in a range of pages, verified. With several ranks: on every rank.
+
+    The ranges follow each other from page 0 to the last page. The last one has all states and checkpoints too.
     """
 
-    def listen(self, on_fetched: Callable[[Fetched], None]) -> None:
-        """Pass all progress to `on_fetched`, from any thread. Called once, before the first job."""
+    number: int  # of the range, from 0
+    first_page: int
+    end_page: int  # behind the last one
+    units: tuple[AdoptedUnit, ...] = ()
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+    is_done: bool = False  # it is the last range
+
+
+FromMover = Fetched | Adopted
+
+
+class Mover(Protocol):
+    """Fetches pages. Every call returns at once; progress comes to the core's thread as `FromMover`.
+
+    A job has one `Fetched` with `is_done`, whatever happens, and none after it. If host memory outlives the engine,
+    each range of pages has one `Adopted`, also if nothing was left.
+    """
+
+    def listen(self, on_message: Callable[[FromMover], None]) -> None:
+        """Pass all messages to `on_message`, from any thread. Called once, before the first job."""
         ...
 
     def fetch(self, job: FetchJob) -> None: ...

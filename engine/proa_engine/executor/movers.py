@@ -3,22 +3,29 @@
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from proa_engine.core.mover import Fetched, FetchJob
-from proa_engine.mover.messages import Cancel, Fetch, Reset
+from proa_engine.core.mover import Adopted, Fetched, FetchJob, FromMover
+from proa_engine.mover.messages import Adopt, Adoption, Cancel, Fetch, FromCore, Progress, Reset, ToCore
 
 
 class RankMovers:
-    """`send` passes a message to every rank's mover; `take` is called with each one's answers, from any thread."""
+    """`send` passes a message to every rank's mover; `take` is called with each one's answers, from any thread.
 
-    def __init__(self, send: Callable[[Fetch | Cancel | Reset], None], num_ranks: int) -> None:
+    `adopts`: host memory outlives the engine.
+    """
+
+    def __init__(self, send: Callable[[FromCore], None], num_ranks: int, *, adopts: bool = False) -> None:
         self._send = send
         self._num_ranks = num_ranks
+        self._adopts = adopts
         self._ends: dict[int, list[Fetched]] = {}  # by job id: those of the ranks that have ended
+        self._ranges: dict[int, list[Adopted]] = {}  # by number: those of the ranks that have answered
         self._lock = Lock()
-        self._on_fetched: Callable[[Fetched], None] | None = None
+        self._on_message: Callable[[FromMover], None] | None = None
 
-    def listen(self, on_fetched: Callable[[Fetched], None]) -> None:
-        self._on_fetched = on_fetched
+    def listen(self, on_message: Callable[[FromMover], None]) -> None:
+        self._on_message = on_message
+        if self._adopts:
+            self._send(Adopt())
 
     def fetch(self, job: FetchJob) -> None:
         self._send(Fetch(job))
@@ -29,16 +36,32 @@ class RankMovers:
     def reset(self, since: float, copied: int) -> None:
         self._send(Reset(since, copied))
 
-    def take(self, fetched: Fetched) -> None:
-        """Take the end of one rank's part of a job."""
+    def take(self, message: ToCore) -> None:
+        """Take a message of one rank, and pass it on when all ranks have sent theirs."""
+        match message:
+            case Progress(fetched):
+                merged: FromMover | None = self._take_end(fetched)
+            case Adoption(adopted):
+                merged = self._take_range(adopted)
+        if merged is not None:
+            assert self._on_message is not None, "only a listener starts jobs"
+            self._on_message(merged)
+
+    def _take_end(self, fetched: Fetched) -> Fetched | None:
         with self._lock:
             ends = self._ends.setdefault(fetched.job_id, [])
             ends.append(fetched)
             if len(ends) < self._num_ranks:
-                return
-            del self._ends[fetched.job_id]
-        assert self._on_fetched is not None, "only a listener starts jobs"
-        self._on_fetched(merge(ends))
+                return None
+            return merge(self._ends.pop(fetched.job_id))
+
+    def _take_range(self, adopted: Adopted) -> Adopted | None:
+        with self._lock:
+            of_ranks = self._ranges.setdefault(adopted.number, [])
+            of_ranks.append(adopted)
+            if len(of_ranks) < self._num_ranks:
+                return None
+            return merge_adopted(self._ranges.pop(adopted.number))
 
 
 def merge(ends: Sequence[Fetched]) -> Fetched:
@@ -51,4 +74,22 @@ def merge(ends: Sequence[Fetched]) -> Fetched:
         num_bytes=sum(end.num_bytes for end in ends),
         is_done=True,
         error=next((end.error for end in ends if end.error), ""),
+    )
+
+
+def merge_adopted(ranges: Sequence[Adopted]) -> Adopted:
+    """Return what every rank has in a range: the units with the same content in the same place, and the checkpoints of
+    the same units."""
+    first, *others = ranges
+    contents = [{unit[:3] for unit in each.units} for each in others]
+    checkpoints = [{stored.block_hash: stored for stored in each.checkpoints} for each in others]
+    return Adopted(
+        number=first.number,
+        first_page=first.first_page,
+        end_page=first.end_page,
+        units=tuple(unit for unit in first.units if all(unit[:3] in content for content in contents)),
+        checkpoints=tuple(
+            stored for stored in first.checkpoints if all(of.get(stored.block_hash) == stored for of in checkpoints)
+        ),
+        is_done=first.is_done,
     )

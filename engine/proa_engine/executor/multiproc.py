@@ -22,7 +22,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.framing import encode
-from proa_engine.mover.messages import Cancel, Fetch, Reset
+from proa_engine.mover.messages import FromCore
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
@@ -130,7 +130,7 @@ class MultiProcExecutor(UniProcExecutor):
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:
             return [
-                WorkerConnection(rank, Path(path), None, self._on_lost, self._on_fetched)
+                WorkerConnection(rank, Path(path), None, self._on_lost, self._on_mover)
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
@@ -139,7 +139,7 @@ class MultiProcExecutor(UniProcExecutor):
             path = self._directory / f"rank-{rank}.sock"
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
             process = self._call(partial(spawn, rank, config.tensor_parallel_size, path))
-            connections.append(WorkerConnection(rank, path, process, self._on_lost, self._on_fetched))
+            connections.append(WorkerConnection(rank, path, process, self._on_lost, self._on_mover))
         return connections
 
     def _broadcast(self, message: wire.ToWorker) -> None:
@@ -147,7 +147,7 @@ class MultiProcExecutor(UniProcExecutor):
         for connection in self._connections:
             connection.send(frame)
 
-    def _send_to_movers(self, message: Fetch | Cancel | Reset) -> None:
+    def _send_to_movers(self, message: FromCore) -> None:
         self._broadcast(wire.ToMover(message))
         super()._send_to_movers(message)
 

@@ -16,10 +16,9 @@ from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
 from proa_engine.executor.movers import RankMovers
-from proa_engine.mover.messages import Cancel, Fetch, Reset
+from proa_engine.mover.messages import FromCore, ToCore
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
@@ -168,21 +167,22 @@ class UniProcExecutor:
 
     def _start_mover(self, block_bytes: list[int]) -> None:
         """Start rank 0's mover, and describe all. `block_bytes`: of one block, by rank."""
-        mover = self._call(lambda: self._worker.start_mover(self._on_fetched))
+        mover = self._call(lambda: self._worker.start_mover(self._on_mover))
         if mover is None:
             return
-        self.mover = RankMovers(self._send_to_movers, len(block_bytes))
+        adopts = self.host_tier is not None and self.host_tier.adopts
+        self.mover = RankMovers(self._send_to_movers, len(block_bytes), adopts=adopts)
         if mover.port is None:
             return
         self.kv_transfer = KvTransfer(
             fingerprint=self._worker.cache_fingerprint(), ports=(mover.port,), block_bytes=sum(block_bytes)
         )
 
-    def _on_fetched(self, fetched: Fetched) -> None:
+    def _on_mover(self, message: ToCore) -> None:
         assert self.mover is not None
-        self.mover.take(fetched)
+        self.mover.take(message)
 
-    def _send_to_movers(self, message: Fetch | Cancel | Reset) -> None:
+    def _send_to_movers(self, message: FromCore) -> None:
         assert self._worker.mover is not None
         self._worker.mover.send(message)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
-from proa_engine.core.mover import Fetched
 from proa_engine.framing import encode
+from proa_engine.mover.messages import ToCore
 from proa_engine.worker import wire
 from proa_engine.worker.host import available_cores, threads_per_rank
 from proa_engine.worker.main import PARENT_VARIABLE
@@ -41,7 +41,7 @@ class WorkerConnection:
     """The connection to another rank's worker.
 
     Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket, and
-    `on_fetched` with the end of each job of its mover.
+    `on_mover` with the messages of its mover.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WorkerConnection:
         path: Path,
         process: subprocess.Popen[bytes] | None,
         on_lost: Callable[[str], None],
-        on_fetched: Callable[[Fetched], None],
+        on_mover: Callable[[ToCore], None],
     ) -> None:
         self.rank = rank
         self.ready: Future[wire.Ready] = Future()
@@ -61,7 +61,7 @@ class WorkerConnection:
         self._path = path
         self._process = process
         self._on_lost = on_lost
-        self._on_fetched = on_fetched
+        self._on_mover = on_mover
         self._socket: socket.socket | None = None
         self._is_closing = False
 
@@ -142,7 +142,7 @@ class WorkerConnection:
                     case wire.LoraRead():
                         self._loras.pop(message.lora_id).set_result(message.digest)
                     case wire.FromMover():
-                        self._on_fetched(message.fetched)
+                        self._on_mover(message.message)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
         if not self._is_closing:

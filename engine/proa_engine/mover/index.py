@@ -1,11 +1,13 @@
 """Index: which units of the arena may be served to other engines, by what they hold."""
 
+import time
 from collections.abc import Iterable, Sequence
 from threading import Condition
 from typing import NamedTuple
 
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
+from proa_engine.mover.directory import Directory, DirectoryEntry
 
 STATE = -1  # instead of a table: the state of a checkpoint
 
@@ -21,14 +23,15 @@ class Entry(NamedTuple):
 
 
 class Index:
-    """Settled blocks and checkpoints. Thread-safe.
+    """Settled blocks and checkpoints, which are also written to `directory`, if there is one. Thread-safe.
 
     A unit is settled when the copies that wrote it are complete: then its checksum is computed. It holds what the
     checksum says until its serial changes. Whoever reads it during that change notices by the checksum.
     """
 
-    def __init__(self, arena: Arena, since: float, copied: int = 0) -> None:
+    def __init__(self, arena: Arena, since: float, copied: int = 0, directory: Directory | None = None) -> None:
         self._arena = arena
+        self._directory = directory
         self._since = since  # Unix seconds; everything was stored after it
         self._num_resets = 0
         self._forgotten = copied  # serial of the last copies before the start or the last reset
@@ -51,16 +54,18 @@ class Index:
         self, serial: int, blocks: Iterable[tuple[int, bytes]] = (), checkpoints: Iterable[StoredCheckpoint] = ()
     ) -> None:
         """Add what copies have stored. All copies up to `serial` are complete."""
+        now = time.time()
         for page, block_hash in blocks:
-            self._add((0, block_hash), page, serial)
+            self._add((0, block_hash), page, serial, now)
         for stored in checkpoints:
             for table, tail in enumerate(stored.tails, start=1):
                 for page, block_hash in tail:
-                    self._add((table, block_hash), page, serial)
+                    self._add((table, block_hash), page, serial, now)
             if stored.state != NO_STATE:
-                self._add((STATE, stored.block_hash), self._arena.unit_of_slot(stored.state), serial)
+                self._add((STATE, stored.block_hash), self._arena.unit_of_slot(stored.state), serial, now)
         with self._changed:
-            self._checkpoints.update((stored.block_hash, stored) for stored in checkpoints)
+            for stored in checkpoints:
+                self._put_checkpoint(stored)
             self._copied = serial
             self._changed.notify_all()
 
@@ -68,14 +73,28 @@ class Index:
         self, units: Iterable[tuple[Key, int, int]], checkpoint: StoredCheckpoint | None, num_resets: int
     ) -> None:
         """Add units that a job has filled: what they hold, their numbers and checksums. `num_resets`: when it began."""
+        now = time.time()
         with self._changed:
             if num_resets != self._num_resets:
                 return
             for key, unit, checksum in units:
-                self._put(key, Entry(unit, self._arena.serial(unit), checksum))
+                self._put(key, Entry(unit, self._arena.serial(unit), checksum), now)
             if checkpoint is not None:
-                self._checkpoints[checkpoint.block_hash] = checkpoint
+                self._put_checkpoint(checkpoint)
             self._changed.notify_all()
+
+    def add_adopted(
+        self, units: Iterable[tuple[Key, int, int]], checkpoints: Iterable[StoredCheckpoint], num_resets: int
+    ) -> bool:
+        """Add what the directory has of an earlier engine, as `add_received` does. Returns False after a reset."""
+        with self._changed:
+            if num_resets != self._num_resets:
+                return False
+            for key, unit, checksum in units:
+                self._put(key, Entry(unit, self._arena.serial(unit), checksum))
+            self._checkpoints.update((stored.block_hash, stored) for stored in checkpoints)
+            self._changed.notify_all()
+            return True
 
     def forget(self, units: Iterable[int]) -> None:
         """Remove units that a job is about to fill."""
@@ -88,7 +107,14 @@ class Index:
         with self._changed:
             self._since, self._forgotten = max(since, self._since), serial
             self._num_resets += 1
+            if self._directory is not None:
+                self._directory.epoch += 1  # as the worker has done in the header
             self._entries, self._keys, self._checkpoints = {}, {}, {}
+
+    def find(self, key: Key) -> Entry | None:
+        """Return the unit that holds what the key says, None if there is none any more."""
+        with self._changed:
+            return self._find(key)
 
     def wait_for_copies(self, serial: int, timeout: float) -> bool:
         """Wait until all copies up to `serial` are complete. Returns False after `timeout` seconds."""
@@ -145,7 +171,7 @@ class Index:
             del self._keys[entry.unit]
         return None
 
-    def _add(self, key: Key, unit: int, completed: int) -> None:
+    def _add(self, key: Key, unit: int, completed: int, now: float) -> None:
         """Add a unit, unless later copies than those that are complete write it, or it was written before a reset."""
         serial = self._arena.serial(unit)
         with self._changed:
@@ -155,11 +181,20 @@ class Index:
         checksum = self._arena.checksum(unit)
         if self._arena.serial(unit) == serial:
             with self._changed:
-                self._put(key, Entry(unit, serial, checksum))
+                self._put(key, Entry(unit, serial, checksum), now)
 
-    def _put(self, key: Key, entry: Entry) -> None:
+    def _put(self, key: Key, entry: Entry, stored: float | None = None) -> None:
+        """Add an entry. `stored`: when, in Unix seconds; None: the directory has it."""
+        if self._directory is not None and stored is not None:
+            self._directory.write(entry.unit, DirectoryEntry(key, entry.checksum, stored))
         before = self._keys.get(entry.unit)
         if before is not None and before != key:
             self._entries.pop(before, None)
         self._entries[key] = entry
         self._keys[entry.unit] = key
+
+    def _put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Add a checkpoint, whose units are added."""
+        self._checkpoints[checkpoint.block_hash] = checkpoint
+        if self._directory is not None:
+            self._directory.write_checkpoint(checkpoint)

@@ -1,12 +1,12 @@
 """Messages between a worker and its mover: length-prefixed msgpack over a pair of Unix sockets.
 
-The worker sends Init once, then Copied, Fetch, Cancel and Reset. The mover answers Init with Listening, sends Progress
-for its jobs, and Alive once a second. It exits when its socket ends.
+The worker sends Init once, then Copied and the core's requests. The mover answers Init with Listening, sends what the
+core gets, and Alive once a second. It exits when its socket ends.
 """
 
 import msgspec
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
 
@@ -22,6 +22,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     fingerprint: bytes
     since: float  # Unix seconds: what is stored is not older
     copied: int = 0  # serial of the last copies that are complete
+    epoch: int = 0  # of the arena's directory, if it has one
 
 
 class Copied(msgspec.Struct, tag=True, frozen=True):
@@ -51,6 +52,10 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
     copied: int
 
 
+class Adopt(msgspec.Struct, tag=True, frozen=True):
+    """Verify what an earlier engine has left in the arena; each range of pages is answered by Adoption. Sent once."""
+
+
 class Listening(msgspec.Struct, tag=True, frozen=True):
     """The answer to Init. `port` None: the mover serves no other engines."""
 
@@ -63,6 +68,12 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     fetched: Fetched
 
 
+class Adoption(msgspec.Struct, tag=True, frozen=True):
+    """What is left of an earlier engine in a range of this rank's pages."""
+
+    adopted: Adopted
+
+
 class Alive(msgspec.Struct, tag=True, frozen=True):
     """The mover works. Its worker kills a silent one."""
 
@@ -73,5 +84,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToMover = Init | Copied | Fetch | Cancel | Reset
-ToWorker = Listening | Progress | Alive | Refused
+FromCore = Fetch | Cancel | Reset | Adopt  # to the movers of all ranks
+ToCore = Progress | Adoption
+ToMover = Init | Copied | FromCore
+ToWorker = Listening | ToCore | Alive | Refused

@@ -10,10 +10,14 @@ import msgspec
 
 from proa_engine.core.mover import Fetched
 from proa_engine.framing import FrameReader, encode
+from proa_engine.mover.adoption import adopt
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.client import Client
+from proa_engine.mover.directory import Directory
 from proa_engine.mover.index import Index
 from proa_engine.mover.messages import (
+    Adopt,
+    Adoption,
     Alive,
     Cancel,
     Copied,
@@ -62,7 +66,10 @@ class Mover:
             self._send(Refused(f"kv_transfer_address: cannot listen on {where}: {error.strerror or error}"))
             return 1
         arena = Arena(self._arena_descriptor, init.layout)
-        index = Index(arena, init.since, init.copied)
+        directory = None
+        if init.layout.has_directory:
+            directory = Directory(self._arena_descriptor, init.layout, init.epoch)
+        index = Index(arena, init.since, init.copied, directory)
         client = Client(arena, index, init, self._report)
         if listener is not None:
             server = Server(listener, arena, index, init)
@@ -79,9 +86,17 @@ class Mover:
                     client.cancel(message.job_id)
                 case Reset():
                     index.reset(message.since, message.copied)
+                case Adopt():
+                    assert directory is not None, "only an engine whose arena is a file adopts it"
+                    arguments = (arena, directory, index)
+                    Thread(target=self._adopt, args=arguments, name="proa-mover-adopt", daemon=True).start()
                 case Init():
                     raise AssertionError(message)
         return 0
+
+    def _adopt(self, arena: Arena, directory: Directory, index: Index) -> None:
+        for adopted in adopt(arena, directory, index):
+            self._send(Adoption(adopted))
 
     def _report(self, fetched: Fetched) -> None:
         self._send(Progress(fetched))

@@ -37,11 +37,15 @@ class CachePlan:
     state_bytes: int  # of one slot, all layers together
 
     @property
+    def tail_columns(self) -> tuple[int, ...]:
+        """Most blocks that a checkpoint needs of each table with a window."""
+        return tuple(-(-(window - 1) // self.block_size) for window in self.windows)
+
+    @property
     def checkpoint_interval(self) -> int:
         """Tokens between checkpoints: the least power of two for which a checkpoint takes at most a quarter of the
         bytes of table 0 in that interval."""
-        num_window_blocks = sum(-(-(window - 1) // self.block_size) for window in self.windows)
-        checkpoint_bytes = num_window_blocks * self.block_bytes + self.state_bytes
+        checkpoint_bytes = sum(self.tail_columns) * self.block_bytes + self.state_bytes
         interval = _MIN_INTERVAL
         while interval // self.block_size * self.block_bytes < 4 * checkpoint_bytes:
             interval *= 2

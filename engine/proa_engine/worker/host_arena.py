@@ -5,7 +5,6 @@ the thread of the steps. On CUDA they run beside it, on a stream of their own: t
 waits for it. The host waits for neither.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from proa_engine.core.types import Copies
 from proa_engine.mover.layout import SERIAL_BYTES, ArenaLayout
+from proa_engine.worker.arena_memory import ArenaMemory
 from proa_engine.worker.cache_plan import CacheMemory
 
 
@@ -28,42 +28,50 @@ class _Copied:
     event: torch.cuda.Event
 
 
+def arena_layout(
+    on_device: CacheMemory, num_pages: int, num_states: int, *, tail_columns: tuple[int, ...], has_directory: bool
+) -> ArenaLayout:
+    """Return the layout of pages and slots of the sizes in `on_device`, whose blocks must be in one tensor."""
+    assert on_device.blocks is not None
+    return ArenaLayout(
+        num_pages=num_pages,
+        page_bytes=on_device.blocks[0].nbytes,
+        num_states=num_states,
+        state_bytes=tuple(part[0].nbytes for part in on_device.states),
+        has_directory=has_directory,
+        tail_columns=tail_columns,
+    )
+
+
 class HostArena:
     """Pages and state slots in host memory. They live as long as the worker; `begin_step` gets the device's memory,
     which `sleep` frees and `wake_up` allocates anew.
 
-    `descriptor` is that of the memory, for the mover, which also needs serials and `on_copied`.
+    The mover maps `memory` too; it also needs serials and `on_copied`.
     """
 
     def __init__(
         self,
-        memory: CacheMemory,
-        num_pages: int,
-        num_states: int,
+        on_device: CacheMemory,
+        memory: ArenaMemory,
         on_copied: Callable[[Copies], None] | None = None,
     ) -> None:
-        """Allocate pages and slots of the sizes in `memory`, whose blocks must be in one tensor.
+        """Map `memory`, whose layout is for the pages and slots of `on_device`.
 
         `on_copied` is called, from any thread and in order, when a step's copies are complete.
         """
-        assert memory.blocks is not None
-        self.layout = layout = ArenaLayout(
-            num_pages=num_pages,
-            page_bytes=memory.blocks[0].nbytes,
-            num_states=num_states,
-            state_bytes=tuple(part[0].nbytes for part in memory.states),
-        )
-        self.descriptor = os.memfd_create("proa-kv")
-        os.ftruncate(self.descriptor, layout.num_bytes)
-        arena = _host_memory(self.descriptor, layout.num_bytes, is_pinned=memory.blocks.is_cuda)
-        self._serials = arena[: (num_pages + num_states) * SERIAL_BYTES].view(torch.int64).numpy()
-        self._pages = _rows(arena, layout.pages_offset, num_pages, memory.blocks)
+        assert on_device.blocks is not None
+        self.memory = memory
+        self._layout = layout = memory.layout
+        arena = _host_memory(memory.descriptor, layout.num_bytes, is_pinned=on_device.blocks.is_cuda)
+        self._serials = arena[: layout.num_units * SERIAL_BYTES].view(torch.int64).numpy()
+        self._pages = _rows(arena, layout.pages_offset, layout.num_pages, on_device.blocks)
         self._states = [
-            _rows(arena, offset, num_states, part)
-            for offset, part in zip(layout.states_offsets, memory.states, strict=True)
+            _rows(arena, offset, layout.num_states, part)
+            for offset, part in zip(layout.states_offsets, on_device.states, strict=True)
         ]
         self._on_copied = on_copied
-        self._copied = _Copied(torch.cuda.Stream(), torch.cuda.Event()) if memory.blocks.is_cuda else None
+        self._copied = _Copied(torch.cuda.Stream(), torch.cuda.Event()) if on_device.blocks.is_cuda else None
         self._unreported: SimpleQueue[tuple[torch.cuda.Event, Copies] | None] = SimpleQueue()
         if self._copied is not None and on_copied is not None:
             Thread(target=self._report, name="proa-copied", daemon=True).start()
@@ -71,7 +79,7 @@ class HostArena:
     def begin_step(self, copies: Copies, memory: CacheMemory) -> None:
         """Start the step's copies, as device work before the step's own; wait for those of the step before."""
         self._serials[[page for _, page in copies.stores]] = copies.serial
-        self._serials[[self.layout.num_pages + slot for _, slot in copies.state_stores]] = copies.serial
+        self._serials[[self._layout.num_pages + slot for _, slot in copies.state_stores]] = copies.serial
         if self._copied is None:
             self._copy(copies, memory)
             if copies and self._on_copied is not None:
@@ -90,9 +98,9 @@ class HostArena:
                     self._unreported.put((done, copies))
 
     def close(self) -> None:
-        """Stop reporting copies. The memory lives as long as somebody maps it."""
+        """Stop reporting copies, and close the memory."""
         self._unreported.put(None)
-        os.close(self.descriptor)
+        self.memory.close()
 
     def _report(self) -> None:
         """Wait for copies, which no other thread does."""
@@ -128,11 +136,7 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def _host_memory(descriptor: int, num_bytes: int, *, is_pinned: bool) -> Tensor:
-    """Return the memory of a file descriptor as bytes, page-locked for a GPU if `is_pinned`.
-
-    Not from torch's allocator of pinned memory, which rounds sizes up to powers of two. Otherwise pages that were never
-    written take no memory.
-    """
+    """Return the memory of a file descriptor as bytes, page-locked for a GPU if `is_pinned`."""
     memory = torch.frombuffer(mmap(descriptor, num_bytes), dtype=torch.uint8)
     if is_pinned:
         error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)

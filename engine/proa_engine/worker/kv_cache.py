@@ -124,7 +124,7 @@ def host_bytes(config: EngineConfig) -> int:
     return int(config.kv_offloading_size * 2**30) // config.tensor_parallel_size
 
 
-def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierConfig | None:
+def host_tier(config: EngineConfig, sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierConfig | None:
     """Return the core's configuration of a host tier of these sizes."""
     if not sizes.num_host_pages:
         return None
@@ -135,6 +135,7 @@ def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierC
         state_pages=-(-plan.state_bytes // plan.block_bytes),
         min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
         page_bytes=plan.block_bytes,
+        adopts=config.kv_offloading_path is not None,
     )
 
 

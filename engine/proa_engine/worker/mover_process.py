@@ -4,25 +4,31 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
 
 import msgspec
 
-from proa_engine.core.mover import Fetched
+from proa_engine.core.mover import Adopted, Fetched
 from proa_engine.core.types import Copies
 from proa_engine.framing import FrameReader, encode
+from proa_engine.mover.directory import Directory
+from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
+    Adopt,
+    Adoption,
     Alive,
-    Cancel,
     Copied,
     Fetch,
+    FromCore,
     Init,
     Listening,
     Progress,
     Refused,
     Reset,
+    ToCore,
     ToMover,
     ToWorker,
 )
@@ -37,18 +43,20 @@ _SEND_BYTES = 1 << 22  # of messages that the mover has not read
 class MoverProcess:
     """The constructor returns when the mover works. Raises `ValueError`, with a sentence for the user, if it cannot.
 
-    `on_fetched` is called from a thread of its own with the end of each job, also of one that the mover's death ends.
-    `log` is called with lines about deaths.
+    `on_message` is called from a thread of its own with what the mover sends to the core, and with the ends of what its
+    death ends. `log` is called with lines about deaths.
     """
 
     def __init__(
-        self, init: Init, arena: int, on_fetched: Callable[[Fetched], None], log: Callable[[str], None]
+        self, init: Init, arena: int, on_message: Callable[[ToCore], None], log: Callable[[str], None]
     ) -> None:
         """`arena` is the file descriptor of the memory."""
         self._init = init
         self._arena = arena
-        self._on_fetched = on_fetched
+        self._directory = Directory(arena, init.layout) if init.layout.has_directory else None
+        self._on_message = on_message
         self._log = log
+        self._unanswered: deque[Adopted] = deque()  # ranges of pages, with nothing in them
         self._lock = Lock()
         self._jobs: set[int] = set()
         self._closing = Event()
@@ -62,16 +70,24 @@ class MoverProcess:
         """The port on which it listens; None: it serves no other engines."""
         return self._init.port
 
-    def send(self, message: Fetch | Cancel | Reset) -> None:
+    def send(self, message: FromCore) -> None:
         """Pass a message on. From any thread. A job is ended at once while the mover is dead."""
         with self._lock:
-            if isinstance(message, Reset):
-                self._init = msgspec.structs.replace(self._init, since=message.since)
-            if isinstance(message, Fetch):
-                self._jobs.add(message.job.job_id)
+            match message:
+                case Reset(since):
+                    self._begin_epoch(since)
+                case Fetch(job):
+                    self._jobs.add(job.job_id)
+                case Adopt():
+                    self._unanswered.extend(_nothing_adopted(self._init.layout))
             is_sent = self._send(message)
-        if not is_sent and isinstance(message, Fetch):
-            self._end(Fetched(job_id=message.job.job_id, num_blocks=0, is_done=True, error="the mover has died"))
+        if is_sent:
+            return
+        match message:
+            case Fetch(job):
+                self._end(Fetched(job_id=job.job_id, num_blocks=0, is_done=True, error="the mover has died"))
+            case Adopt():
+                self._end_adoption()
 
     def copied(self, copies: Copies) -> None:
         """Tell it that these copies, and all before them, are complete."""
@@ -85,6 +101,11 @@ class MoverProcess:
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+
+    def _begin_epoch(self, since: float) -> None:
+        """Let no later mover or engine find what is in the arena."""
+        epoch = 0 if self._directory is None else self._directory.begin_epoch(since)
+        self._init = msgspec.structs.replace(self._init, since=max(since, self._init.since), epoch=epoch)
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -119,6 +140,7 @@ class MoverProcess:
             self._log(f"the mover of rank {self._init.rank} ended with code {self._process.returncode}")
             for job_id in list(self._jobs):
                 self._end(Fetched(job_id=job_id, num_blocks=0, is_done=True, error="the mover has died"))
+            self._end_adoption()
             if self._closing.wait(max(self._started + _RESTART_SECONDS - time.monotonic(), 0.0)):
                 return
             with self._lock, suppress(OSError, ValueError):
@@ -128,8 +150,11 @@ class MoverProcess:
         """Read the messages of one life."""
         while (message := self._reader.read()) is not None:
             match message:
-                case Progress():
-                    self._end(message.fetched)
+                case Progress(fetched):
+                    self._end(fetched)
+                case Adoption():
+                    self._unanswered.popleft()
+                    self._on_message(message)
                 case Alive():
                     pass
                 case _:
@@ -149,7 +174,14 @@ class MoverProcess:
 
     def _end(self, fetched: Fetched) -> None:
         self._jobs.discard(fetched.job_id)
-        self._on_fetched(fetched)
+        self._on_message(Progress(fetched))
+
+    def _end_adoption(self) -> None:
+        """Answer for the mover, which has died, the ranges that it has not answered."""
+        with self._lock:
+            unanswered, self._unanswered = self._unanswered, deque()
+        for adopted in unanswered:
+            self._on_message(Adoption(adopted))
 
     def _send(self, message: ToMover) -> bool:
         """Send without waiting, because steps call this; a mover that does not read is killed. Returns whether it was
@@ -160,3 +192,12 @@ class MoverProcess:
                 return True
         self._process.kill()
         return False
+
+
+def _nothing_adopted(layout: ArenaLayout) -> list[Adopted]:
+    """Return answers for all ranges of pages."""
+    ranges = layout.page_ranges
+    return [
+        Adopted(number=number, first_page=first, end_page=end, is_done=number == len(ranges) - 1)
+        for number, (first, end) in enumerate(ranges)
+    ]

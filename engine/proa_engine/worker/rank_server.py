@@ -62,7 +62,7 @@ class RankServer:
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
         worker.start(start.sizes)
-        mover = self._mover = worker.start_mover(lambda fetched: self._send(wire.FromMover(fetched)))
+        mover = self._mover = worker.start_mover(lambda message: self._send(wire.FromMover(message)))
         self._send(wire.Started(None if mover is None else mover.port))
         self._is_started = True
         return worker

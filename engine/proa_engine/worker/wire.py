@@ -11,10 +11,9 @@ import socket
 import msgspec
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.mover import Fetched
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import FrameReader
-from proa_engine.mover.messages import Cancel, Fetch, Reset
+from proa_engine.mover.messages import FromCore, ToCore
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
 
@@ -86,13 +85,13 @@ class UnloadLora(msgspec.Struct, tag=True, frozen=True):
 class ToMover(msgspec.Struct, tag=True, frozen=True):
     """Pass a message on to the rank's mover."""
 
-    message: Fetch | Cancel | Reset
+    message: FromCore
 
 
 class FromMover(msgspec.Struct, tag=True, frozen=True):
-    """The end of a job of the rank's mover."""
+    """A message of the rank's mover."""
 
-    fetched: Fetched
+    message: ToCore
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -12,7 +13,6 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
-from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
@@ -20,16 +20,17 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
-from proa_engine.mover.messages import Init
+from proa_engine.mover.messages import Init, ToCore
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache
-from proa_engine.worker.cache_plan import CachePlan, plan_caches
+from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
+from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.fingerprint import cache_fingerprint
-from proa_engine.worker.host import read_memory
-from proa_engine.worker.host_arena import HostArena
+from proa_engine.worker.host import HostMemory, read_memory
+from proa_engine.worker.host_arena import HostArena, arena_layout
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
@@ -87,7 +88,7 @@ class Worker:
 
     def host_tier(self, sizes: CacheSizes) -> HostTierConfig | None:
         """Return the host tier of these sizes; None if there is none. The model must be loaded."""
-        return kv_cache.host_tier(sizes, self._plan, self.device.type)
+        return kv_cache.host_tier(self._config, sizes, self._plan, self.device.type)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -104,7 +105,7 @@ class Worker:
         cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
-            kv_cache.check_weights(weight_bytes, kv_cache.weights_room(read_memory(), self._ranks_here))
+            kv_cache.check_weights(weight_bytes, kv_cache.weights_room(self._memory(), self._ranks_here))
         self._placement = Placement(self.device, dtype, cache_dtype, self._join(rendezvous, store))
 
     @explain_out_of_memory()
@@ -137,12 +138,8 @@ class Worker:
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes())
         if sizes.num_host_pages:
-            self._arena = HostArena(
-                self._runner.memory,
-                sizes.num_host_pages,
-                sizes.num_host_states,
-                self._on_copied if self._config.has_movers else None,
-            )
+            on_copied = self._on_copied if self._config.has_movers else None
+            self._arena = HostArena(self._runner.memory, self._arena_memory(self._runner.memory, sizes), on_copied)
             self._at_exit.callback(self._arena.close)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
@@ -158,21 +155,23 @@ class Worker:
         layers, dtype = self._loaded.model.cache_layers(), self._placement.cache_dtype
         return cache_fingerprint(self._config, self._folder, layers, self._plan, dtype)
 
-    def start_mover(self, on_fetched: Callable[[Fetched], None]) -> MoverProcess | None:
-        """Start the rank's mover, if the configuration has one. `on_fetched` is called with the end of each job."""
+    def start_mover(self, on_message: Callable[[ToCore], None]) -> MoverProcess | None:
+        """Start the rank's mover, if the configuration has one. `on_message` is called with what it sends to the
+        core."""
         if self._arena is None or not self._config.has_movers:
             return None
         host, port = self._transfer_address()
         init = Init(
-            layout=self._arena.layout,
+            layout=self._arena.memory.layout,
             host=host,
             port=port,
             rank=self._rank,
             num_ranks=self._config.tensor_parallel_size,
             fingerprint=self.cache_fingerprint(),
-            since=time.time(),
+            since=self._arena.memory.since,
+            epoch=self._arena.memory.epoch,
         )
-        self.mover = MoverProcess(init, self._arena.descriptor, on_fetched, self._log)
+        self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, self._log)
         self._at_exit.callback(self.mover.close)
         return self.mover
 
@@ -230,6 +229,23 @@ class Worker:
     def shutdown(self) -> None:
         self._tracer.shutdown()
         self._at_exit.close()
+
+    def _arena_memory(self, on_device: CacheMemory, sizes: CacheSizes) -> ArenaMemory:
+        """Return host memory of these sizes: a file if the configuration names a folder for it."""
+        folder = self._config.kv_offloading_path
+        layout = arena_layout(
+            on_device,
+            sizes.num_host_pages,
+            sizes.num_host_states,
+            tail_columns=self._plan.tail_columns,
+            has_directory=folder is not None,
+        )
+        if folder is None:
+            return anonymous_memory(layout)
+        memory = open_file(Path(folder), self._rank, layout, self.cache_fingerprint())
+        found = "continues with what an earlier engine has left" if memory.is_adopted else "is empty"
+        self._log(f"host memory in {folder} {found}")
+        return memory
 
     def _transfer_address(self) -> tuple[str, int | None]:
         """Return the host and port on which the rank's mover listens. 0: any free port; None: it does not listen."""
@@ -340,7 +356,7 @@ class Worker:
         itemsize = self._placement.dtype.itemsize
         workspace = kv_cache.cpu_workspace(self._config, self.model_config, itemsize)
         budget = kv_cache.cpu_budget(
-            read_memory(),
+            self._memory(),
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
             workspace=workspace
@@ -348,6 +364,11 @@ class Worker:
             + kv_cache.host_bytes(self._config),
         )
         return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
+
+    def _memory(self) -> HostMemory:
+        """Return the memory of this machine. What an earlier engine has left in the host tier's files is available."""
+        memory, folder = read_memory(), self._config.kv_offloading_path
+        return memory if folder is None else replace(memory, available=memory.available + existing_bytes(Path(folder)))
 
     def _cuda_budget(self) -> int:
         """Return the bytes for the KV cache, measured with the smallest cache and the two largest graphs."""

@@ -12,10 +12,10 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.core.mover import Fetched
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.mover.messages import ToCore
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
@@ -63,7 +63,7 @@ class FakeWorker:
     def host_tier(self, _sizes: CacheSizes) -> None:
         return None
 
-    def start_mover(self, _on_fetched: Callable[[Fetched], None]) -> None:
+    def start_mover(self, _on_message: Callable[[ToCore], None]) -> None:
         return None
 
     def begin_step(self, copies: Copies) -> None:

@@ -1,0 +1,67 @@
+"""Adoption: caches what an earlier engine has left in host memory.
+
+Every page and slot is referenced from the start, so that none is allocated before the mover has verified what it holds.
+Each range that the mover reports releases its pages that hold nothing; the others are cached at once, where requests
+find them, and released at the end, in the order of eviction: the oldest first.
+"""
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.mover import Adopted, AdoptedUnit
+from proa_engine.core.prefix_cache import PrefixCache
+from proa_engine.core.types import NO_STATE, StoredCheckpoint
+
+
+class Adoption:
+    """Into `cache`, of all `pages` and `states`, which are free. Used on the core's thread only."""
+
+    def __init__(self, cache: PrefixCache, pages: BlockPool, states: BlockPool | None) -> None:
+        self.is_stale = False  # the cache was emptied since the start: nothing more is cached
+        self._cache = cache
+        self._pages = pages
+        self._states = states
+        self._held: dict[int, Block] = {page.block_id: page for page in pages.blocks}
+        self._stored: dict[int, float] = {}  # by held page with content: when, in Unix seconds
+        pages.touch(pages.blocks)
+        if states is not None:
+            states.touch(states.blocks)
+
+    @property
+    def referenced(self) -> list[Block]:
+        """The pages and slots that are not released."""
+        return [*self._held.values(), *([] if self._states is None else self._states.blocks)]
+
+    def take(self, adopted: Adopted) -> bool:
+        """Cache what a range has. Returns whether it was the last one; nothing is referenced then."""
+        units = () if self.is_stale else adopted.units
+        kept = {unit.place for unit in units if unit.table > 0 or (unit.table == 0 and self._add(unit))}
+        empty = [self._held.pop(page) for page in range(adopted.first_page, adopted.end_page) if page not in kept]
+        self._pages.free_blocks(empty)
+        self._stored |= {unit.place: unit.stored for unit in units if unit.table >= 0 and unit.place in kept}
+        if not adopted.is_done:
+            return False
+        for checkpoint in () if self.is_stale else adopted.checkpoints:
+            self._add_checkpoint(checkpoint)
+        # `free_blocks` makes the first one the last to be evicted. Pages of one time are a chain, in its order.
+        held = sorted(self._held.values(), key=lambda page: (-self._stored[page.block_id], page.block_id))
+        self._held = {}
+        self._pages.free_blocks(held)
+        if self._states is not None:
+            self._states.free_blocks(self._states.blocks)
+        return True
+
+    def _add(self, unit: AdoptedUnit) -> bool:
+        """Cache a page of table 0. Returns False if another page has the same content."""
+        if unit.block_hash in self._cache.cached_blocks:
+            return False
+        self._cache.add(self._held[unit.place], unit.block_hash)
+        return True
+
+    def _add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Cache a checkpoint, unless there is one or one of its pages was released."""
+        pages = [page for tail in checkpoint.tails for page, _ in tail]
+        if checkpoint.block_hash in self._cache.checkpoints or not all(page in self._held for page in pages):
+            return
+        tails = [[(block_hash, self._held[page]) for page, block_hash in tail] for tail in checkpoint.tails]
+        has_state = checkpoint.state != NO_STATE and self._states is not None
+        state = self._states.blocks[checkpoint.state] if self._states is not None and has_state else None
+        self._cache.add_checkpoint(checkpoint.block_hash, tails, state)
