@@ -13,6 +13,7 @@ from proa_engine.core.mover import Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
+from proa_engine.mover.frames import BlocksRequest
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
     Alive,
@@ -36,6 +37,11 @@ FINGERPRINT = bytes(range(32))
 def hashes(count: int, salt: int = 0) -> list[bytes]:
     """Names of blocks in a row."""
     return [bytes([salt, number]) * 8 for number in range(count)]
+
+
+def repeated(content: bytes, length: int = LAYOUT.page_bytes) -> bytes:
+    """What `RunningMover.write` makes of a content."""
+    return (content * (length // len(content) + 1))[:length]
 
 
 @dataclass
@@ -63,7 +69,7 @@ class RunningMover:
 
     def write(self, unit: int, content: bytes) -> None:
         for buffer in self.arena.buffers(unit):
-            buffer[:] = (content * (len(buffer) // len(content) + 1))[: len(buffer)]
+            buffer[:] = repeated(content, len(buffer))
 
     def end_store(self, blocks: Sequence[tuple[int, bytes]] = (), checkpoints: Sequence[StoredCheckpoint] = ()) -> None:
         self.send(Copied(self.serial, tuple(blocks), tuple(checkpoints)))
@@ -75,6 +81,17 @@ class RunningMover:
         for page, block_hash in blocks:
             self.write(page, block_hash)
         self.end_store(blocks)
+
+    def store_checkpoint(self, chain: Sequence[bytes]) -> None:
+        """Store a chain in the first pages, and a checkpoint behind it, with tails of two blocks and one, and a
+        state."""
+        self.store(chain)
+        tails = [[(10, chain[-2]), (11, chain[-1])], [(12, chain[-1])]]
+        state = self.arena.unit_of_slot(1)
+        self.begin_store(10, 11, 12, state)
+        for unit, content in ((10, b"tail 0"), (11, b"tail 1"), (12, b"other tail"), (state, b"state")):
+            self.write(unit, content)
+        self.end_store(checkpoints=[StoredCheckpoint(chain[-1], tails, state=1)])
 
     def fetch(self, job: FetchJob) -> None:
         self.send(Fetch(job))
@@ -109,6 +126,7 @@ def running_mover(
     with ExitStack() as stack:
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
+        stack.enter_context(theirs)
         descriptor = os.memfd_create("proa-test-arena")
         stack.callback(os.close, descriptor)
         os.ftruncate(descriptor, layout.num_bytes)
@@ -163,4 +181,18 @@ def make_job(
         copied=copied,
         wait_ms=wait_ms,
         since=since,
+    )
+
+
+def blocks_request(chain: Sequence[bytes], *, needs_checkpoint: bool = False, wait_ms: int = 100) -> BlocksRequest:
+    """What a mover of the fingerprint sends for a job."""
+    return BlocksRequest(
+        fingerprint=FINGERPRINT,
+        rank=0,
+        num_ranks=1,
+        chain=b"".join(chain),
+        num_held=0,
+        needs_checkpoint=needs_checkpoint,
+        wait_ms=wait_ms,
+        since=0.0,
     )

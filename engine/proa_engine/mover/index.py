@@ -1,7 +1,7 @@
 """Index: which units of the arena may be served to other engines, by what they hold."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Condition
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory, DirectoryEntry
 
+_CHECK_SECONDS = 0.5  # from one call of `is_wanted` to the next
 STATE = -1  # instead of a table: the state of a checkpoint
 
 Key = tuple[int, bytes]  # table, or `STATE`, and hash
@@ -121,11 +122,11 @@ class Index:
         with self._changed:
             return self._changed.wait_for(lambda: self._copied >= serial, timeout)
 
-    def blocks(self, chain: Sequence[bytes], timeout: float) -> list[Entry]:
+    def blocks(self, chain: Sequence[bytes], timeout: float, is_wanted: Callable[[], bool]) -> list[Entry]:
         """Return the leading blocks of table 0 that can be served. If there is none, wait for one, `timeout` seconds at
-        most."""
+        most, and about as long as `is_wanted`."""
         with self._changed:
-            self._changed.wait_for(lambda: not chain or self._find((0, chain[0])) is not None, timeout)
+            self._wait(lambda: not chain or self._find((0, chain[0])) is not None, timeout, is_wanted)
             found: list[Entry] = []
             for block_hash in chain:
                 entry = self._find((0, block_hash))
@@ -135,18 +136,25 @@ class Index:
             return found
 
     def checkpoint(
-        self, chain: Sequence[bytes], timeout: float
+        self, chain: Sequence[bytes], timeout: float, is_wanted: Callable[[], bool]
     ) -> tuple[StoredCheckpoint, list[tuple[Key, Entry]]] | None:
         """Return the last checkpoint in the chain that can be served as a whole, and its units.
 
-        Waits `timeout` seconds at most for one at the chain's end.
+        Waits `timeout` seconds at most, and about as long as `is_wanted`, for one at the chain's end.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not chain or self._whole(chain[-1]) is not None, timeout)
+            self._wait(lambda: not chain or self._whole(chain[-1]) is not None, timeout, is_wanted)
             for block_hash in reversed(chain):
                 if (units := self._whole(block_hash)) is not None:
                     return self._checkpoints[block_hash], units
             return None
+
+    def _wait(self, is_there: Callable[[], bool], timeout: float, is_wanted: Callable[[], bool]) -> None:
+        """Wait for changes of the index until something is there, `timeout` seconds have passed, or it is not wanted
+        any more."""
+        deadline = time.monotonic() + timeout
+        while not is_there() and (left := deadline - time.monotonic()) > 0 and is_wanted():
+            self._changed.wait(min(left, _CHECK_SECONDS))
 
     def _whole(self, block_hash: bytes) -> list[tuple[Key, Entry]] | None:
         """Return all units of a checkpoint; None if it is not stored or one of them was overwritten."""

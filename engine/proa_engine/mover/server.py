@@ -1,8 +1,10 @@
 """Server: answers other engines' requests for blocks, on a thread for each connection."""
 
+import select
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BufferedReader
 from threading import BoundedSemaphore, Thread
 
@@ -53,9 +55,9 @@ class Server:
         if refusal is not None:
             _send(connection, [Header(Kind.REFUSED, code=refusal).encode()])
             return
-        chain, wait = request.hashes, request.wait_ms / 1000
+        chain, wait, is_open = request.hashes, request.wait_ms / 1000, partial(_is_open, connection)
         column = request.num_held
-        while found := self._index.blocks(chain[column : column + _MAX_BLOCKS], wait):
+        while found := self._index.blocks(chain[column : column + _MAX_BLOCKS], wait, is_open):
             blocks = enumerate(zip(chain[column:], found, strict=False), start=column)
             _send(connection, self._frames(((0, block_hash), each, entry) for each, (block_hash, entry) in blocks))
             column += len(found)
@@ -66,7 +68,7 @@ class Server:
         _send(connection, [Header(Kind.END, column=column).encode()])
 
     def _send_checkpoint(self, connection: socket.socket, chain: Sequence[bytes], wait: float) -> None:
-        found = self._index.checkpoint(chain, wait)
+        found = self._index.checkpoint(chain, wait, partial(_is_open, connection))
         if found is None:
             return
         stored, units = found
@@ -95,6 +97,14 @@ def refusal_of(request: BlocksRequest, init: Init, since: float) -> Refusal | No
     if (request.rank, request.num_ranks) != (init.rank, init.num_ranks):
         return Refusal.RANK
     return Refusal.RESET if since < request.since else None
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the peer has not closed the connection. A fetch that ended early would keep its place for all its
+    wait."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return not poll.poll(0)
 
 
 def _send(connection: socket.socket, buffers: Iterable[bytes | memoryview]) -> None:

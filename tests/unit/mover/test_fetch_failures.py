@@ -1,0 +1,146 @@
+"""Fetches whose source or target dies, or sends what it must not: whole blocks are kept, and nothing else."""
+
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+
+from proa_engine.mover.frames import Header, Kind, encode_request
+from proa_engine.mover.server import MAX_CONNECTIONS
+from support.movers import LAYOUT, blocks_request, hashes, make_job, running_mover
+
+MARGIN = 5.0  # seconds, for what ends at once
+HEADER_BYTES = len(Header(Kind.END).encode())
+
+
+def test_a_source_that_does_not_listen_ends_the_fetch_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with running_mover() as target:
+        target.fetch(make_job(f"127.0.0.1:{port}", hashes(1), wait_ms=20_000))
+        assert "refused" in target.fetched().error
+
+
+def test_a_source_that_dies_at_any_byte_leaves_whole_blocks() -> None:
+    """An answer of blocks, cut at each frame's boundary and within the frames."""
+    chain, content = hashes(3), bytes(range(250)) * 20
+    answer = b""
+    with running_mover() as source, running_mover() as target:
+        for index, block_hash in enumerate(chain):
+            source.write(index, content)
+            header = Header(Kind.PAGE, 0, 0, index, block_hash, source.arena.checksum(index), LAYOUT.page_bytes)
+            answer += header.encode() + source.content(index)
+        frame = len(answer) // 3
+        for job_id, cut in enumerate([0, 1, 43, 44, 45, frame - 1, frame, frame + 20, 2 * frame - 1, 3 * frame]):
+            with answering(answer[:cut]) as address:
+                target.fetch(make_job(address, chain, job_id=job_id))
+                fetched = target.fetched()
+            assert fetched.num_blocks == cut // frame
+            assert "closed the connection" in fetched.error
+
+
+def test_a_source_that_dies_within_a_checkpoint_leaves_the_blocks_before_it() -> None:
+    """An answer with tails and a state, recorded and cut at each frame's boundary and within the frames."""
+    chain = hashes(3)
+    with running_mover() as source, running_mover() as target:
+        source.store_checkpoint(chain)
+        answer = record(source.port, encode_request(blocks_request(chain, needs_checkpoint=True)))
+        page, state = HEADER_BYTES + LAYOUT.page_bytes, HEADER_BYTES + sum(LAYOUT.state_bytes)
+        ends = [number * page for number in range(7)] + [6 * page + state, 6 * page + state + HEADER_BYTES]
+        assert len(answer) == ends[-1] + HEADER_BYTES, "blocks, tails, state, checkpoint and end"
+        cuts = sorted({cut for end in ends for cut in (end - 1, end, end + 1, end + 30)} - {-1})
+        for job_id, cut in enumerate(cuts):
+            job = make_job("", chain, job_id=job_id, tails=[[8, 9], [7]], state=2, needs_checkpoint=True)
+            with answering(answer[:cut]) as address:
+                target.fetch(replace(job, addresses=(address,)))
+                fetched = target.fetched()
+            assert fetched.num_blocks == min(cut // page, 3), cut
+            assert (fetched.checkpoint == chain[-1]) is (cut >= ends[-1]), cut
+            assert "closed the connection" in fetched.error
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 100, 3000])
+def test_targets_that_die_take_no_place_at_the_source(num_bytes: int) -> None:
+    """Before they ask, within their request, and within its answer."""
+    chain = hashes(19)
+    asked = encode_request(blocks_request([*chain, *hashes(150, salt=1)], wait_ms=60_000))
+    with running_mover() as source, running_mover() as target:
+        source.store(chain)
+        for _ in range(2):
+            peers = [socket.create_connection(("127.0.0.1", source.port)) for _ in range(MAX_CONNECTIONS)]
+            for peer in peers:
+                peer.sendall(asked[:num_bytes])
+                peer.close()
+        deadline, job_id = time.monotonic() + MARGIN, 1
+        while True:  # the source notices soon
+            target.fetch(make_job(source, chain, job_id=job_id))
+            if (fetched := target.fetched()).num_blocks == len(chain):
+                break
+            assert time.monotonic() < deadline, fetched.error
+            job_id += 1
+            time.sleep(0.05)
+
+
+def test_a_damaged_answer_is_never_accepted() -> None:
+    chain = hashes(2)
+    rng = random.Random(1)
+    with running_mover() as source, running_mover() as target:
+        source.write(0, b"content")
+        header = Header(Kind.PAGE, 0, 0, 0, chain[0], source.arena.checksum(0), LAYOUT.page_bytes)
+        answer = bytearray(header.encode() + source.content(0))
+        for job_id in range(40):
+            damaged = bytearray(answer)
+            place = rng.choice([rng.randrange(44), rng.randrange(len(answer))])
+            damaged[place] ^= 1 << rng.randrange(8)
+            if place in (6, 7):  # the code, which a page does not have
+                continue
+            with answering(bytes(damaged)) as address:
+                target.fetch(make_job(address, chain, job_id=job_id))
+                assert target.fetched().num_blocks == 0, f"byte {place}"
+
+
+def test_hostile_bytes_do_not_disturb_others() -> None:
+    chain, rng = hashes(3), random.Random(2)
+    with running_mover() as source, running_mover() as target:
+        source.store(chain)
+        peers = [socket.create_connection(("127.0.0.1", source.port), timeout=MARGIN) for _ in range(20)]
+        for index, peer in enumerate(peers):
+            junk = [b"", b"\xff" * 4, struct.pack("<I", 10) + b"\xc1" * 10, rng.randbytes(200)][index % 4]
+            peer.sendall(junk)
+        target.fetch(make_job(source, chain))
+        assert target.fetched().num_blocks == 3
+        for index, peer in enumerate(peers):
+            if index % 4 in (1, 2):
+                assert peer.recv(1) == b"", "the connection is closed"
+            peer.close()
+
+
+def record(port: int, asked: bytes) -> bytes:
+    """Return all that the mover at this port answers to one request."""
+    with socket.create_connection(("127.0.0.1", port), timeout=MARGIN) as connection:
+        connection.sendall(asked + b"\xff" * 4)  # a second request that is too long ends the connection
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a source that answers one request with these bytes and closes the connection."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            (length,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))
+            connection.recv(length, socket.MSG_WAITALL)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(MARGIN)
