@@ -124,6 +124,12 @@ def random_request(
     return request
 
 
+def prefill_of(request: EngineCoreRequest) -> EngineCoreRequest:
+    """A request for the prompt alone, as a gateway sends it to another engine."""
+    params = replace(request.sampling_params, prompt_logprobs=None)
+    return replace(request, request_id=f"p{request.request_id}", sampling_params=params, prefill_only=True)
+
+
 def random_pooled(
     rng: random.Random, request_id: str, prompt: list[int], images: tuple[Image, ...] = ()
 ) -> EngineCoreRequest:
@@ -217,8 +223,10 @@ class Traffic:
         pooled_share: float = 0.0,
         lora_digests: Sequence[str] = (),
         image_kinds: Sequence[tuple[int, int]] = (),
+        prefill_share: float = 0.0,
     ) -> None:
-        """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens."""
+        """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens. Before
+        `prefill_share` of those that generate comes a request with `prefill_only`."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -243,7 +251,10 @@ class Traffic:
                 self.coming.insert(0, random_pooled(rng, f"r{index}", prompt, images))
             else:
                 digest = rng.choice(["", *lora_digests])
-                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share, digest, images))
+                request = random_request(rng, f"r{index}", prompt, grammar_share, digest, images)
+                if prefill_share and rng.random() < prefill_share:
+                    self.coming.insert(0, prefill_of(request))
+                self.coming.insert(0, request)
         grammars = [request.sampling_params.grammar for request in self.coming]
         run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
         run.grammars.known -= {"invalid", "busy"}
@@ -275,6 +286,9 @@ class Traffic:
         outputs = self.run.outputs[request_id]
         if request.pooling_params is not None:
             self.check_pooled(request)
+            return
+        if request.prefill_only:
+            self.check_prefill(request)
             return
         whole, reason = expected_output(request)
         expected = whole[len(request.resumed_token_ids) :]
@@ -312,6 +326,21 @@ class Traffic:
             return
         self.run.assert_pooled(request)
         self.check_events(self.run.event_types(request_id), has_output=False)
+
+    def check_prefill(self, request: EngineCoreRequest) -> None:
+        """It has ended with one output and no token, and never computed its last one."""
+        (last,) = self.run.outputs[request.request_id]
+        assert not last.new_token_ids
+        if last.finish_reason is FinishReason.ABORT:
+            assert request.request_id in self.aborted
+            return
+        assert last.finish_reason is FinishReason.STOP
+        assert last.num_output_tokens == len(request.resumed_token_ids)
+        types = self.run.event_types(request.request_id)
+        if EventType.SCHEDULED in types:
+            self.check_events(types, has_output=False)
+        else:
+            assert types == [EventType.QUEUED, EventType.FINISHED]
 
     @staticmethod
     def check_events(types: list[EventType], *, has_output: bool) -> None:

@@ -22,7 +22,7 @@ class PrefillRequest(Request):
 
     def __init__(self, request: EngineCoreRequest, *, order: tuple[int, ...], block_size: int) -> None:
         num_tokens = len(request.prompt_token_ids) + len(request.resumed_token_ids)
-        request = replace(request, sampling_params=SamplingParams())
+        request = replace(request, sampling_params=SamplingParams(max_tokens=None))
         super().__init__(request, order=order, max_num_tokens=num_tokens, eos_token_ids=frozenset())
         self._block_size = block_size
         self._num_in_flight = 0  # steps
@@ -47,6 +47,7 @@ class PrefillRequest(Request):
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
         """Finish if the row is that of the last step. A preempted request is computed again: its blocks may be evicted
         before they are stored."""
+        assert not row.sampled_token_ids, f"the last token of {self.request_id!r} was computed"
         self._num_in_flight -= 1
         if self.status is RequestStatus.RUNNING and not self._num_in_flight and not self.num_uncomputed_tokens:
             self.status = RequestStatus.FINISHED_STOPPED

@@ -49,7 +49,13 @@ def test_random_traffic_under_memory_pressure(
     )
     pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
     traffic = Traffic(
-        run, rng, num_requests=150, abort_share=0.1, grammar_share=grammar_share, pooled_share=pooled_share
+        run,
+        rng,
+        num_requests=150,
+        abort_share=0.1,
+        grammar_share=grammar_share,
+        pooled_share=pooled_share,
+        prefill_share=0.2,
     )
     traffic.drive()
     rejected = {rejection.request_id: rejection for rejection in run.rejections}

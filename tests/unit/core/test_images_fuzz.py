@@ -57,7 +57,15 @@ def drive(seed: int, *, attends_within: bool) -> CoreRun:
     rng = random.Random(seed)
     run, kinds = random_run(rng, seed, attends_within=attends_within)
     traffic = Traffic(
-        run, rng, 60, 0.1, rng.choice([0.0, 0.3]), follow_up_share=0.5, pooled_share=0.2, image_kinds=kinds
+        run,
+        rng,
+        60,
+        0.1,
+        rng.choice([0.0, 0.3]),
+        follow_up_share=0.5,
+        pooled_share=0.2,
+        image_kinds=kinds,
+        prefill_share=rng.choice([0.0, 0.4]),
     )
     follower = Follower(run, rng)
 

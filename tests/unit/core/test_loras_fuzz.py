@@ -68,7 +68,7 @@ def test_random_traffic_with_adapters(
     operator = Operator(run, rng)
     for name in NAMES[: max_loras + 1]:
         run.load_lora(name, f"{name}@0")
-    traffic = Traffic(run, rng, 200, abort_share=0.1, grammar_share=0.2, lora_digests=DIGESTS)
+    traffic = Traffic(run, rng, 200, abort_share=0.1, grammar_share=0.2, lora_digests=DIGESTS, prefill_share=0.2)
     disturb = traffic.disturb
 
     def disturb_both() -> None:
