@@ -219,6 +219,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.sleep_level = 0  # reported
         self.prefill_rate = 0.0  # tokens per second, reported
         self.foreign_load = 0  # running requests of others, reported
+        self.foreign_tokens = 0  # waiting tokens of others, reported
         self.fetch_wait: float | None = None  # seconds without a block, in place of the request's
         self.fetch_bytes_per_second = 1e9  # reported
         self.num_computed_tokens = 0  # of prompts
@@ -347,7 +348,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         return core_pb2.SchedulerStats(
             num_running_reqs=len(self._running) + self.foreign_load,
             num_waiting_reqs=len(self._waiting),
-            num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting),
+            num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting) + self.foreign_tokens,
             kv_cache_usage=usage,
             sleep_level=self.sleep_level,
             prefill_tokens_per_second=self.prefill_rate,

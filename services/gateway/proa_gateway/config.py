@@ -187,6 +187,11 @@ class GatewayConfig:
         "fetch none",
         minimum=0,
     )
+    min_remote_prefill_tokens: int = option(
+        1024,
+        "a prompt is sent to an engine of the role prefill only if the engine that generates lacks more of its tokens",
+        minimum=0,
+    )
     stream_interval: int = option(1, "tokens of a sequence to collect before sending an event", minimum=1)
     max_concurrent_requests: int = option(
         2048, "limit of output sequences, running and waiting; beyond it 429", minimum=1

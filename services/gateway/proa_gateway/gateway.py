@@ -122,7 +122,12 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             router=router,
             open_channel=channels,
             observe=on_engine_change,
-            exchange=KvExchange(router, metrics, bandwidth=config.kv_transfer_bandwidth * 1e9),
+            exchange=KvExchange(
+                router,
+                metrics,
+                bandwidth=config.kv_transfer_bandwidth * 1e9,
+                min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+            ),
         )
         metrics.watch(pool.engines, router.index)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)

@@ -9,11 +9,13 @@ from proa_gateway.routing.kv_sources import (
     MAX_PAIRS,
     MEASUREMENT_SECONDS,
     FetchRates,
+    Prefiller,
     Source,
     Target,
     choose_source,
     common_length,
     is_faster,
+    remote_wait,
 )
 
 # 16,000 tokens per second, so a block takes 1 ms to compute; at 1 GB/s, 0.1 ms to fetch.
@@ -110,3 +112,40 @@ def test_prompts_share_their_blocks_up_to_the_first_that_differs(shared: int) ->
     one = [b"%d" % number for number in range(7)]
     other = [*one[:shared], *(b"x%d" % number for number in range(9))]
     assert common_length(one, other) == common_length(other, one) == shared
+
+
+def test_the_time_that_includes_computing_the_blocks_only_raises_a_rate() -> None:
+    rates = FetchRates(1e9, lambda: 0.0)
+    rates.add(("a", "b"), 10**7, 5.0, waited=True)
+    assert rates.get(("a", "b")) == 1e9
+    rates.add(("a", "b"), 10**9, 0.1 + FETCH_SECONDS, waited=True)
+    assert rates.get(("a", "b")) == pytest.approx(5.5e9)
+
+
+# A prompt of 8,000 tokens, which either engine computes in half a second, in steps of 2,000.
+OWN = REMOTE = Prefiller(num_queued_tokens=0, step_tokens=2000, rate=16_000.0, load=3)
+
+
+@pytest.mark.parametrize(
+    ("own", "remote", "bandwidth", "expected"),
+    [
+        ({}, {}, 1e9, 0.125),  # its first step
+        ({}, {"num_queued_tokens": 6400}, 1e9, 0.525),
+        ({}, {"num_queued_tokens": 8000}, 1e9, None),  # the own engine is done when the other one begins
+        ({"num_queued_tokens": 8000}, {"num_queued_tokens": 8000}, 1e9, 0.625),
+        ({}, {"rate": 4000.0}, 1e9, 0.5),  # slower, but it keeps the own engine free
+        ({}, {"rate": 4000.0, "num_queued_tokens": 1900}, 1e9, 0.975),
+        ({}, {"rate": 4000.0, "num_queued_tokens": 2000}, 1e9, None),
+        ({}, {}, 1.1e8, 0.125),
+        ({}, {}, 9e7, None),  # sending 50 MB takes longer than computing
+        ({"rate": 0.0}, {}, 1e9, 0.0),  # not known: by load
+        ({}, {"rate": 0.0}, 1e9, 0.0),
+        ({"rate": 0.0}, {"load": 4}, 1e9, None),
+    ],
+)
+def test_a_prompt_is_computed_elsewhere_unless_the_own_engine_is_done_sooner(
+    own: dict[str, float], remote: dict[str, float], bandwidth: float, expected: float | None
+) -> None:
+    engines = replace(OWN, **own), replace(REMOTE, **remote)  # type: ignore[arg-type]
+    wait = remote_wait(*engines, num_tokens=8000, num_bytes=50_000_000, bandwidth=bandwidth)
+    assert wait == (None if expected is None else pytest.approx(expected))

@@ -203,9 +203,9 @@ class AdmissionGuard:
         base = lookup.base_name(name)
         try:
             pool.check(base)
-        except (ModelNotFound, EngineUnavailable):
+        except (ModelNotFound, EngineUnavailable) as error:
             self._request.cost = self._expected_output(None)
-            await self._wait_for_engine(base)
+            await self._wait_for_engine(base, error)
         if base != name and pool.refuses_loras(base):
             raise EngineUnavailable(f"The engines of the model {base!r} run without --enable-lora.")
         return lookup.get(name)
@@ -248,11 +248,14 @@ class AdmissionGuard:
         tokens = EXPECTED_OUTPUT if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT)
         return self._request.num_sequences * tokens
 
-    async def _wait_for_engine(self, name: str) -> None:
+    async def _wait_for_engine(self, name: str, reason: ModelNotFound | EngineUnavailable) -> None:
+        """`reason`: why there is none."""
         control = self._control
         control.lookup.check(name)
         seconds = control.config.deadlines.scale_from_zero
         if name not in control.lookup.known or not seconds:
+            if isinstance(reason, EngineUnavailable):
+                raise reason
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
         with self._context.trace.span("scale_from_zero"):
             await control.queue.wait_for_engine(name, self._request, min(seconds, self._context.seconds_left))

@@ -307,6 +307,6 @@ class AdmissionBounds:
 
 
 def _excess(amounts: dict[Bound, int]) -> dict[Bound, int]:
-    """By how much bounds would be exceeded."""
+    """Return by how much each bound would be exceeded, without those that would not."""
     excess = {bound: bound.total + amount - bound.limit for bound, amount in amounts.items()}
     return {bound: amount for bound, amount in excess.items() if amount > 0}

@@ -136,7 +136,7 @@ def _take(bucket: TokenBucket | None, amount: int, kind: str) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """In OpenAI's format: `6m12s`, `1.5s`."""
+    """Return the time in OpenAI's format: `6m12s`, `1.5s`."""
     if seconds < 60:
         return f"{math.ceil(seconds * 1000) / 1000:g}s"
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from proa.contract import EngineCoreRequest, Lora, ModelInfo
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.kv_exchange import FetchingSink
 from proa_gateway.errors import (
     DeadlineExceeded,
     EngineLost,
@@ -80,6 +80,11 @@ def backoff(retry: int, jitter: float) -> float:
     return seconds * (0.5 + jitter / 2)
 
 
+class Fetching(Protocol):
+    def close(self) -> None:
+        """The attempt no longer waits for blocks from another engine."""
+
+
 @dataclass(slots=True, eq=False)
 class RequestAttempts:
     """State of one sequence. Times are the event loop's, in seconds. Failures are counted since the last token."""
@@ -98,7 +103,7 @@ class RequestAttempts:
     num_cached_tokens: int = 0  # of the prompt, as expected when the last engine was chosen
     span: AttemptSpan | None = None
     abort: Callable[[], None] | None = None
-    fetching: FetchingSink | None = None  # of the attempt in flight, if it has a KV source
+    fetching: Fetching | None = None  # of the attempt in flight, if it has a KV source
     resend_task: asyncio.Task[None] | None = None
 
     @property

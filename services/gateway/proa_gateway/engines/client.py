@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, ModelInfo, SchedulerStats
+from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, ModelInfo, Role, SchedulerStats
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import CHANNEL_OPTIONS, OpenChannel, describe_error
@@ -128,6 +128,7 @@ class EngineClient:
         self.uid = uid
         self.state = EngineState.CONNECTING
         self.hello: Hello | None = None  # None while there is no session
+        self.role = Role.BOTH  # as last reported
         self.load_stats = SchedulerStats()
         self.load = 0  # unfinished requests: as last reported, plus those sent since
         self.kv_cache_usage = 0.0
@@ -153,9 +154,13 @@ class EngineClient:
 
     @property
     def usable(self) -> bool:
-        """Whether new requests may be sent."""
-        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
-        return accepts and self.breaker_state is not BreakerState.OPEN
+        """Whether new requests may be sent, except to an engine that only prefills."""
+        return self.role is not Role.PREFILL and self._accepts_requests
+
+    @property
+    def accepts_prefills(self) -> bool:
+        """Whether the engine only prefills, and new requests may be sent to it."""
+        return self.role is Role.PREFILL and self._accepts_requests
 
     @property
     def is_asleep(self) -> bool:
@@ -174,7 +179,7 @@ class EngineClient:
 
     def may_serve(self, model: str) -> bool:
         """Whether it serves the model now, or may after it connects again."""
-        leaving = self.removed or self.state is EngineState.DRAINING
+        leaving = self.removed or self.state is EngineState.DRAINING or self.role is Role.PREFILL
         return not leaving and self._last_model_name in (None, model)
 
     def grace_period(self, model: str) -> float:
@@ -311,7 +316,7 @@ class EngineClient:
         """Return why the session ended, and whether the engine had said that it drains."""
         session = Session(call, self, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
-        self._last_model_name = hello.model.model_name
+        self._last_model_name, self.role = hello.model.model_name, hello.model.role
         _log.info("engine connected: %s serves %s", self.address, hello.model.model_name)
         reason, drained = "the gateway ended the session", False
         try:
@@ -328,6 +333,11 @@ class EngineClient:
             self._on_change(self)
             session.close(reason)
         return reason, drained
+
+    @property
+    def _accepts_requests(self) -> bool:
+        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
+        return accepts and self.breaker_state is not BreakerState.OPEN
 
     def _host_hit_weight(self, model: ModelInfo) -> float:
         return host_hit_weight(model, self.load_stats)

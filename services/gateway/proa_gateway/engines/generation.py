@@ -203,8 +203,7 @@ class Generation:
         attempts.span = self._trace.start_attempt(engine.address, attempts.num_attempts + 1)
         request = replace(attempts.next_request(sequence.received), trace_headers=attempts.span.headers())
         sink: OutputSink = sequence
-        exchange = self._pool.exchange
-        fetching = exchange.begin(engine, attempts.num_cached_tokens, attempts.hints, sequence, attempts.span)
+        fetching = self._pool.exchange.begin(engine, request, attempts, sequence, self._trace)
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching

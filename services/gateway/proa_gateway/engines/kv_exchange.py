@@ -2,95 +2,56 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from proa.contract import EngineCoreOutput, KvFetch, KvSource
+from proa.contract import EngineCoreRequest, KvFetch, SamplingParams
+from proa_gateway.engines.attempts import RequestAttempts
 from proa_gateway.engines.client import EngineClient, EngineState
+from proa_gateway.engines.kv_fetches import FetchingSink, OpenFetch, RemotePrefill
 from proa_gateway.engines.session import OutputSink
-from proa_gateway.errors import GatewayError
+from proa_gateway.errors import EngineUnavailable, Overloaded
 from proa_gateway.observability.metrics import FetchKind, GatewayMetrics
-from proa_gateway.observability.telemetry import AttemptSpan
+from proa_gateway.observability.telemetry import AttemptSpan, RequestTrace
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.routing.kv_sources import FetchRates, Pair, Source, Target, choose_source, common_length, is_faster
+from proa_gateway.routing.kv_sources import (
+    FetchRates,
+    Prefiller,
+    Source,
+    Target,
+    choose_source,
+    common_length,
+    is_faster,
+    remote_wait,
+)
 from proa_gateway.routing.router import Router
 
 _DRAINING_COST = -1.0  # below every load: blocks of an engine that drains will be lost
-
-
-@dataclass(slots=True, eq=False)
-class OpenFetch:
-    """A fetch that one or more requests at one engine wait for, until the first output of any of them."""
-
-    kind: FetchKind
-    pair: Pair
-    addresses: Sequence[str]  # of the source's movers
-    blocks: Sequence[bytes]  # the prompt's leading ones that the source has
-    num_cached: int  # of them, at the target
-    num_waiting: int = field(default=0, init=False)  # requests
-    is_open: bool = field(default=True, init=False)
-
-
-class FetchingSink:
-    """The sink of a request with a KV source. Forwards outputs to the request's sequence; the first one ends the fetch,
-    and later ones go to the sequence directly."""
-
-    __slots__ = ("_exchange", "_fetch", "_sequence", "_span", "output", "source", "token")
-
-    def __init__(
-        self, exchange: "KvExchange", fetch: OpenFetch, num_blocks: int, sequence: OutputSink, span: AttemptSpan
-    ) -> None:
-        self.source = KvSource(addresses=tuple(fetch.addresses), num_blocks=num_blocks)
-        self.token: Callable[[int], None] = self._first_token
-        self.output: Callable[[EngineCoreOutput], None] = self._first_output
-        self._exchange = exchange
-        self._fetch: OpenFetch | None = fetch
-        self._sequence = sequence
-        self._span = span
-
-    def failed(self, error: GatewayError, *, retryable: bool) -> None:
-        self.close()
-        self._sequence.failed(error, retryable=retryable)
-
-    def close(self) -> None:
-        """The request has ended, or no longer waits."""
-        fetch, self._fetch = self._fetch, None
-        if fetch is not None:
-            self._exchange.leave(fetch)
-
-    def _first_token(self, token_id: int) -> None:
-        self._end_fetch(None)
-        self._sequence.token(token_id)
-
-    def _first_output(self, output: EngineCoreOutput) -> None:
-        if output.new_token_ids or output.finish_reason is not None:
-            self._end_fetch(output.fetch)
-        self._sequence.output(output)
-
-    def _end_fetch(self, fetched: KvFetch | None) -> None:
-        self.token, self.output = self._sequence.token, self._sequence.output
-        if self._fetch is not None:
-            self._span.set_fetched_tokens(fetched.num_tokens if fetched is not None else 0)
-            self._exchange.fetched(self._fetch, fetched)
-        self.close()
+_WAIT_MS = 2000  # for a block that the source is about to compute, beside its queue
 
 
 class KvExchange:
     """Engines exchange blocks if the fingerprints of their caches and their numbers of ranks are equal."""
 
-    def __init__(self, router: Router, metrics: GatewayMetrics, *, bandwidth: float) -> None:
-        """`bandwidth`: bytes per second between two engines that have not exchanged any lately."""
+    def __init__(
+        self, router: Router, metrics: GatewayMetrics, *, bandwidth: float, min_remote_prefill_tokens: int
+    ) -> None:
+        """`bandwidth`: bytes per second between two engines that have not exchanged any lately.
+        `min_remote_prefill_tokens`: prompts that lack fewer are not sent to prefill engines."""
         self._router = router
         self._metrics = metrics
+        self._min_remote_prefill_tokens = min_remote_prefill_tokens
         self._rates = FetchRates(bandwidth, time.monotonic)
         self._engines: Collection[EngineClient] = ()
         self._peers: dict[str, Sequence[EngineClient]] = {}  # by address
         self._open: dict[str, list[OpenFetch]] = {}  # by the target's address
+        self._prefills: dict[tuple[str, bytes], RemotePrefill] = {}  # by the engine's address and the last block
 
     @property
     def num_open(self) -> int:
-        """Fetches whose end is not known yet."""
-        return sum(map(len, self._open.values()))
+        """Fetches whose end is not known yet, and prefills for them."""
+        return sum(map(len, self._open.values())) + len(self._prefills)
 
     def watch(self, engines: Collection[EngineClient]) -> None:
         """Set the engines, a live view of the pool's."""
@@ -101,47 +62,56 @@ class KvExchange:
         self._peers.clear()
 
     def begin(
-        self, engine: EngineClient, num_cached_tokens: int, hints: RoutingHints, sequence: OutputSink, span: AttemptSpan
+        self,
+        engine: EngineClient,
+        request: EngineCoreRequest,
+        attempts: RequestAttempts,
+        sequence: OutputSink,
+        trace: RequestTrace,
     ) -> FetchingSink | None:
-        """Choose from where the engine fetches blocks of a request that is about to be sent to it.
+        """Choose from where the engine fetches blocks of a request that is about to be sent to it, and send the request
+        to a prefill engine too if that is faster.
 
         Return the sink of the request, which has its KV source; None if all blocks that are missing are computed.
-        `num_cached_tokens`: of the prompt, expected in the engine's cache.
         """
         peers = self._peers.get(engine.address)
         if peers is None:
             peers = self._peers[engine.address] = self._peers_of(engine)
-        if not peers or not hints.reusable:
+        hints = attempts.hints
+        if not peers or not hints.reusable or attempts.span is None:
             return None
-        fetch = self._join(engine, hints) or self._fetch_prefix(engine, num_cached_tokens, hints, peers)
-        if fetch is None:
-            return None
-        fetch.num_waiting += 1
-        self._metrics.observe_kv_source(fetch.kind)
-        span.set_kv_source(fetch.pair[0])
-        return FetchingSink(self, fetch, common_length(hints.reusable, fetch.blocks), sequence, span)
+        num_cached = attempts.num_cached_tokens
+        fetch = self._join(engine, hints) or self._fetch_prefix(engine, num_cached, hints, peers)
+        num_shared = 0 if fetch is None else common_length(hints.reusable, fetch.blocks)
+        remote = self._prefill_elsewhere(engine, request, attempts, peers, num_shared, trace)
+        if remote is not None:
+            return self._sink(remote, 0, sequence, attempts.span)
+        return None if fetch is None else self._sink(fetch, num_shared, sequence, attempts.span)
+
+    # FetchListener
 
     def fetched(self, fetch: OpenFetch, result: KvFetch | None) -> None:
-        """The first output of a request has come. `result` None: the engine had nothing to fetch."""
         if not fetch.is_open:
             return
+        if result is not None:
+            seconds = max(result.ended - result.started, 0.0)
+            self._metrics.observe_kv_fetch(
+                fetch.kind, num_tokens=result.num_tokens, num_bytes=result.num_bytes, seconds=seconds
+            )
+            if result.error:
+                self._rates.add_failure(fetch.pair)
+            else:
+                self._rates.add(fetch.pair, result.num_bytes, seconds, waited=fetch.supplier is not None)
+        if isinstance(fetch.supplier, RemotePrefill) and fetch.supplier.error is None:
+            fetch.supplier.outcome = "used" if result is not None and result.num_tokens else "unused"
         self._end(fetch)
-        if result is None:
-            return
-        seconds = max(result.ended - result.started, 0.0)
-        self._metrics.observe_kv_fetch(
-            fetch.kind, num_tokens=result.num_tokens, num_bytes=result.num_bytes, seconds=seconds
-        )
-        if result.error:
-            self._rates.add_failure(fetch.pair)
-        else:
-            self._rates.add(fetch.pair, result.num_bytes, seconds)
 
     def leave(self, fetch: OpenFetch) -> None:
-        """A request no longer waits for the fetch."""
         fetch.num_waiting -= 1
         if not fetch.num_waiting:
             self._end(fetch)
+
+    # Private
 
     def _peers_of(self, engine: EngineClient) -> Sequence[EngineClient]:
         """Return the other engines with a session, also draining ones, whose blocks the engine can use."""
@@ -159,7 +129,7 @@ class KvExchange:
     def _fetch_prefix(
         self, engine: EngineClient, num_cached_tokens: int, hints: RoutingHints, peers: Iterable[EngineClient]
     ) -> OpenFetch | None:
-        """Begin a fetch from the engine that has more blocks of the prompt than the target, if that is faster than
+        """Return a fetch from the engine that has more blocks of the prompt than the target, if that is faster than
         computing them."""
         target = _target(engine, num_cached_tokens, peers)
         best = Source(address="", num_blocks=hints.num_reusable, rate=math.inf, load=0, is_draining=True)
@@ -182,22 +152,125 @@ class KvExchange:
         if chosen is None:
             return None
         blocks = hints.reusable[: chosen.num_blocks]
-        return self._start("hot_prefix", clients[chosen.address], engine, blocks, target.num_cached)
+        return _open_fetch("hot_prefix", clients[chosen.address], engine, blocks, target.num_cached)
 
-    def _start(
-        self, kind: FetchKind, source: EngineClient, engine: EngineClient, blocks: Sequence[bytes], num_cached: int
-    ) -> OpenFetch:
-        fetch = OpenFetch(kind, (source.address, engine.address), _mover_addresses(source), blocks, num_cached)
-        self._open.setdefault(engine.address, []).append(fetch)
+    def _prefill_elsewhere(
+        self,
+        engine: EngineClient,
+        request: EngineCoreRequest,
+        attempts: RequestAttempts,
+        peers: Iterable[EngineClient],
+        num_fetched: int,
+        trace: RequestTrace,
+    ) -> OpenFetch | None:
+        """Send the prompt to a prefill engine, if the target would compute it later. Return the fetch from there.
+
+        `num_fetched`: leading blocks that the target can fetch without.
+        """
+        hints, target = attempts.hints, _target(engine, attempts.num_cached_tokens, ())
+        if target is None or not _may_prefill(request):
+            return None
+        num_blocks = hints.num_reusable - max(target.num_cached, num_fetched)
+        if num_blocks * target.block_size <= self._min_remote_prefill_tokens:
+            return None
+        candidates = {one.address: one for one in peers if self._can_prefill(one, engine, attempts)}
+        if not candidates:
+            return None
+        chosen = self._router.policy.choose(candidates, hints)
+        wait = remote_wait(
+            self._prefiller(engine),
+            self._prefiller(chosen),
+            num_tokens=num_blocks * target.block_size,
+            num_bytes=num_blocks * target.block_bytes,
+            bandwidth=self._rates.get((chosen.address, engine.address)),
+        )
+        if wait is None:
+            return None
+        prefill = self._prefills.get((chosen.address, hints.reusable[-1]))
+        if prefill is None and (prefill := self._send_prefill(chosen, request, hints, trace)) is None:
+            return None
+        prefill.num_fetches += 1
+        fetch = _open_fetch("prefill", chosen, engine, hints.reusable, target.num_cached)
+        fetch.supplier, fetch.wait_ms = prefill, _WAIT_MS + round(1000 * wait)
         return fetch
 
+    def _can_prefill(self, one: EngineClient, engine: EngineClient, attempts: RequestAttempts) -> bool:
+        """Return whether the prefill engine can compute the request's prompt for the other engine."""
+        if not one.accepts_prefills or one.suspect or not self._rates.get((one.address, engine.address)):
+            return False
+        return attempts.lora is None or one.loras.get(attempts.lora) is not None
+
+    def _send_prefill(
+        self, engine: EngineClient, request: EngineCoreRequest, hints: RoutingHints, trace: RequestTrace
+    ) -> RemotePrefill | None:
+        """Send the prompt to a prefill engine. None if its session has just ended."""
+        key = engine.address, hints.reusable[-1]
+        num_cached = self._router.policy.record_sent(engine.address, hints)
+        span = trace.start_prefill(engine.address)
+        num_tokens = max(0, hints.num_prompt_tokens - num_cached)
+        prefill = RemotePrefill(num_tokens, span, partial(self._prefill_ended, key))
+        sent = replace(
+            request,
+            request_id=f"{request.request_id}.prefill",
+            sampling_params=SamplingParams(),
+            prefill_only=True,
+            trace_headers=span.headers(),
+        )
+        sink: OutputSink = prefill
+        fetch = self._fetch_prefix(engine, num_cached, hints, self._peers_of(engine))
+        if fetch is not None:
+            sink = fetching = self._sink(fetch, len(fetch.blocks), prefill, span)
+            sent = replace(sent, kv_source=fetching.source)
+        try:
+            prefill.abort = engine.submit(sent, sink)
+        except EngineUnavailable as error:
+            sink.failed(error, retryable=True)
+            return None
+        self._prefills[key] = prefill
+        return prefill
+
+    def _prefill_ended(self, key: tuple[str, bytes], prefill: RemotePrefill) -> None:
+        self._prefills.pop(key, None)
+        self._metrics.observe_remote_prefill(prefill.outcome)
+        if prefill.error is not None and not isinstance(prefill.error, Overloaded):
+            pairs = [each.pair for fetches in self._open.values() for each in fetches if each.supplier is prefill]
+            for pair in pairs:
+                self._rates.add_failure(pair)
+
+    def _sink(self, fetch: OpenFetch, num_blocks: int, sequence: OutputSink, span: AttemptSpan) -> FetchingSink:
+        """`num_blocks`: that the request needs of the fetch; 0: all that the source will have."""
+        self._metrics.observe_kv_source(fetch.kind)
+        if not fetch.num_waiting:
+            self._open.setdefault(fetch.pair[1], []).append(fetch)
+        return FetchingSink(fetch, fetch.source(num_blocks), self, sequence, span)
+
     def _end(self, fetch: OpenFetch) -> None:
-        if fetch.is_open:
-            fetch.is_open = False
-            address = fetch.pair[1]
-            self._open[address].remove(fetch)
-            if not self._open[address]:
-                del self._open[address]
+        if not fetch.is_open:
+            return
+        fetch.is_open = False
+        others = self._open[fetch.pair[1]]
+        others.remove(fetch)
+        if not others:
+            del self._open[fetch.pair[1]]
+        if fetch.supplier is not None:
+            fetch.supplier.release()
+
+    def _prefiller(self, engine: EngineClient) -> Prefiller:
+        """Describe the engine's load with prompts. The engine may not have reported those that were sent last."""
+        sent = [one.num_tokens for (address, _), one in self._prefills.items() if address == engine.address]
+        stats, info = engine.load_stats, engine.hello.model if engine.hello is not None else None
+        return Prefiller(
+            num_queued_tokens=max(stats.num_waiting_tokens, sum(sent)),
+            step_tokens=info.max_num_batched_tokens if info is not None else 0,
+            rate=stats.prefill_tokens_per_second,
+            load=engine.load,
+        )
+
+
+def _open_fetch(
+    kind: FetchKind, source: EngineClient, engine: EngineClient, blocks: Sequence[bytes], num_cached: int
+) -> OpenFetch:
+    return OpenFetch(kind, (source.address, engine.address), _mover_addresses(source), blocks, num_cached)
 
 
 def _exchange_key(engine: EngineClient) -> tuple[bytes, int] | None:
@@ -206,14 +279,14 @@ def _exchange_key(engine: EngineClient) -> tuple[bytes, int] | None:
     return None if transfer is None else (transfer.fingerprint, len(transfer.ports))
 
 
-def _cost(engine: EngineClient) -> float:
-    return _DRAINING_COST if engine.state is EngineState.DRAINING else engine.load
-
-
 def _mover_addresses(engine: EngineClient) -> Sequence[str]:
     transfer = engine.hello.model.kv_transfer if engine.hello is not None else None
     host, _, _ = engine.address.rpartition(":")
     return [] if transfer is None else [f"{host}:{port}" for port in transfer.ports]
+
+
+def _cost(engine: EngineClient) -> float:
+    return _DRAINING_COST if engine.state is EngineState.DRAINING else engine.load
 
 
 def _target(engine: EngineClient, num_cached_tokens: int, peers: Iterable[EngineClient]) -> Target | None:
@@ -232,3 +305,8 @@ def _target(engine: EngineClient, num_cached_tokens: int, peers: Iterable[Engine
         num_waiting_tokens=engine.load_stats.num_waiting_tokens,
         prefill_rate=next((rate for rate in rates if rate), 0.0),
     )
+
+
+def _may_prefill(request: EngineCoreRequest) -> bool:
+    """Return whether another engine may compute the request's prompt."""
+    return request.pooling_params is None and request.sampling_params.prompt_logprobs is None

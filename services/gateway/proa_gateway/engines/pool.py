@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from proa.contract import Role
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
 from proa_gateway.engines.client import EngineClient, EngineState
@@ -214,10 +215,11 @@ class EnginePool:
         self._changed.set()
 
     def _ready_for(self, model: str) -> dict[str, EngineClient]:
-        """Return the engines with a session that serve the model. Cached until one comes or goes."""
+        """Return the engines with a session that generate for the model. Cached until one comes or goes."""
         ready = self._ready.get(model)
         if ready is None:
-            clients = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
+            listed = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
+            clients = [one for one in listed if one.role is not Role.PREFILL]
             ready = self._ready[model] = {one.address: one for one in clients if one.model_name == model}
         return ready
 
@@ -229,6 +231,10 @@ class EnginePool:
         names = self._models.names()
         if names and model not in names:
             return ModelNotFound(f"The model {model!r} does not exist.", param="model")
+        if any(one.accepts_prefills and one.model_name == model for one in self._clients.values()):
+            return EngineUnavailable(
+                f"Only engines of the role prefill serve the model {model!r}; it needs one of the role decode or both."
+            )
         return EngineUnavailable(f"No engine is ready for the model {model!r}.")
 
 

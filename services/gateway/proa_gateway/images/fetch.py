@@ -71,7 +71,8 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
 
 
 def _read_lenient(text: str) -> bytes:
-    """As clients also send it: with line breaks, escapes, of the URL-safe alphabet, or without padding."""
+    """Decode base64 as some clients send it: with line breaks, percent escapes, the URL-safe alphabet, or no
+    padding."""
     plain = "".join(unquote(text).split()).translate(_URL_SAFE).rstrip("=")
     try:
         return a2b_base64(plain + "=" * (-len(plain) % 4), strict_mode=True)
@@ -198,7 +199,7 @@ class ImageFetcher:
 
 
 def _reason(error: Exception) -> str:
-    """Without addresses, which are none of the client's business."""
+    """Return the reason for the client. It has no addresses, which may be those of a private network."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return "its server's name is not known"

@@ -100,8 +100,8 @@ class ImageLoader:
         self._num_held_bytes = 0  # of prepared images, whose requests wait for others
 
     async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[Image, ...]:
-        """In the order of `sources`, of which no more are taken than are allowed, and one. Raises `InvalidRequest`,
-        which names the first image that is not used, or `Overloaded`."""
+        """Return the images in the order of `sources`. Takes at most one more of them than are allowed. Raises
+        `InvalidRequest`, which names the first image that is not used, or `Overloaded`."""
         limit = self._options.limit_mm_per_prompt.image
         first = list(islice(sources, limit + 1))
         if len(first) > limit:

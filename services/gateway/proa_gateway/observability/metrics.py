@@ -244,6 +244,12 @@ class GatewayMetrics:
             FETCH_BUCKETS,
             "kind",
         )
+        self._remote_prefills = counter(
+            "proa_gateway_remote_prefills",
+            "Prompts sent to prefill engines, by outcome: used (blocks were fetched), unused (none came in time), "
+            "rejected, lost (with the engine), aborted (with their request).",
+            "outcome",
+        )
         self._images = counter(
             "proa_gateway_images",
             "Images of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
@@ -361,6 +367,10 @@ class GatewayMetrics:
         self._fetched_tokens.labels(kind).inc(num_tokens)
         self._fetched_bytes.labels(kind).inc(num_bytes)
         self._fetch_time.labels(kind).observe(seconds)
+
+    def observe_remote_prefill(self, outcome: str) -> None:
+        """Count a prompt that was sent to a prefill engine, when it has failed or is no longer needed."""
+        self._remote_prefills.labels(outcome).inc()
 
     def observe_image(self, outcome: str, seconds: float) -> None:
         """`outcome`: `prepared`, `cached` (known by its file), `refused`, `overloaded` or `cancelled` (client gone, or

@@ -132,11 +132,14 @@ class RequestTrace:
         """Start the span of one attempt. `engine` is `host:port`; retries and failovers are further attempts."""
         span = self._tracer.start_span("Generate", self._context, SpanKind.CLIENT)
         if span.is_recording():
-            host, _, port = engine.rpartition(":")
-            span.set_attributes({"rpc.system": "grpc", "rpc.service": "proa.engine.v1.EngineService"})
-            span.set_attributes({"server.address": host or engine, "proa.attempt": attempt})
-            if port.isdigit():
-                span.set_attribute("server.port", int(port))
+            span.set_attributes({**_call_attributes(engine), "proa.attempt": attempt})
+        return AttemptSpan(span)
+
+    def start_prefill(self, engine: str) -> "AttemptSpan":
+        """Start the span of a request that computes the prompt on a prefill engine, for an attempt elsewhere."""
+        span = self._tracer.start_span("Prefill", self._context, SpanKind.CLIENT)
+        if span.is_recording():
+            span.set_attributes({**_call_attributes(engine), "gen_ai.operation.name": "prefill"})
         return AttemptSpan(span)
 
     def add_event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
@@ -175,7 +178,7 @@ class RequestTrace:
 
 
 class AttemptSpan:
-    """The CLIENT span of one attempt. Call `finish` exactly once."""
+    """The CLIENT span of one request to an engine. Call `finish` exactly once."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -196,6 +199,15 @@ class AttemptSpan:
         if error_type is not None:
             set_error(self._span, error_type, message)
         self._span.end()
+
+
+def _call_attributes(engine: str) -> dict[str, AttributeValue]:
+    """Return the attributes of a request to an engine at `host:port`."""
+    host, _, port = engine.rpartition(":")
+    server: dict[str, AttributeValue] = {"server.address": host or engine}
+    if port.isdigit():
+        server["server.port"] = int(port)
+    return {"rpc.system": "grpc", "rpc.service": "proa.engine.v1.EngineService", **server}
 
 
 @contextmanager

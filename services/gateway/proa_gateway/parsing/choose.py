@@ -16,7 +16,8 @@ _PLACE = "\0"  # stands for `$`, which has a meaning in patterns
 
 
 def format_of_response_template(template: object) -> ToolFormat | None:
-    """None if there is no template, or one that describes calls in another way than a `ToolFormat` can."""
+    """Return the format that a tokenizer's response template describes. None if there is no template, or if no
+    `ToolFormat` can express its calls."""
     fields = _mapping(_mapping(template).get("fields"))
     calls = _mapping(fields.get("tool_calls"))
     opening, closing = _anchor(calls, "open"), _anchor(calls, "close")

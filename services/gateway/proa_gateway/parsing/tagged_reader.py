@@ -58,7 +58,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 
 def _type(text: str) -> str | None:
-    """None: the text is not JSON."""
+    """Return the JSON type of a value given as text. None: the text is not JSON."""
     try:
         return type_of(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):

@@ -80,7 +80,7 @@ def in_groups(texts: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]
 
 
 def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], num_tokens: int) -> list[str]:
-    """Each text up to the end of its `num_tokens`-th token, above zero."""
+    """Return each text up to the end of its `num_tokens`-th token. `num_tokens` is at least 1."""
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return [
         text[: encoding.offsets[num_tokens - 1][1]] if len(encoding.ids) > num_tokens else text

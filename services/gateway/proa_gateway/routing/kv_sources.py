@@ -66,6 +66,35 @@ def is_faster(target: Target, source: Source) -> bool:
     return seconds < MAX_SHARE * (num_blocks * target.block_size + target.num_waiting_tokens) / target.prefill_rate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefiller:
+    """An engine that may compute a prompt."""
+
+    num_queued_tokens: int  # of prompts that it computes first
+    step_tokens: int  # that it computes in one step, at most
+    rate: float  # tokens per second; 0: not known yet
+    load: int  # unfinished requests
+
+
+def remote_wait(
+    own: Prefiller, remote: Prefiller, *, num_tokens: int, num_bytes: int, bandwidth: float
+) -> float | None:
+    """Return the seconds until a prefill engine has computed the first blocks of a prompt. None if the engine that
+    generates should compute the prompt itself.
+
+    It should if it had computed the prompt before the other one begins, or before the blocks were sent. While a rate is
+    not known, the prefill engine is used if it has no more requests.
+
+    `num_tokens`: that both lack of the prompt. `num_bytes`: of their blocks. `bandwidth`: bytes per second.
+    """
+    if not own.rate or not remote.rate:
+        return 0.0 if remote.load <= own.load else None
+    queue = remote.num_queued_tokens / remote.rate
+    if max(queue, num_bytes / bandwidth) >= (own.num_queued_tokens + num_tokens) / own.rate:
+        return None
+    return queue + min(num_tokens, remote.step_tokens) / remote.rate
+
+
 class FetchRates:
     """Bytes per second of each pair of engines: an exponentially weighted mean of its recent fetches, or `expected`."""
 
@@ -79,10 +108,12 @@ class FetchRates:
         rate, measured_at = self._measured.get(pair, (self._expected, 0.0))
         return rate if self._clock() - measured_at < MEASUREMENT_SECONDS else self._expected
 
-    def add(self, pair: Pair, num_bytes: int, seconds: float) -> None:
-        """Record a fetch."""
-        rate = num_bytes / max(seconds - FETCH_SECONDS, seconds / 4, 1e-6)
-        self._set(pair, _LAST_WEIGHT * rate + (1 - _LAST_WEIGHT) * self.get(pair))
+    def add(self, pair: Pair, num_bytes: int, seconds: float, *, waited: bool = False) -> None:
+        """Record a fetch. `waited`: for blocks that the source had to compute first, so that its rate is only a lower
+        bound."""
+        rate, before = num_bytes / max(seconds - FETCH_SECONDS, seconds / 4, 1e-6), self.get(pair)
+        if rate > before or not waited:
+            self._set(pair, _LAST_WEIGHT * rate + (1 - _LAST_WEIGHT) * before)
 
     def add_failure(self, pair: Pair) -> None:
         """Record a fetch that ended with an error. The pair is avoided until this is forgotten."""

@@ -168,7 +168,7 @@ class Choice(ABC):
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """So far. None: reasoning is not distinguished from the rest."""
+        """Number of tokens of reasoning so far. None: reasoning is not distinguished from the rest."""
         if self._format is None or self.consumer is None or not self._format.has_reasoning:
             return None
         return self.consumer.reasoning_tokens

@@ -220,7 +220,8 @@ def given(value: T | None, default: T) -> T:
 
 
 def _check_list(param: str, token_ids: Sequence[int], num_choices: int, model: ModelInfo) -> None:
-    """Each choice is a request to an engine, which gets the list."""
+    """Raise `InvalidRequest` for a list that is too long. Each choice is a request to an engine, which gets the
+    list."""
     if len(token_ids) > model.vocab_size:
         message = f"{param} must not have more token ids than the model has tokens, {model.vocab_size}."
         raise InvalidRequest(message, param=param)

@@ -32,7 +32,7 @@ class GrammarKey(Hashable, Protocol):
 
     @property
     def num_characters(self) -> int:
-        """Of the texts that it is made from."""
+        """Number of characters of the texts that the grammar is made from."""
         ...
 
     def lower(self) -> Lowered:

@@ -87,7 +87,7 @@ class Job(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
@@ -96,7 +96,7 @@ class Job(ABC):
 
     @property
     def max_tokens(self) -> int | None:
-        """Of each output. None: up to the end of the context."""
+        """Limit of the tokens of each output. None: up to the end of the context."""
         return 0
 
     @property
@@ -131,7 +131,7 @@ class ApiCall(ABC):
 
     @property
     def num_choices(self) -> int:
-        """Of each prompt."""
+        """Number of choices of each prompt."""
         return 1
 
     @property

@@ -24,7 +24,7 @@ ROLES = frozenset({"assistant", "developer", "function", "system", "tool", "user
 
 
 def plain_conversation(conversation: Conversation, tokenizer: Tokenizer) -> Conversation:
-    """For the chat template: with a mark in each special token that a text of the request has.
+    """Return the conversation for the chat template, with a mark in each special token that a text of the request has.
 
     In an assistant's message, tokens that are not special by the tokenizer's files stay: templates look for the tags of
     reasoning there. Raises `InvalidRequest` for values that are nested too deeply.

@@ -83,8 +83,8 @@ def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePa
 async def load_images(
     parts: Iterator[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
 ) -> PromptImages | None:
-    """None if there are no parts. `loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`
-    and `Overloaded`."""
+    """Load and prepare the images of a prompt. None if there are no parts. `loader` None: images are refused. `param`:
+    path of the messages in the body. Raises `InvalidRequest` and `Overloaded`."""
     first = next(parts, None)
     if first is None:
         return None

@@ -32,8 +32,9 @@ class Property:
 
 
 def properties(schema: Schema) -> list[Property] | None:
-    """In the schema's order, then those that are required and have no schema. None: any. Properties that the schema
-    allows without a name are left out if others have one. Raises `GrammarError` for what a list cannot express."""
+    """Return the properties in the schema's order, then those that are required and have no schema. None: any may be
+    there. Properties that the schema allows without a name are left out if others have one. Raises `GrammarError` for
+    what a list cannot express."""
     for keyword in schema:
         if keyword not in _KNOWN:
             raise GrammarError(f"{keyword} is not supported for an object in this format of tool calls")

@@ -151,8 +151,8 @@ def answer_grammar(
 def reasoning_grammar(
     tool_format: ToolFormat, max_tokens: int, reasoning: Reasoning, added_tokens: AddedTokens
 ) -> Grammar | None:
-    """At most `max_tokens` tokens of reasoning, and its closing; what follows is free. None: its opening or closing is
-    no token of the tokenizer's. `reasoning` is not CLOSED."""
+    """Return the grammar of at most `max_tokens` tokens of reasoning and its closing; what follows is free. None if its
+    opening or closing is no token of the tokenizer. `reasoning` is not CLOSED."""
     if tool_format.reasoning is None or tool_format.channels is not None:
         return None
     opening, closing = (added_tokens.get(text) for text in tool_format.reasoning)

@@ -1,0 +1,286 @@
+"""Prompts computed by engines of the role prefill, and what becomes of requests if these fail."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proa.engine.v1 import core_pb2, service_pb2
+from support.fake_engine import FakeEngine, say
+from support.gateway import PATIENT, RunningGateway, running_gateway, until
+from support.routing import in_sync
+from support.scrape import Scrape
+
+PROMPT = [5 + index % 200 for index in range(2000)]
+NUM_CACHED = 1984  # all blocks before the last token
+"""Tokens of the blocks that another engine can compute."""
+
+
+class Engines:
+    """A prefill engine and decode engines that exchange blocks."""
+
+    def __init__(self, prefill: FakeEngine, decode: list[FakeEngine]) -> None:
+        self.prefill = prefill
+        self.decode = decode
+
+    @property
+    def first(self) -> FakeEngine:
+        return self.decode[0]
+
+
+@asynccontextmanager
+async def running(num_decode: int = 1, **settings: Any) -> AsyncIterator[tuple[RunningGateway, Engines]]:
+    movers: dict[str, FakeEngine] = {}
+    async with AsyncExitStack() as stack:
+        prefill = FakeEngine(movers=movers, role=service_pb2.ROLE_PREFILL)
+        decode = [FakeEngine(movers=movers, role=service_pb2.ROLE_DECODE, max_loras=1) for _ in range(num_decode)]
+        for engine in (prefill, *decode):
+            engine.prefill_rate = 1000.0
+            await stack.enter_async_context(engine)
+        gateway = await stack.enter_async_context(running_gateway(prefill, *decode, **settings))
+        await until(lambda: all(one.num_kv_subscriptions for one in (prefill, *decode)))
+        yield gateway, Engines(prefill, decode)
+
+
+async def complete(gateway: RunningGateway, prompt: Sequence[int] = PROMPT, **fields: object) -> int:
+    """Return the cached tokens of the prompt, as the client is told."""
+    body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, **fields}
+    answer = await gateway.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["prompt_tokens"] == len(prompt)
+    assert usage["completion_tokens"] == 2 * len(answer.json()["choices"])
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+async def outcomes(gateway: RunningGateway) -> dict[str, float]:
+    page = Scrape((await gateway.http.get("/metrics")).text)
+    name = "proa_gateway_remote_prefills_total"
+    return {dict(labels)["outcome"]: value for (found, labels), value in page.samples.items() if found == name}
+
+
+def plain(request: core_pb2.EngineCoreRequest) -> bool:
+    return not request.prefill_only and not request.HasField("kv_source")
+
+
+async def test_a_long_prompt_is_computed_by_the_prefill_engine() -> None:
+    async with running() as (gateway, engines):
+        assert await complete(gateway) == 0, "nothing was cached for the client before"
+        (prefill,), (decode,) = engines.prefill.requests, engines.first.requests
+        assert prefill.prefill_only
+        assert prefill.prompt_token_ids == decode.prompt_token_ids
+        assert not decode.prefill_only
+        assert list(decode.kv_source.addresses) == [engines.prefill.address]
+        assert decode.kv_source.wait_ms >= 2000
+        assert prefill.request_id != decode.request_id
+        assert engines.prefill.num_computed_tokens == len(PROMPT)
+        assert engines.first.num_computed_tokens == len(PROMPT) - NUM_CACHED
+        assert await outcomes(gateway) == {"used": 1}
+        assert not gateway.gateway.pool.exchange.num_open
+        page = Scrape((await gateway.http.get("/metrics")).text)
+        assert page.value("vllm:prompt_tokens_total", model_name="fake") == len(PROMPT)
+        assert page.value("proa_gateway_kv_sources_total", kind="prefill") == 1
+
+
+async def test_the_second_turn_is_fetched_by_the_prefill_engine_from_the_decode_engine() -> None:
+    async with running() as (gateway, engines):
+        await complete(gateway, PROMPT[:1500])
+        cache, index = engines.prefill.prefix_cache, gateway.gateway.router.index.device
+        assert cache is not None
+        await in_sync([gateway])
+        evicted = list(cache.blocks)
+        cache.evict(evicted)
+        await until(lambda: index.count_cached(engines.prefill.address, evicted) == 0)
+        turn = [*PROMPT[:1500], *(7 + index % 50 for index in range(1500))]
+        assert await complete(gateway, turn) == 1488
+        prefill = engines.prefill.requests[-1]
+        assert list(prefill.kv_source.addresses) == [engines.first.address]
+        assert engines.prefill.num_computed_tokens == 1500 + len(turn) - 1488
+
+
+async def test_short_prompts_and_those_that_are_cached_are_not_sent_to_the_prefill_engine() -> None:
+    async with running() as (gateway, engines):
+        await complete(gateway, PROMPT[:1000])
+        await complete(gateway, PROMPT)  # lacks 1,008
+        assert not engines.prefill.requests
+    async with running(min_remote_prefill_tokens=500) as (gateway, engines):
+        await complete(gateway, PROMPT[:1000])
+        assert len(engines.prefill.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt_logprobs": 1}, {"cache_salt": "x", "prompt_logprobs": 0}],
+)
+async def test_requests_for_prompt_logprobs_are_not_paired(fields: dict[str, Any]) -> None:
+    async with running() as (gateway, engines):
+        await complete(gateway, **fields)
+        assert not engines.prefill.requests
+        assert all(map(plain, engines.first.requests))
+
+
+async def test_a_busy_prefill_engine_is_not_used() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.foreign_tokens = 100_000
+        (client,) = [one for one in gateway.gateway.pool.engines if one.accepts_prefills]
+        await until(lambda: client.load_stats.num_waiting_tokens == 100_000)
+        await complete(gateway)
+        assert not engines.prefill.requests
+        engines.prefill.foreign_tokens = 1000
+        await until(lambda: client.load_stats.num_waiting_tokens == 1000)
+        await complete(gateway, PROMPT[::-1])
+        assert len(engines.prefill.requests) == 1
+        assert engines.first.requests[-1].kv_source.wait_ms == 2000 + 1000 + round(1000 * NUM_CACHED / 1000)
+
+
+async def test_the_prompts_of_concurrent_requests_count_before_the_engine_reports_them() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.step_delay = None
+        tasks = []
+        for number in range(5):
+            tasks.append(asyncio.create_task(complete(gateway, [number, *PROMPT])))
+            await until(lambda: len(engines.first.requests) == len(tasks))
+        assert len(engines.prefill.requests) < 5
+        engines.prefill.step_delay = 0.0
+        await asyncio.gather(*tasks)
+
+
+async def test_without_measured_rates_the_less_loaded_engine_computes_the_prompt() -> None:
+    async with running() as (gateway, engines):
+        for engine in (engines.prefill, engines.first):
+            engine.prefill_rate = 0.0
+        clients = {one.address: one for one in gateway.gateway.pool.engines}
+        await until(lambda: not any(one.load_stats.prefill_tokens_per_second for one in clients.values()))
+        await complete(gateway)
+        assert len(engines.prefill.requests) == 1
+        engines.prefill.foreign_load = 50
+        await until(lambda: clients[engines.prefill.address].load == 50)
+        await complete(gateway, PROMPT[::-1])
+        assert len(engines.prefill.requests) == 1
+
+
+async def test_choices_of_one_prompt_are_prefilled_once() -> None:
+    async with running(num_decode=2) as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway, n=4, temperature=1.0))
+        await until(lambda: sum(len(one.requests) for one in engines.decode) == 4)
+        await engines.prefill.step()
+        assert await task == 0
+        assert len(engines.prefill.requests) == 1
+        sources = [request.kv_source.addresses for one in engines.decode for request in one.requests]
+        assert sources == [[engines.prefill.address]] * 4
+        assert await outcomes(gateway) == {"used": 1}
+
+
+async def test_a_dead_prefill_engine_fails_no_request() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway))
+        await engines.first.until(lambda engine: bool(engine.requests))
+        await engines.prefill.stop()
+        assert await task == 0
+        assert engines.first.num_computed_tokens == len(PROMPT)
+        assert await outcomes(gateway) == {"lost": 1}
+        await complete(gateway, PROMPT[::-1])
+        assert plain(engines.first.requests[-1])
+
+
+async def test_what_a_prefill_engine_sent_before_it_was_killed_is_used() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway))
+        await engines.first.until(lambda engine: bool(engine.requests))
+        cache = engines.prefill.prefix_cache
+        assert cache is not None
+        cache.store(cache.hashes(PROMPT[:800], ()))
+        await asyncio.sleep(0.1)
+        await engines.prefill.stop()
+        assert await task == 0, "the prefill engine computed these tokens for this request"
+        assert engines.first.num_computed_tokens == len(PROMPT) - 800
+
+
+@pytest.mark.parametrize("code", [8, 14, 3])
+async def test_a_prefill_engine_that_rejects_fails_no_request(code: int) -> None:
+    async with running() as (gateway, engines):
+        engines.first.fetch_wait = 0.1
+        engines.prefill.rejection = service_pb2.Rejected(code=code, message="no", retryable=code != 3)
+        assert await complete(gateway) == 0
+        assert engines.first.num_computed_tokens == len(PROMPT)
+        assert await outcomes(gateway) == {"rejected": 1}
+        engines.prefill.rejection = None
+        await complete(gateway, PROMPT[::-1])
+        assert len(engines.prefill.requests) == (2 if code == 8 else 1), "a full queue is no reason to avoid the pair"
+
+
+async def test_a_slow_prefill_engine_costs_the_wait() -> None:
+    async with running() as (gateway, engines):
+        engines.first.fetch_wait = 0.1
+        engines.prefill.step_delay = None
+        assert await complete(gateway) == 0
+        await engines.prefill.until(lambda engine: bool(engine.aborted))
+        assert engines.first.num_computed_tokens == len(PROMPT)
+        assert await outcomes(gateway) == {"unused": 1}
+
+
+async def test_a_client_that_goes_aborts_both_requests() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway))
+        await engines.first.until(lambda engine: bool(engine.requests))
+        task.cancel()
+        await engines.prefill.until(lambda engine: bool(engine.aborted))
+        await engines.first.until(lambda engine: bool(engine.aborted))
+        assert await outcomes(gateway) == {"aborted": 1}
+        assert not gateway.gateway.pool.exchange.num_open
+
+
+async def test_a_request_whose_decode_engine_is_lost_is_prefilled_for_the_next_one() -> None:
+    async with running(num_decode=2) as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway))
+        await until(lambda: any(one.requests for one in engines.decode))
+        holder, other = sorted(engines.decode, key=lambda one: -len(one.requests))
+        await holder.stop()
+        await other.until(lambda engine: bool(engine.requests))
+        await engines.prefill.until(lambda engine: len(engine.requests) == 2)
+        await engines.prefill.step()
+        await task
+        assert other.num_computed_tokens == len(PROMPT) - NUM_CACHED
+        assert len({request.request_id for request in engines.prefill.requests}) == 2
+
+
+async def test_stop_strings_end_a_request_with_a_remote_prefill() -> None:
+    async with running() as (gateway, engines):
+        engines.first.script = say("one two three four ", repeat=True)
+        answer = await gateway.http.post(
+            "/v1/completions", json={"prompt": PROMPT, "max_tokens": 100, "stop": ["three"]}
+        )
+        assert answer.json()["choices"][0]["text"] == "one two "
+        await engines.first.until(lambda engine: engine.num_unfinished == 0)
+        assert engines.prefill.num_unfinished == 0
+        assert not gateway.gateway.pool.exchange.num_open
+
+
+async def test_engines_of_the_role_prefill_alone_serve_no_model() -> None:
+    async with (
+        FakeEngine(movers={}, role=service_pb2.ROLE_PREFILL) as engine,
+        running_gateway(engine, deadlines=replace(PATIENT, failover=0.5)) as gateway,
+    ):
+        assert not gateway.gateway.pool.ready
+        answer = await gateway.complete(model="fake")
+        assert answer.status_code == 503
+        assert "role prefill" in answer.text
+        assert not engine.requests
+
+
+async def test_requests_wait_for_no_prefill_engine_after_the_last_decode_engine_is_lost() -> None:
+    async with running() as (gateway, engines):
+        engines.first.step_delay = None
+        task = asyncio.create_task(gateway.http.post("/v1/completions", json={"prompt": [5, 6], "max_tokens": 2}))
+        await engines.first.until(lambda engine: bool(engine.requests))
+        await engines.first.stop()
+        assert (await asyncio.wait_for(task, 5)).status_code == 503
+        assert not engines.prefill.requests
