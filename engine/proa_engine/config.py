@@ -19,6 +19,7 @@ KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
 Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
+Role = Literal["both", "prefill", "decode"]
 _ADDRESS = re.compile(r".*:\d{1,5}")
 
 
@@ -100,6 +101,12 @@ class EngineConfig:
     kv_disk_size: float = option(0.0, "size of the files in kv_disk_path in GiB, of all ranks together", minimum=0)
     kv_disk_write_mb_per_second: float = option(
         200.0, "maximum megabytes a second that each rank writes to kv_disk_path", minimum=0
+    )
+    role: Role = option(
+        "both",
+        "what gateways send to this engine. `prefill`: the prompts of requests that another engine answers; `decode`: "
+        "requests, of which engines of role prefill compute the long prompts. The engine itself rejects neither. "
+        "prefill and decode need kv_transfer_address",
     )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
@@ -187,6 +194,8 @@ class EngineConfig:
             raise ValueError("kv_disk_path and kv_disk_size must be set together")
         if self.kv_transfer_address is not None and not _ADDRESS.fullmatch(self.kv_transfer_address):
             raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
+        if self.role != "both" and self.kv_transfer_address is None:
+            raise ValueError(f"role {self.role} needs kv_transfer_address, over which prompts' blocks are exchanged")
 
     @property
     def max_loaded_loras(self) -> int:

@@ -144,6 +144,18 @@ def test_engine_page_tells_what_host_memory_holds_and_gave() -> None:
     assert page.value("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 4
 
 
+def test_a_prompt_that_is_only_computed_counts_as_a_prompt() -> None:
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES)
+    prefill = replace(request("a", prompt=range(13)), prefill_only=True)
+    run_core(metrics, [prefill], [request("b", prompt=range(17), max_tokens=1)])
+    page = scrape(registry)
+    assert page.value("vllm:prompt_tokens_total") == 13 + 17
+    assert page.value("vllm:prompt_tokens_cached_total") == 12
+    assert page.value("vllm:request_success_total", finished_reason="stop") == 1
+    assert page.value("vllm:generation_tokens_total") == 1
+    assert page.value("vllm:time_to_first_token_seconds_count") == 1
+
+
 def test_engine_page_tells_what_came_from_other_engines() -> None:
     run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1))
     metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
@@ -201,6 +213,7 @@ def test_metrics_for_endpoint_pickers_exist_from_the_start() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry, CONFIG, **SIZES)
     page = scrape(registry)
+    assert page.value("proa_engine_info", role="both") == 1
     assert page.names >= {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",

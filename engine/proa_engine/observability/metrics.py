@@ -158,6 +158,8 @@ class EngineMetrics:
             "enable_prefix_caching": str(self._config.enable_prefix_caching),
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)
+        text = "What gateways send to the engine, as label role: both, prefill or decode."
+        yield gauge("proa_engine_info", text, labels | {"role": self._config.role}, 1)
         text = "Adapters of running and of waiting requests, as labels; the value is the time, in Unix seconds."
         yield gauge("vllm:lora_requests_info", text, labels | self._lora_labels(), time.time())
 
@@ -318,13 +320,18 @@ class EngineMetrics:
             times.first_token = event.timestamp
             self._first_token.observe(event.timestamp - (times.queued or event.timestamp))
             self._prefill.observe(event.timestamp - (times.scheduled or event.timestamp))
-            self._prompt_tokens += output.num_prompt_tokens or 0
-            self._cached_tokens += output.num_cached_tokens or 0
-            if output.load is not None:
-                self._loaded_tokens += min(output.load.num_tokens, output.num_cached_tokens or 0)
-            self._computed_tokens.observe((output.num_prompt_tokens or 0) - (output.num_cached_tokens or 0))
+            self._observe_prompt(output)
         elif event.type is EventType.PREEMPTED:
             times.num_preemptions += 1
+
+    def _observe_prompt(self, output: EngineCoreOutput) -> None:
+        """Count the prompt of a request whose prompt is computed."""
+        num_tokens, num_cached = output.num_prompt_tokens or 0, output.num_cached_tokens or 0
+        self._prompt_tokens += num_tokens
+        self._cached_tokens += num_cached
+        if output.load is not None:
+            self._loaded_tokens += min(output.load.num_tokens, num_cached)
+        self._computed_tokens.observe(num_tokens - num_cached)
 
     def _observe_finish(self, times: _RequestTimes, output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
         self._finishes.counts[reason.public_name] += 1
@@ -335,6 +342,8 @@ class EngineMetrics:
         self._e2e.observe(now - (times.queued or now))
         if times.scheduled:
             self._inference.observe(now - times.scheduled)
+        if times.scheduled and not times.first_token and reason is FinishReason.STOP:  # prefill-only, or pooled
+            self._observe_prompt(output)
         if times.first_token:
             self._decode.observe(now - times.first_token)
             if num_output_tokens > 1:

@@ -199,6 +199,8 @@ def _request_attributes(request: EngineCoreRequest, model_name: str) -> dict[str
     }
     if request.resumed_token_ids:
         attributes["proa.request.resumed_tokens"] = len(request.resumed_token_ids)
+    if request.prefill_only:
+        attributes["proa.request.prefill_only"] = True
     return attributes | _optional_attributes(params)
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Protocol, TypeVar
 
 from proa.blocks import BLOCK_HASH_VERSION
-from proa.contract import CheckpointRule, EngineCoreRequest, LoadedLoras, ModelInfo, PoolingTask, SchedulerStats
+from proa.contract import CheckpointRule, EngineCoreRequest, LoadedLoras, ModelInfo, PoolingTask, Role, SchedulerStats
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
@@ -105,6 +105,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_embed_len=_max_embed_len(parts),
         num_host_blocks=0 if parts.executor.host_tier is None else parts.executor.host_tier.num_pages,
         kv_transfer=parts.executor.kv_transfer,
+        role=Role[config.role.upper()],
     )
 
 

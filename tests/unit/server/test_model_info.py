@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proa.contract import CheckpointRule
+from proa.contract import CheckpointRule, Role
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.engine_parts import assemble_engine
@@ -50,3 +50,12 @@ def test_engines_with_windows_or_states_have_a_checkpoint_rule(
     )
     info = make_model_info(replace(parts, executor=executor), tokenizer_digest="")
     assert info.checkpoint_rule == rule
+
+
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+def test_the_role_is_that_of_the_configuration(role: Any) -> None:
+    config = EngineConfig(
+        model="fake", block_size=4, role=role, kv_offloading_size=1.0, kv_transfer_address="127.0.0.1:0"
+    )
+    info = make_model_info(assemble_engine(config, LoadedFakeExecutor(), None), tokenizer_digest="")
+    assert info.role is Role[role.upper()]

@@ -21,6 +21,8 @@ from proa_engine.config import EngineConfig
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
         ("encoder_cache_size", 0, "encoder_cache_size must be at least 1, got 0"),
         ("mm_processor_cache_gb", -1.0, "mm_processor_cache_gb must be at least 0, got -1.0"),
+        ("role", "encode", "role must be one of both, prefill, decode, got encode"),
+        ("role", "prefill", "role prefill needs kv_transfer_address"),
         ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 for .* got 1"),
     ],
 )
