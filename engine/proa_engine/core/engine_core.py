@@ -7,11 +7,11 @@ sample under a grammar, step N+1 is sampled when the host knows the tokens of st
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
@@ -19,6 +19,7 @@ from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.mover import Adopted, Fetched, FromMover
 from proa_engine.core.operations import Operation
+from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
 from proa_engine.core.run_operations import Operations
@@ -26,6 +27,15 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
+
+
+class _Started(NamedTuple):
+    """A step in flight."""
+
+    requests: list[Request]
+    row_sizes: Collection[int]  # of rows of several tokens
+    time: float
+    future: StepFuture
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,8 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # when `step` returns
-        self._in_flight: deque[tuple[list[Request], StepFuture]] = deque()
+        self._in_flight: deque[_Started] = deque()
+        self._prefill_rate = PrefillRate(1 + scheduler.config.num_speculative_tokens)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
         self._operation: Operation[Any] | None = None  # read from the inbox and not run yet
@@ -149,9 +160,10 @@ class EngineCore:
         self._operate()
         self.step_started_at = time.monotonic()
         try:
-            scheduler_output, requests, outputs = self._scheduler.schedule(self._clock())
+            now = self._clock()
+            scheduler_output, requests, outputs = self._scheduler.schedule(now)
             self._outputs += outputs
-            started = self._start(scheduler_output, requests)
+            started = self._start(scheduler_output, requests, now)
             if len(self._in_flight) > (self._max_in_flight if started else 0):
                 self._finish_oldest()
             return self._take_outputs()
@@ -162,6 +174,7 @@ class EngineCore:
         """Return the current statistics, in a new object. From any thread."""
         stats = self._scheduler.stats
         stats.sleep_level = self._operations.sleep_level
+        stats.prefill_tokens_per_second = self._prefill_rate.tokens_per_second
         return stats
 
     def cache_occupancy(self) -> CacheOccupancy:
@@ -181,14 +194,15 @@ class EngineCore:
         if self._operations.must_sleep and not self._in_flight:
             self._operations.fall_asleep(self._clock())
 
-    def _start(self, scheduler_output: SchedulerOutput, requests: list[Request]) -> bool:
+    def _start(self, scheduler_output: SchedulerOutput, requests: list[Request], now: float) -> bool:
         """Start the step. Returns False if the workers have nothing to do."""
         if not scheduler_output.must_run:
             return False
         self._executor.execute_model(scheduler_output)
         rows = scheduler_output.grammar_rows
         masks = self._fill_masks(requests, rows) if rows else None
-        self._in_flight.append((requests, self._executor.sample_tokens(masks)))
+        row_sizes = scheduler_output.num_chunk_tokens.values()
+        self._in_flight.append(_Started(requests, row_sizes, now, self._executor.sample_tokens(masks)))
         return True
 
     def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:
@@ -202,10 +216,12 @@ class EngineCore:
         return self._grammars.fill(cursors)
 
     def _finish_oldest(self) -> None:
-        requests, future = self._in_flight.popleft()
-        result = future.result()
+        step = self._in_flight.popleft()
+        result = step.future.result()
         self._read_inbox()  # so that requests aborted meanwhile get no more tokens
-        outputs, self._plain = self._scheduler.update_from_output(requests, result, self._clock())
+        now = self._clock()
+        self._prefill_rate.end_step(step.row_sizes, step.time, now)
+        outputs, self._plain = self._scheduler.update_from_output(step.requests, result, now)
         self._outputs += outputs
         self._num_steps += 1
 

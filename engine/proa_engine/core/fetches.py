@@ -73,6 +73,11 @@ class Fetches:
         opened.requests.append(request)
         return True
 
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that wait for a job."""
+        return len(self._by_request)
+
     def is_fetching(self, request: Request) -> bool:
         """Whether the request waits for a job."""
         return request in self._by_request

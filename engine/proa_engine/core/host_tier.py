@@ -33,6 +33,7 @@ class HostTierConfig:
     state_pages: int = 1  # size of a state in pages
     min_load_tokens: int = 1  # fewer tokens are computed again
     page_bytes: int = 0  # size on one rank
+    load_bytes_per_second: float = 0.0  # to the device, of all ranks, as measured at the start; 0: not known
     adopts: bool = False  # host memory may have blocks of an earlier engine, which the mover reports
 
 
@@ -107,6 +108,16 @@ class HostTier:
     def min_load_tokens(self) -> int:
         """Fewer tokens than these are computed again."""
         return self._config.min_load_tokens
+
+    @property
+    def load_bytes_per_second(self) -> float:
+        """See `HostTierConfig`."""
+        return self._config.load_bytes_per_second
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that hold cached blocks, 0 to 1."""
+        return sum(map(len, (self.cache.cached_blocks, *self.cache.cached_window_blocks))) / self.pages.num_blocks
 
     @property
     def has_stores(self) -> bool:

@@ -78,6 +78,21 @@ class KVCacheManager:
         return self._pool.usage if self._states is None else max(self._pool.usage, self._states.pool.usage)
 
     @property
+    def host_usage(self) -> float:
+        """Share of the host tier's pages that hold cached blocks, 0 to 1."""
+        return 0.0 if self._host is None else self._host.usage
+
+    @property
+    def load_bytes_per_second(self) -> float:
+        """Bytes a second from host memory to the device, of all ranks; 0: not known, or there is no host tier."""
+        return 0.0 if self._host is None else self._host.load_bytes_per_second
+
+    @property
+    def num_fetching(self) -> int:
+        """Number of requests whose blocks are being fetched."""
+        return 0 if self._fetches is None else self._fetches.num_requests
+
+    @property
     def occupancy(self) -> CacheOccupancy:
         """What the cache holds now. From any thread, because only lengths are read."""
         maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)

@@ -63,8 +63,17 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
         run.mover.learn(source.mover)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
     pooled_share = 0.3 if seed % 3 == 0 else 0.0
-    shares = {"pooled_share": pooled_share, "prefill_share": rng.choice([0.0, 0.4])}
-    traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5, **shares)
+    prefill_share = rng.choice([0.0, 0.4])
+    traffic = Traffic(
+        run,
+        rng,
+        num_requests,
+        0.1,
+        grammar_share,
+        follow_up_share=0.5,
+        pooled_share=pooled_share,
+        prefill_share=prefill_share,
+    )
     follower = Follower(run, rng)
 
     def step() -> None:

@@ -89,5 +89,5 @@ def test_random_traffic_with_adapters(
         assert refused.lora_name if code == "not_found" else refused.sampling_params.grammar
     for request_id in run.outputs:
         traffic.check(traffic.requests[request_id])
-    assert len([name for name in run.outputs if traffic.requests[name].lora_name]) > 30
+    assert len([name for name in run.outputs if traffic.requests[name].lora_name]) > 20
     assert run.executor.num_slot_fills > 1

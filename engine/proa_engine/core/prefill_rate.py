@@ -1,0 +1,41 @@
+"""PrefillRate: how many prompt tokens a second the engine computes, measured on recent steps."""
+
+from collections.abc import Iterable
+
+_HALF_LIFE_TOKENS = 65_536  # after as many further tokens, a step counts half
+
+
+class PrefillRate:
+    """A mean over steps with chunks of prompts.
+
+    Each step's time per token is weighted by the square of its tokens, so that steps with large chunks count almost
+    alone: gateways ask how long a long prompt would take, and a step that adds 20 tokens to 200 decodes tells nothing
+    about that. For the same reason steps age by tokens, not by time.
+
+    With two steps in flight, a step's time begins when the step before it has ended, not when it was started.
+    """
+
+    def __init__(self, max_tokens_of_decode: int = 1) -> None:
+        """Rows of at most `max_tokens_of_decode` tokens are not counted: they may be a token and its drafts."""
+        self._max_tokens_of_decode = max_tokens_of_decode
+        self._tokens = 0.0  # sum of the squares of steps' tokens
+        self._seconds = 0.0  # sum of steps' seconds, each multiplied by the step's tokens
+        self._last_ended = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 before the first step with a chunk has ended."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def end_step(self, row_sizes: Iterable[int], started: float, ended: float) -> None:
+        """Count a step with rows of `row_sizes` tokens, those of one token left out. Times are in seconds. Steps end in
+        the order in which they are started."""
+        seconds = ended - max(started, self._last_ended)
+        self._last_ended = ended
+        if not row_sizes:
+            return
+        num_tokens = sum(size for size in row_sizes if size > self._max_tokens_of_decode)
+        if num_tokens and seconds > 0:
+            kept = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)
+            self._tokens = self._tokens * kept + num_tokens * num_tokens
+            self._seconds = self._seconds * kept + num_tokens * seconds

@@ -1,0 +1,70 @@
+"""The measured rate of prefill: tokens of prompts a second, of recent steps."""
+
+import pytest
+
+from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.prefill_rate import PrefillRate
+from support.core import CoreRun, make_request
+
+
+def test_the_rate_is_unknown_before_a_prompt_is_computed() -> None:
+    rate = PrefillRate()
+    rate.end_step([], 1.0, 2.0)
+    assert rate.tokens_per_second == 0
+
+
+def test_a_step_begins_when_the_one_before_has_ended() -> None:
+    rate = PrefillRate()
+    rate.end_step([1000], 10.0, 11.0)
+    rate.end_step([1000], 10.1, 12.0)  # started while the first one ran
+    rate.end_step([1000], 50.0, 51.0)  # after a pause
+    assert rate.tokens_per_second == pytest.approx(1000)
+
+
+def test_small_chunks_beside_decodes_change_little() -> None:
+    rate = PrefillRate()
+    rate.end_step([8000], 0.0, 1.0)
+    for index in range(100):
+        rate.end_step([20], 1 + index / 50, 1 + (index + 1) / 50)
+    assert rate.tokens_per_second == pytest.approx(8000, rel=0.05)
+
+
+def test_old_steps_are_forgotten() -> None:
+    rate = PrefillRate()
+    for second in range(100):
+        rate.end_step([8000], second, second + 1)
+    for second in range(100, 200):
+        rate.end_step([4000], second, second + 1)
+    assert rate.tokens_per_second == pytest.approx(4000, rel=0.1)
+
+
+def test_tokens_with_drafts_are_not_counted() -> None:
+    rate = PrefillRate(4)
+    rate.end_step([4, 2, 4, 100], 0.0, 1.0)
+    rate.end_step([4, 2, 3], 1.0, 2.0)
+    assert rate.tokens_per_second == 100
+
+
+def test_a_clock_that_goes_back_is_ignored() -> None:
+    rate = PrefillRate()
+    rate.end_step([100], 5.0, 6.0)
+    rate.end_step([100], 6.0, 3.0)
+    assert rate.tokens_per_second == 100
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_the_core_reports_the_rate_of_its_steps(async_scheduling: bool) -> None:
+    """Each call of the clock is a second later, and the fake executor waits for nothing."""
+    run = CoreRun(max_num_batched_tokens=20, async_scheduling=async_scheduling)
+    assert run.core.stats().prefill_tokens_per_second == 0
+    run.submit(make_request(prompt=range(100), max_tokens=1))
+    run.finish()
+    assert 5 < run.core.stats().prefill_tokens_per_second <= 20
+
+
+def test_stats_tell_the_host_tiers_share_of_cached_pages_and_its_rate() -> None:
+    run = CoreRun(host=HostTierConfig(num_pages=10, load_bytes_per_second=3.0))
+    run.submit(make_request(prompt=range(17), max_tokens=1))
+    run.finish()
+    stats = run.core.stats()
+    assert (stats.host_cache_usage, stats.load_bytes_per_second, stats.num_fetching_reqs) == (0.4, 3.0, 0)
