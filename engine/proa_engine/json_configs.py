@@ -27,7 +27,7 @@ class JsonConfig:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From a JSON object. Raises `ValueError` as `from_mapping` does."""
+        """Parse a JSON object. Raises `ValueError` as `from_mapping` does."""
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:

@@ -42,7 +42,8 @@ PARTS = ContentForms(text=False, parts=True)
 
 
 def content_forms(render: Callable[[Messages], str]) -> dict[str, ContentForms]:
-    """By role. A role whose messages the template refuses, or leaves out, has text.
+    """Return the forms of content that the template reads, by role. A role whose messages it refuses or leaves out has
+    text.
 
     `render` may raise any `ValueError`.
     """

@@ -20,7 +20,7 @@ class LoraModule:
 
     @classmethod
     def parse(cls, text: str) -> "LoraModule":
-        """From NAME=PATH, or a JSON object with `name`, `path` and perhaps `base_model_name`. Raises `ValueError`."""
+        """Parse NAME=PATH, or a JSON object with `name`, `path` and perhaps `base_model_name`. Raises `ValueError`."""
         if not text.startswith("{"):
             name, _, path = text.partition("=")
             return cls(name=name, path=path)

@@ -147,7 +147,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _shown(self, unknown: Sequence[str]) -> Iterator[str]:
-        """With masks for the values of flags that are named like a secret, or like a flag that is."""
+        """Yield the arguments with masks for the values of flags that are named like a secret, or resemble such a
+        flag."""
         masks = False
         for each in unknown:
             if each.startswith("--"):

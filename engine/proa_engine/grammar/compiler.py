@@ -170,7 +170,7 @@ class GrammarCompiler:
         self._threads = [_start_thread(self._work, only_small) for only_small in (False, True)]
 
     def prepare(self, request: EngineCoreRequest, ready: Ready, is_wanted: IsWanted) -> GrammarCursor | None:
-        """As `core.grammar.Grammars.prepare`. Callable from any thread."""
+        """Implement `core.grammar.Grammars.prepare`. Callable from any thread."""
         grammar = _grammar(request)
         with self._changed:
             outcome = self._look_up(grammar.text)

@@ -146,7 +146,8 @@ class Masks:
         self._stats = stats
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
-        """As `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it is."""
+        """Implement `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it
+        is."""
         rows = [(row, cursor) for row, cursor in cursors if cursor.part is not _FREE or not cursor.grammar.repeats]
         if not rows:
             return None

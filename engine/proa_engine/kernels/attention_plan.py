@@ -54,7 +54,7 @@ class PrefillTile:
     ends: torch.Tensor | None
 
     def ends_of(self, start: int, end: int) -> torch.Tensor | None:
-        """Of the query tokens start … end."""
+        """Return `ends` of the query tokens start … end - 1."""
         return None if self.ends is None else self.ends[start - self.start : end - self.start]
 
     def columns(
@@ -154,7 +154,7 @@ class _Spans:
         return _Spans(tokens.requests, tokens.ends - before_end, ones, tokens.seq_lens - before_end), together
 
     def _are_causal(self, ends: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Of each span, whether its tokens attend to nothing behind themselves."""
+        """Return for each span whether its tokens attend to nothing behind themselves."""
         spans = zip(self.ends.tolist(), self.num_queries.tolist(), self.seq_lens.tolist(), strict=True)
         return np.array(
             [bool((ends[end - n : end] == np.arange(seq_len - n, seq_len) + 1).all()) for end, n, seq_len in spans]

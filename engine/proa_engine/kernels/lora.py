@@ -95,7 +95,7 @@ class LoraShape:
 
     @property
     def num_parameters(self) -> int:
-        """Of one slot."""
+        """Number of values of one slot."""
         return self.rank * (len(self.segment_sizes) * self.in_features + sum(self.segment_sizes))
 
 

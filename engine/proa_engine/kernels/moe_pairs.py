@@ -67,7 +67,7 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
 
 
 def align_pairs_reference(experts: torch.Tensor, num_experts: int, block_size: int) -> ExpertBlocks:
-    """As `align_pairs`, on any device; blocks that are not in use are padding of expert 0."""
+    """Compute `align_pairs` on any device; blocks that are not in use are padding of expert 0."""
     chosen = experts.flatten().long()
     counts = chosen.bincount(minlength=num_experts)
     blocks_of = (counts + block_size - 1) // block_size
@@ -88,7 +88,7 @@ def align_pairs_reference(experts: torch.Tensor, num_experts: int, block_size: i
 
 
 def _max_blocks(num_pairs: int, num_experts: int, block_size: int) -> int:
-    """Each expert in use may leave one block partly empty."""
+    """Return an upper bound of the blocks in use: each expert with pairs may leave one block partly empty."""
     return min(num_pairs, num_pairs // block_size + num_experts)
 
 

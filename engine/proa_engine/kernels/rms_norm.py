@@ -174,7 +174,7 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
 
 
 def gated_rms_norm_reference(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """With exp for the gate, as in `activate_and_mul_reference`."""
+    """Compute `gated_rms_norm` in torch, with exp for the gate as in `activate_and_mul_reference`."""
     normed = rms_norm_reference(x.float().view(len(x), -1, weight.shape[0]), weight.float(), eps).view_as(x)
     z = gate.float()
     return normed.mul_(torch.div(z, z.neg().exp_().add_(1))).to(x.dtype)

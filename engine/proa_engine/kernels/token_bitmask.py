@@ -44,7 +44,8 @@ def token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) 
 
 
 def token_bitmask_reference(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """In numpy, whose calls take less time than torch's; no time depends on the bits. A NaN stays NaN."""
+    """Compute `token_bitmask` in numpy, whose calls take less time than torch's. The time does not depend on the bits.
+    A NaN stays NaN."""
     values, mask_bytes, vocab_size = logits.numpy(), bits.numpy().view(np.uint8), logits.shape[1]
     block = max(1, BLOCK_TOKENS // vocab_size)
     for start in range(0, len(rows), block):

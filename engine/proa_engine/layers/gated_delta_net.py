@@ -40,7 +40,7 @@ class GatedDeltaNetOptions:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of q, k and v."""
+        """Widths of q, k and v."""
         key_width = self.num_key_heads * self.key_dim
         return key_width, key_width, self.num_value_heads * self.value_dim
 
@@ -73,8 +73,8 @@ class GatedDeltaNetOptions:
 def _parts_by_key_head(
     weights: Weights, parts: tuple[int, ...], num_heads: int, hidden_size: int, parallel: ParallelContext
 ) -> list[Projection]:
-    """Of a matrix with rows of widths `parts` for each key head: the first part of all of this rank's heads, then the
-    second, and so on."""
+    """Return the projections of a matrix that has rows of widths `parts` for each key head: the first part of all of
+    this rank's heads, then the second, and so on."""
     width, share = sum(parts), parallel.share(num_heads, "number of key heads")
     heads = range(parallel.rank * share, (parallel.rank + 1) * share)
     return [

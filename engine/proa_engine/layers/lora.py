@@ -138,7 +138,7 @@ def _form_without_lora(form: InputForm | None, tokens: TokenSlots) -> InputForm 
 
 
 def _segments(projections: Sequence[Projection]) -> tuple[LoraSegment, ...]:
-    """Of a product, one after the other; neighbours of one module are one."""
+    """Return the segments of a product's outputs, in order. Neighbours that belong to one module are one segment."""
     segments: list[LoraSegment] = []
     for projection in projections:
         module, part = module_name(projection.weights.prefix), projection.part

@@ -275,7 +275,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
 
 
 def _attention(fields: read.Fields) -> list[AttentionOptions]:
-    """Of each layer."""
+    """Read the attention options of each layer."""
     num_layers = fields["num_hidden_layers"]
     types = [*read.layer_types(fields, read.every(6, fields))[:-1], "full_attention"]
     first_shared = num_layers - (fields.get("num_kv_shared_layers") or 0)

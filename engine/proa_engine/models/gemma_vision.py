@@ -42,7 +42,7 @@ class GemmaVisionOptions:
 
     @property
     def num_patches(self) -> int:
-        """Of an image."""
+        """Number of patches of an image."""
         return (self.input.side // self.patch_size) ** 2
 
     def config(self) -> ImageConfig:
@@ -59,7 +59,7 @@ class GemmaVisionOptions:
         return GemmaVisionEncoder(weights, self)
 
     def _num_parameters(self) -> int:
-        """Of matrices."""
+        """Number of values in the encoder's matrices."""
         block = 4 * self.hidden_size + 2 * self.inner_size
         return self.hidden_size * (3 * self.patch_size**2 + self.num_patches + self.depth * block + self.output_size)
 

@@ -78,7 +78,7 @@ def unchanged(folder: Path) -> Iterator[None]:
 
 
 def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
-    """Of the two files; None for a missing one."""
+    """Return what identifies the content of the two files; None for a missing one."""
     versions: list[tuple[int, int, int] | None] = []
     for name in (LORA_CONFIG_FILE, LORA_WEIGHTS_FILE):
         try:

@@ -88,7 +88,7 @@ class EmbeddingModules:
 
 
 def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
-    """None: the folder has no `modules.json`, or one of a model that is not for embeddings."""
+    """Read `modules.json`. None if the folder has none, or if the model is not for embeddings."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -115,19 +115,21 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
 
 
 def _read_late_interaction(folder: Path, modules: list[dict[str, Any]]) -> EmbeddingModules:
-    """As PyLate saves models: without a pooling. Embeddings of tokens have length 1."""
+    """Read modules that PyLate has saved: without a pooling. Embeddings of tokens have length 1."""
     dense = [_read_dense(folder / each["path"]) for each in modules if str(each["type"]).endswith("Dense")]
     return EmbeddingModules(PoolingKind.ALL, tuple(dense), True, _max_tokens(folder / modules[0]["path"]))
 
 
 def colbert_modules(folder: Path, shape: Sequence[int]) -> EmbeddingModules:
-    """Of a checkpoint of ColBERT's own code, whose linear layer `linear.weight`, of this shape, is in it."""
+    """Return the modules of a checkpoint of ColBERT's own code, which has its linear layer as `linear.weight` of
+    `shape`."""
     dense = DenseConfig(folder, shape[1], shape[0], False, "Identity")
     return EmbeddingModules(PoolingKind.ALL, (dense,), True, None, head_tensors=("linear.weight",))
 
 
 def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: PoolingKind) -> PoolingConfig:
-    """Of a model that computes embeddings. Without modules: pooled as `kind` says, of length 1."""
+    """Return the configuration of a model that computes embeddings. `modules` None: pooled as `kind` says, of length
+    1."""
     if modules is None:
         modules = EmbeddingModules(kind, (), True, None)
     kinds = {PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL}
@@ -144,7 +146,7 @@ def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: P
 
 
 def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> PoolingConfig:
-    """Of a model with a classification head, from its config.json."""
+    """Return the configuration of a model with a classification head. `config`: its config.json."""
     labels = _labels(config)
     problem = config.get("problem_type")
     activation = (config.get("sentence_transformers") or {}).get("activation_fn")
@@ -163,7 +165,7 @@ def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> Pooli
 
 
 def reward_config(num_labels: int) -> PoolingConfig:
-    """Of a decoder that judges each token of a solution, such as those that end its steps."""
+    """Return the configuration of a decoder that judges each token of a solution, such as those that end its steps."""
     return PoolingConfig(
         kinds={PoolingTask.TOKEN_CLASSIFY: PoolingKind.ALL},
         labels=tuple(f"LABEL_{index}" for index in range(num_labels)),

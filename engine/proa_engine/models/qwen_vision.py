@@ -59,7 +59,7 @@ class QwenVisionOptions:
         return QwenVisionEncoder(weights / "model" / "visual", self)
 
     def _num_parameters(self) -> int:
-        """Of matrices."""
+        """Number of values in the encoder's matrices."""
         merged = self.hidden_size * self.merge**2
         block = self.hidden_size * (4 * self.hidden_size + 2 * self.inner_size)
         merger = merged * (merged + self.output_size)
@@ -111,8 +111,8 @@ class PatchPositions:
         self.frequencies = 1.0 / options.rope_theta ** (torch.arange(quarter, device=self.table.device) / quarter)
 
     def embeddings(self, rows: int, columns: int) -> torch.Tensor:
-        """Of an image of rows x columns patches, [patches, hidden_size] float32: the grid stretched over the image,
-        corner to corner, and interpolated bilinearly."""
+        """Return the position embeddings of an image of rows x columns patches, [patches, hidden_size] float32: the
+        grid is stretched over the image, corner to corner, and interpolated bilinearly."""
         table = self.table.float()
         by_row = (self._shares(rows) @ table.view(self.grid, -1)).view(rows, self.grid, -1)
         return in_squares(self._shares(columns) @ by_row, self.merge)

@@ -136,7 +136,8 @@ def make_output(
 
 
 def pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Each text of `data_1` with that of `data_2`, or its only one with all. Raises `ValueError` for other lengths."""
+    """Pair each text of `data_1` with that of `data_2`, or its only one with all. Raises `ValueError` for other
+    lengths."""
     first, second = ([data] if isinstance(data, str) else list(data) for data in (data_1, data_2))
     if len(first) == 1:
         first *= len(second)

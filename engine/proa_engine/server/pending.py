@@ -36,7 +36,7 @@ class StreamShares:
         self._shares: list[tuple[int, Sequence[str], Select]] = []
 
     def split(self, tokens: PlainTokens) -> Iterator[tuple[int, PlainTokens]]:
-        """Each stream's id and share. Tokens of requests of no stream are dropped."""
+        """Yield each stream's id and its share of `tokens`. Tokens of requests without a stream are dropped."""
         if tokens.request_ids is not self._request_ids:
             self._request_ids = tokens.request_ids
             self._shares = self._split_ids(tokens.request_ids)

@@ -47,11 +47,11 @@ class ImageInput:
 
     @property
     def max_tokens(self) -> int:
-        """Of the largest image."""
+        """Number of tokens of the largest image."""
         return (self.side**2 or self.max_pixels) // self.unit**2
 
     def num_tokens(self, height: int, width: int) -> int:
-        """Of an image of this size in pixels."""
+        """Return the number of tokens of an image of this size in pixels."""
         return (height // self.unit) * (width // self.unit)
 
 

@@ -127,12 +127,12 @@ def _check_sequence(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
 
 
 def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    """Each once, in the order of their first mention: every step costs as much as there are."""
+    """Return each token id once, in the order of first mention, because the cost of a step grows with their number."""
     return tuple(dict.fromkeys(_check_sequence(name, value)))
 
 
 def _check_sequences(name: str, value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    """Each once."""
+    """Return each sequence once."""
     sequences = tuple(dict.fromkeys([_check_sequence(name, sequence) for sequence in _check_iterable(name, value)]))
     if not all(sequences):
         raise ValueError(f"{name} must hold non-empty sequences of token ids")

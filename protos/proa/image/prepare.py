@@ -19,7 +19,7 @@ def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> Image:
 
 
 def num_pixels(data: bytes, limits: ImageLimits) -> int:
-    """Of an image before it is resized; decodes its header alone. Raises `ImageError`."""
+    """Return the number of pixels of an image before it is resized. Decodes only its header. Raises `ImageError`."""
     with _as_image_error():
         image, _ = open_image(data, limits)
         check_size(image, limits)
@@ -27,7 +27,7 @@ def num_pixels(data: bytes, limits: ImageLimits) -> int:
 
 
 def prepare_pillow(image: object, input: ImageInput) -> Image:
-    """As `prepare_image`, of a `PIL.Image.Image` that the caller has opened or made; without limits."""
+    """Prepare a `PIL.Image.Image` that the caller has opened or made, as `prepare_image` does, but without limits."""
     if not isinstance(image, PIL.Image.Image):
         raise ImageError(f"an image must be a PIL.Image.Image, got {type(image).__name__}")
     return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
