@@ -43,12 +43,11 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from proa.contract.request import Image, image_keys
+from proa.contract.request import HASH_BYTES, Image, image_keys
 
 BLOCK_HASH_VERSION: Final = 1
 """Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""
 
-HASH_BYTES: Final = 16
 _TOKEN_BYTES: Final = 4
 
 

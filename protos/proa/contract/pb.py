@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from proa.blocks import HASH_BYTES
+from proa.contract.request import HASH_BYTES
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)

@@ -9,7 +9,7 @@ from typing import Final
 from proa.contract.sampling_params import SamplingParams
 
 HASH_BYTES: Final = 16
-"""Of an image's hash."""
+"""Of the hash of an image, or of a block of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
