@@ -5,6 +5,7 @@ the thread of the steps. On CUDA they run beside it, on a stream of their own: t
 waits for it. The host waits for neither.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -18,6 +19,9 @@ from proa_engine.core.types import Copies
 from proa_engine.mover.layout import SERIAL_BYTES, ArenaLayout
 from proa_engine.worker.arena_memory import ArenaMemory
 from proa_engine.worker.cache_plan import CacheMemory
+
+
+_MEASURED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,18 @@ class HostArena:
         if self._copied is not None and on_copied is not None:
             Thread(target=self._report, name="proa-copied", daemon=True).start()
 
+    def measure_load_rate(self, on_device: CacheMemory) -> float:
+        """Return how many bytes a second are loaded while nothing else runs.
+
+        Overwrites blocks of the device, so it must be called before the first step.
+        """
+        assert on_device.blocks is not None
+        page_bytes = self._layout.page_bytes
+        count = min(max(_MEASURED_BYTES // page_bytes, 1), len(self._pages), len(on_device.blocks))
+        pairs = [(page, count - 1 - page) for page in range(count)]  # one by one, as scattered pages are
+        seconds = min(self._time_load(pairs, on_device.blocks) for _ in range(3))  # the first time touches the memory
+        return count * page_bytes / seconds
+
     def begin_step(self, copies: Copies, memory: CacheMemory) -> None:
         """Start the step's copies, as device work before the step's own; wait for those of the step before."""
         self._serials[[page for _, page in copies.stores]] = copies.serial
@@ -101,6 +117,15 @@ class HostArena:
         """Stop reporting copies, and close the memory."""
         self._unreported.put(None)
         self.memory.close()
+
+    def _time_load(self, pairs: Sequence[tuple[int, int]], blocks: Tensor) -> float:
+        if blocks.is_cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        _copy(self._pages, blocks, pairs)
+        if blocks.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
 
     def _report(self) -> None:
         """Wait for copies, which no other thread does."""

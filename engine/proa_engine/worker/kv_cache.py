@@ -124,8 +124,10 @@ def host_bytes(config: EngineConfig) -> int:
     return int(config.kv_offloading_size * 2**30) // config.tensor_parallel_size
 
 
-def host_tier(config: EngineConfig, sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierConfig | None:
-    """Return the core's configuration of a host tier of these sizes."""
+def host_tier(
+    config: EngineConfig, sizes: CacheSizes, plan: CachePlan, device_type: str, load_rate: float
+) -> HostTierConfig | None:
+    """Return the core's configuration of a host tier of these sizes. `load_rate`: bytes a second on one rank."""
     if not sizes.num_host_pages:
         return None
     return HostTierConfig(
@@ -135,6 +137,7 @@ def host_tier(config: EngineConfig, sizes: CacheSizes, plan: CachePlan, device_t
         state_pages=-(-plan.state_bytes // plan.block_bytes),
         min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
         page_bytes=plan.block_bytes,
+        load_bytes_per_second=load_rate * config.tensor_parallel_size,
         adopts=config.kv_offloading_path is not None,
     )
 

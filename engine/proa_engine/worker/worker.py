@@ -73,6 +73,7 @@ class Worker:
         self._plan: CachePlan
         self._sizes: CacheSizes  # set by `start`
         self._arena: HostArena | None = None  # None until started, and without a host tier
+        self._load_rate = 0.0  # bytes a second from the arena to the device; set by `start`
         self.mover: MoverProcess | None = None
 
     @property
@@ -88,7 +89,7 @@ class Worker:
 
     def host_tier(self, sizes: CacheSizes) -> HostTierConfig | None:
         """Return the host tier of these sizes; None if there is none. The model must be loaded."""
-        return kv_cache.host_tier(self._config, sizes, self._plan, self.device.type)
+        return kv_cache.host_tier(self._config, sizes, self._plan, self.device.type, self._load_rate)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -141,6 +142,7 @@ class Worker:
             on_copied = self._on_copied if self._config.has_movers else None
             self._arena = HostArena(self._runner.memory, self._arena_memory(self._runner.memory, sizes), on_copied)
             self._at_exit.callback(self._arena.close)
+            self._load_rate = self._arena.measure_load_rate(self._runner.memory)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
         self.longest_step_seconds = max(warm_up.run() for warm_up in warm_ups)
