@@ -78,7 +78,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "sidecars": SIDECAR,
     "claimed": CLAIMED,
     "optional": OPTIONAL,
-    "exchange": {f"enginePool.{name}": values for name, values in EXCHANGE.items()},
+    "prefill and decode": PREFILL_AND_DECODE,
     "scaled": SCALED,
 }
 

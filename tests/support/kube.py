@@ -106,7 +106,13 @@ class Release:
     def metric(self, pod: str, name: str) -> float:
         """A metric of an engine pod, summed over its labels; read inside the pod, which network policies allow."""
         page = self.kubectl("exec", pod, "--container=engine", "--", "python3", "-c", _READ_METRICS)
-        return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})?\s+(\S+)", page, re.M))
+        return _value(name, page)
+
+    def gateway_metric(self, name: str) -> float:
+        """A metric of the gateways, summed over pods and labels; read through the API server, as `kubectl` does."""
+        pods = [pod["metadata"]["name"] for pod in self.pods("gateway")]
+        paths = [f"/api/v1/namespaces/{self.namespace}/pods/{pod}:8000/proxy/metrics" for pod in pods]
+        return sum(_value(name, self.kubectl("get", "--raw", path)) for path in paths)
 
     def generated_tokens(self, pod: str) -> float:
         return self.metric(pod, "vllm:generation_tokens_total")
@@ -131,7 +137,7 @@ class Release:
             f"--set={path.replace('__', '.')}={value}"
             if isinstance(value, str)
             else f"--set-json={path.replace('__', '.')}={json.dumps(value)}"
-            for path, value in (images | {"engines__builtin__env": [ONE_THREAD]} | values).items()
+            for path, value in (images | {"enginePool__env": [ONE_THREAD]} | values).items()
         ]
         return ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace, *settings]
 
@@ -178,6 +184,12 @@ class Release:
                     yield client
             finally:
                 process.terminate()
+
+
+def _value(name: str, page: str) -> float:
+    """A metric of a Prometheus page, summed over the series that begin with `name`, which may have labels."""
+    pattern = rf"^{re.escape(name)}(?:{{.*}})?\s+(\S+)"
+    return sum(float(value) for value in re.findall(pattern, page, re.M))
 
 
 def eventually(claim: str, check: Any, seconds: float = 120) -> Any:

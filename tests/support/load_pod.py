@@ -66,6 +66,11 @@ def read_events(response: http.client.HTTPResponse, record: Record) -> None:
     raise ValueError("the stream ended before [DONE]")
 
 
+def price_list(client: int, index: int, items: int) -> list[str]:
+    """Lines that differ from their beginning on, so that no two requests share blocks of the prefix cache."""
+    return [f"Item {item} of list {client}.{index} costs {item * 7 % 50} coins. " for item in range(items)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
@@ -75,6 +80,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests of each client")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--question", help="default: several questions in turn")
+    parser.add_argument("--items", type=int, default=0, help="lines before each question, other ones in each request")
     parser.add_argument("--temperature", type=float, default=0.0, help="of every second client; the others use 0")
     parser.add_argument("--ignore-eos", action="store_true", help="tokens after the end token may have no text")
     parser.add_argument("--timeout", type=float, default=60.0, help="socket timeout in seconds")
@@ -92,6 +98,7 @@ def main() -> None:
             if index and (arguments.stop_file.exists() or time.monotonic() > deadline):
                 return
             question = arguments.question or QUESTIONS[(number + index) % len(QUESTIONS)]
+            question = "".join([*price_list(number, index, arguments.items), question])
             body = {
                 "model": arguments.model,
                 "messages": [{"role": "user", "content": question}],

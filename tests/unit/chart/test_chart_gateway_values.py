@@ -49,6 +49,12 @@ CASES = {
     "gateway.queue.maxWaitingRequests": Case(value=5, at=ARGUMENTS, contains="--max-waiting-requests=5"),
     "gateway.queue.timeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--queue-timeout=2.5"),
     "gateway.scaleFromZero.timeoutSeconds": Case(value=90, at=ARGUMENTS, contains="--scale-from-zero-timeout=90"),
+    "gateway.kvTransfer.bandwidth": Case(
+        value=12.5, at=(*GATEWAY, "args"), contains="--kv-transfer-bandwidth=12.5"
+    ),
+    "gateway.kvTransfer.minRemotePrefillTokens": Case(
+        value=256, at=(*GATEWAY, "args"), contains="--min-remote-prefill-tokens=256"
+    ),
     "gateway.apiKeys.existingSecret": Case(
         value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
     ),
