@@ -153,7 +153,7 @@ class Cable:
 class Listener:
     def ignore(self, *_: object, **__: object) -> None: ...
 
-    started = ended = failed = on_stats = on_draining = on_success = on_failure = ignore
+    started = ended = draining = failed = on_stats = on_draining = on_success = on_failure = ignore
 
 
 class Client:

@@ -561,7 +561,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             now, found = time.time(), peer.prefix_cache.count(wanted)
             if found > num_known:
                 num_known, progress = found, now
-            elif now - progress > (source.wait_ms / 1000 if self.fetch_wait is None else self.fetch_wait):
+            elif now - progress > ((source.wait_ms or 2000) / 1000 if self.fetch_wait is None else self.fetch_wait):
                 break
             await asyncio.sleep(0.005)
         cache.store(wanted[:num_known])
@@ -617,6 +617,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         params = item.request.sampling_params
         is_first = position == len(item.request.resumed_token_ids) // 4
         is_last = item.position == item.length
+        fills_block = self.movers is not None and not (item.num_prompt_tokens + position) % 16
+        if (is_last or fills_block) and self.prefix_cache is not None:
+            outputs = [reply.token_ids[number % len(reply.token_ids)] for number in range(position)]
+            self.prefix_cache.finish([*prompt_ids(item.request), *outputs], item.extra_keys)
         if not (is_first or is_last or params.HasField("logprobs")):
             return token, None
         output = core_pb2.EngineCoreOutput(handle=item.handle, new_token_ids=[token])
@@ -635,10 +639,6 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             output.num_prompt_tokens, output.num_cached_tokens = item.num_prompt_tokens, item.num_cached_tokens
             if item.fetch is not None:
                 output.fetch.CopyFrom(item.fetch)
-        fills_block = self.movers is not None and not (item.num_prompt_tokens + position) % 16
-        if (is_last or fills_block) and self.prefix_cache is not None:
-            outputs = [reply.token_ids[number % len(reply.token_ids)] for number in range(position)]
-            self.prefix_cache.finish([*prompt_ids(item.request), *outputs], item.extra_keys)
         if is_last:
             at_end = not reply.repeat and item.length == len(reply.token_ids)
             output.finish_reason = reply.finish_reason if at_end else core_pb2.FINISH_REASON_LENGTH
@@ -675,6 +675,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             if tell and not item.caller.is_session:
                 output = core_pb2.EngineCoreOutput(finish_reason=core_pb2.FINISH_REASON_ABORT)
                 await item.caller.send(service_pb2.GenerateResponse(output=output))
+        await self._close_drained()
         self._notify()
 
     async def _leave(self, caller: _Caller) -> None:

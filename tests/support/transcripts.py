@@ -162,5 +162,7 @@ class _Listener:
 
     def ended(self, sequence: EngineSequence) -> None: ...
 
+    def draining(self, sequence: EngineSequence) -> None: ...
+
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         raise error

@@ -47,6 +47,9 @@ class Recorder:
     def ended(self, sequence: EngineSequence) -> None:
         self.events.append("ended")
 
+    def draining(self, sequence: EngineSequence) -> None:
+        self.events.append("draining")
+
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         self.events.append(f"failed {type(error).__name__} {retryable}")
 

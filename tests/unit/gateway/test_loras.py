@@ -142,6 +142,8 @@ class RequestCounter(Unused):
 
 
 class IgnoredOutput(Unused):
+    def draining(self) -> None: ...
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None: ...
 
 
@@ -151,7 +153,7 @@ async def test_requests_left_at_the_end_of_a_session_are_not_counted_as_ended_wh
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=(1,), sampling_params=SamplingParams(), lora_name="sql", lora_digest="d1"
     )
-    handle = session.submit(request, cast(Any, IgnoredOutput()))
+    sent = session.submit(request, cast(Any, IgnoredOutput()))
     session.close("the engine was killed")
-    session.abort(handle)
+    sent.abort()
     assert listener.ended == []

@@ -1,13 +1,14 @@
 """The attempts of one engine request, and the deadlines of all requests of one HTTP request."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from proa.contract import EngineCoreRequest, Lora, ModelInfo
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.kv_fetches import FetchingSink, LeavingRequest
+from proa_gateway.engines.session import SentRequest
 from proa_gateway.errors import (
     DeadlineExceeded,
     EngineLost,
@@ -80,11 +81,6 @@ def backoff(retry: int, jitter: float) -> float:
     return seconds * (0.5 + jitter / 2)
 
 
-class Fetching(Protocol):
-    def close(self) -> None:
-        """The attempt no longer waits for blocks from another engine."""
-
-
 @dataclass(slots=True, eq=False)
 class RequestAttempts:
     """State of one sequence. Times are the event loop's, in seconds. Failures are counted since the last token."""
@@ -99,11 +95,13 @@ class RequestAttempts:
     num_rejected: int = 0
     failed_at: float | None = None  # time of the first of these failures
     lost_error: GatewayError | None = None  # of the first engine lost after it sent tokens
-    model: ModelInfo | None = None  # of the last engine
+    engine: EngineClient | None = None  # the last one
+    model: ModelInfo | None = None  # its
     num_cached_tokens: int = 0  # of the prompt, as expected when the last engine was chosen
     span: AttemptSpan | None = None
-    abort: Callable[[], None] | None = None
-    fetching: Fetching | None = None  # of the attempt in flight, if it has a KV source
+    sent: SentRequest | None = None  # the attempt in flight
+    fetching: FetchingSink | None = None  # of that attempt, if it has a KV source
+    leaving: LeavingRequest | None = None  # the attempt before, if the next one fetches the blocks of it
     resend_task: asyncio.Task[None] | None = None
 
     @property
@@ -145,8 +143,18 @@ class RequestAttempts:
         request_id = f"{self.request.request_id}.{self.num_attempts + 1}"
         return replace(self.request, request_id=request_id, sampling_params=params, resumed_token_ids=received)
 
+    def leave(self) -> None:
+        """Drop the outputs of the attempt in flight. It goes on until the next one, which must be sent now, has fetched
+        its blocks."""
+        assert self.sent is not None
+        assert self.span is not None
+        assert self.engine is not None
+        self.leaving = LeavingRequest(self.engine, self.sent, self.span)
+        self.sent = self.span = None
+
     def record_sent(self, engine: EngineClient) -> None:
         self.num_attempts += 1
+        self.engine = engine
         self.tried.append(engine.address)
         self.model = engine.hello.model if engine.hello is not None else None
 
@@ -184,12 +192,20 @@ class RequestAttempts:
         """Abort the attempt in flight and do not send another."""
         if self.resend_task is not None:
             self.resend_task.cancel()
-        if self.abort is not None:
-            self.abort()
-        if self.fetching is not None:
-            self.fetching.close()
+        if self.sent is not None:
+            self.sent.abort()
+        self.end_fetch()
         if self.span is not None:
             self.span.finish("aborted", "aborted by the gateway")
+
+    def end_fetch(self) -> None:
+        """The attempt in flight does not wait for blocks of other engines any more."""
+        if self.fetching is not None:
+            self.fetching.close()
+            self.fetching = None
+        if self.leaving is not None:
+            self.leaving.release()
+            self.leaving = None
 
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.

@@ -18,7 +18,7 @@ from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import CHANNEL_OPTIONS, OpenChannel, describe_error
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.engines.models import EngineRefused, ModelRegistry
-from proa_gateway.engines.session import OutputSink, Session
+from proa_gateway.engines.session import OutputSink, SentRequest, Session
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
 from proa_gateway.routing.router import Router
 from proa_gateway.routing.tiers import host_hit_weight
@@ -191,13 +191,13 @@ class EngineClient:
             return math.inf
         return max(0.0, self._grace_ends_at - asyncio.get_running_loop().time())
 
-    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> Callable[[], None]:
-        """Send a request. Return a function that aborts it. Raises `EngineUnavailable` without a session."""
+    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> SentRequest:
+        """Send a request. Raises `EngineUnavailable` without a session."""
         if self._session is None:
             raise EngineUnavailable(f"engine {self.address} is not connected")
         self.load += 1
         self._breaker.record_sent(asyncio.get_running_loop().time())
-        return partial(self._session.abort, self._session.submit(request, sink))
+        return self._session.submit(request, sink)
 
     async def call(self, call: EngineCall[T]) -> T:
         """Call a method of the engine. Raises `InvalidRequest`, and `EngineUnavailable` if it fails."""

@@ -148,17 +148,41 @@ class Generation:
         attempts = self._running.pop(sequence, None)
         if attempts is None:
             return
-        if attempts.abort is not None:
-            attempts.abort()  # no-op unless the sequence was cut at a stop string
+        if attempts.sent is not None:
+            attempts.sent.abort()  # no-op unless the sequence was cut at a stop string
         if attempts.span is not None:
             attempts.span.finish()
         self._wake.set()
+
+    def draining(self, sequence: EngineSequence) -> None:
+        """Move the sequence to another engine, if one can fetch its blocks; else it stays where it is."""
+        attempts, exchange = self._running[sequence], self._pool.exchange
+        attempts.update_progress(len(sequence.received), self._now())
+        successors = exchange.successors(attempts)
+        if not successors:
+            return
+        avoid = [engine.address for engine in self._pool.engines if engine not in successors]
+        try:
+            pick = self._pool.pick(self._model, attempts.hints, avoid=[*avoid, *attempts.incompatible(successors)])
+        except EngineUnavailable:
+            return
+        attempts.leave()
+        try:
+            self._send(sequence, attempts, pick)
+        except EngineUnavailable as error:
+            attempts.record_not_sent(pick.engine)
+            self.failed(sequence, error, retryable=True)
+            return
+        self._metrics.observe_move("drain")
+        num_resumed = attempts.num_received
+        self._trace.add_event("moved", {"proa.engine": pick.engine.address, "proa.resumed_tokens": num_resumed})
 
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         attempts = self._running[sequence]
         if attempts.span is not None:
             attempts.span.finish(type(error).__name__, error.message)
-        attempts.span = attempts.abort = None
+        attempts.span = attempts.sent = None
+        attempts.end_fetch()
         now = self._now()
         attempts.update_progress(len(sequence.received), now)
         delay = attempts.record_failure(error, now, self._pool.retry_budget, random.random()) if retryable else None
@@ -207,7 +231,7 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        attempts.abort = engine.submit(request, sink)
+        attempts.sent = engine.submit(request, sink)
         attempts.record_sent(engine)
 
     async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:

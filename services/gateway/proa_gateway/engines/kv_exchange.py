@@ -9,7 +9,7 @@ from functools import partial
 from proa.contract import EngineCoreRequest, KvFetch, SamplingParams
 from proa_gateway.engines.attempts import RequestAttempts
 from proa_gateway.engines.client import EngineClient, EngineState
-from proa_gateway.engines.kv_fetches import FetchingSink, OpenFetch, RemotePrefill
+from proa_gateway.engines.kv_fetches import FetchingSink, LeavingRequest, OpenFetch, RemotePrefill
 from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, Overloaded
 from proa_gateway.observability.metrics import FetchKind, GatewayMetrics
@@ -78,7 +78,12 @@ class KvExchange:
         if peers is None:
             peers = self._peers[engine.address] = self._peers_of(engine)
         hints = attempts.hints
-        if not peers or not hints.reusable or attempts.span is None:
+        if not peers or attempts.span is None:
+            return None
+        if (leaving := attempts.leaving) is not None:
+            attempts.leaving = None
+            return self._sink(_follow(leaving, engine, attempts), 0, sequence, attempts.span)
+        if not hints.reusable:
             return None
         num_cached = attempts.num_cached_tokens
         fetch = self._join(engine, hints) or self._fetch_prefix(engine, num_cached, hints, peers)
@@ -87,6 +92,24 @@ class KvExchange:
         if remote is not None:
             return self._sink(remote, 0, sequence, attempts.span)
         return None if fetch is None else self._sink(fetch, num_shared, sequence, attempts.span)
+
+    def successors(self, attempts: RequestAttempts) -> Sequence[EngineClient]:
+        """Return the engines that can continue a sequence and fetch its blocks, if its engine drains. None can before
+        the first output if the attempt itself waits for blocks, or needs no cached ones."""
+        engine, fetching = attempts.engine, attempts.fetching
+        if engine is None or attempts.sent is None or (fetching is not None and fetching.is_open):
+            return []
+        if attempts.request.pooling_params is not None:
+            return []
+        if attempts.request.sampling_params.prompt_logprobs is not None and not attempts.num_received:
+            return []
+        return [
+            one
+            for one in self._peers_of(engine)
+            if one.usable
+            and self._rates.get((engine.address, one.address))
+            and (attempts.lora is None or one.loras.get(attempts.lora) is not None)
+        ]
 
     # FetchListener
 
@@ -222,7 +245,7 @@ class KvExchange:
             sink = fetching = self._sink(fetch, len(fetch.blocks), prefill, span)
             sent = replace(sent, kv_source=fetching.source)
         try:
-            prefill.abort = engine.submit(sent, sink)
+            prefill.sent = engine.submit(sent, sink)
         except EngineUnavailable as error:
             sink.failed(error, retryable=True)
             return None
@@ -271,6 +294,14 @@ def _open_fetch(
     kind: FetchKind, source: EngineClient, engine: EngineClient, blocks: Sequence[bytes], num_cached: int
 ) -> OpenFetch:
     return OpenFetch(kind, (source.address, engine.address), _mover_addresses(source), blocks, num_cached)
+
+
+def _follow(leaving: LeavingRequest, engine: EngineClient, attempts: RequestAttempts) -> OpenFetch:
+    """Return the fetch of a sequence that moves from an engine that drains."""
+    num_cached = attempts.num_cached_tokens // attempts.hints.chain.block_size if attempts.hints.chain else 0
+    fetch = _open_fetch("drain", leaving.engine, engine, attempts.hints.reusable, num_cached)
+    fetch.supplier = leaving
+    return fetch
 
 
 def _exchange_key(engine: EngineClient) -> tuple[bytes, int] | None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from proa.contract import EngineCoreOutput, KvFetch, KvSource
-from proa_gateway.engines.session import OutputSink
+from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.session import OutputSink, SentRequest
 from proa_gateway.errors import EngineLost, GatewayError
 from proa_gateway.observability.metrics import FetchKind
 from proa_gateway.observability.telemetry import AttemptSpan
@@ -15,7 +16,9 @@ from proa_gateway.routing.kv_sources import Pair
 class Supplier(Protocol):
     """A request at the source of a fetch, which computes the blocks that are fetched."""
 
-    num_cached_tokens: int | None  # of the prompt, as reported; None: not known
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Of the prompt, as reported; None: not known."""
 
     def release(self) -> None:
         """The fetch has ended, or no request waits for it any more."""
@@ -67,6 +70,14 @@ class FetchingSink:
         fetch.num_waiting += 1
         span.set_kv_source(fetch.pair[0])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the request's first output has not come yet."""
+        return self._fetch is not None
+
+    def draining(self) -> None:
+        self._sequence.draining()
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         self.close()
         self._sequence.failed(error, retryable=retryable)
@@ -104,6 +115,25 @@ def _set_cached_tokens(output: EngineCoreOutput, supplier: Supplier) -> None:
         output.num_cached_tokens = max(num_held, supplier.num_cached_tokens or 0)
 
 
+class LeavingRequest:
+    """A request on an engine that drains, whose sequence moves to another engine. It goes on, and its engine with it,
+    until the other one has fetched its blocks."""
+
+    num_cached_tokens = None
+
+    def __init__(self, engine: EngineClient, sent: SentRequest, span: AttemptSpan) -> None:
+        sent.ignore()
+        self.engine = engine
+        self._sent = sent
+        self._span: AttemptSpan | None = span
+
+    def release(self) -> None:
+        self._sent.abort()
+        span, self._span = self._span, None
+        if span is not None:
+            span.finish()
+
+
 PrefillOutcome = Literal["used", "unused", "rejected", "lost", "aborted"]
 
 
@@ -121,7 +151,7 @@ class RemotePrefill:
         self.num_cached_tokens: int | None = None
         self.outcome: PrefillOutcome = "aborted"
         self.error: GatewayError | None = None
-        self.abort: Callable[[], None] | None = None
+        self.sent: SentRequest | None = None
         self._span: AttemptSpan | None = span
         self._on_end: Callable[[RemotePrefill], None] | None = on_end
 
@@ -135,6 +165,9 @@ class RemotePrefill:
             self.num_tokens, self.num_cached_tokens = 0, output.num_cached_tokens
             self._finish_span()
 
+    def draining(self) -> None:
+        """The engine computes what it has begun."""
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         self.outcome, self.error = "lost" if isinstance(error, EngineLost) else "rejected", error
         self._finish_span(type(error).__name__, error.message)
@@ -145,8 +178,8 @@ class RemotePrefill:
     def release(self) -> None:
         self.num_fetches -= 1
         if self.num_fetches == 0:
-            if self.abort is not None:
-                self.abort()
+            if self.sent is not None:
+                self.sent.abort()
             self._finish_span("aborted", "aborted by the gateway")
             self._end()
 

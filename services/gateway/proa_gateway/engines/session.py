@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc
@@ -90,8 +90,40 @@ class OutputSink(Protocol):
 
     def output(self, output: EngineCoreOutput) -> None: ...
 
+    def draining(self) -> None:
+        """The engine will shut down. It goes on with the request as long as its drain timeout lets it."""
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         """The engine does not continue the request. `retryable`: another engine may."""
+
+
+class _IgnoredOutputs:
+    def token(self, token_id: int) -> None:
+        pass
+
+    def output(self, output: EngineCoreOutput) -> None:
+        pass
+
+    def draining(self) -> None:
+        pass
+
+    def failed(self, error: GatewayError, *, retryable: bool) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentRequest:
+    """A request that was sent to an engine. After either method its sink is not called again."""
+
+    session: "Session"
+    handle: int
+
+    def abort(self) -> None:
+        self.session.abort(self.handle)
+
+    def ignore(self) -> None:
+        """Let the engine go on with the request, but drop its outputs."""
+        self.session.ignore(self.handle)
 
 
 class SessionListener(Protocol):
@@ -146,21 +178,26 @@ class Session:
         """Seconds since the engine's last message."""
         return asyncio.get_running_loop().time() - self._last_message_at
 
-    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> int:
-        """Queue the request for the next write. Return its handle."""
+    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> SentRequest:
+        """Queue the request for the next write."""
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         self._add(self._last_handle, request)
         if request.lora_name:
             self._lora_names[self._last_handle] = request.lora_name
             self._listener.on_lora_request(request.lora_name)
-        return self._last_handle
+        return SentRequest(self, self._last_handle)
 
     def abort(self, handle: int) -> None:
         """Abort a request with the next write. Its sink is not called again. Unknown handles are ignored."""
         if self._remove(handle) is not None and self._to_add.pop(handle, None) is None:
             self._to_abort.append(handle)
             self._wake.set()
+
+    def ignore(self, handle: int) -> None:
+        """Drop the outputs of a request. Unknown handles are ignored."""
+        if handle in self._sinks:
+            self._sinks[handle] = _IgnoredOutputs()
 
     async def run(self) -> str:
         """Run until the stream ends or the heartbeat is missed. Return why; then call `close`."""
@@ -202,6 +239,7 @@ class Session:
                     self._reject(rejected)
                 case Draining():
                     self._listener.on_draining()
+                    self._tell_draining()
                 case LoadedLoras() as loaded:
                     self._listener.on_loras(loaded)
 
@@ -263,6 +301,13 @@ class Session:
             sink.output(output)
         except Exception:
             self._drop(handle, sink)
+
+    def _tell_draining(self) -> None:
+        for handle, sink in list(self._sinks.items()):
+            try:
+                sink.draining()
+            except Exception:
+                self._drop(handle, sink)
 
     def _drop(self, handle: int, sink: OutputSink) -> None:
         """Fail one request after an exception in its sink; the others continue."""

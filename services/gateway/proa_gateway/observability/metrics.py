@@ -72,7 +72,8 @@ _FINISHES = {"client_disconnected": "abort"}
 
 
 class VllmMetrics:
-    """Times are in seconds. The label `engine` is the engines': a request may have had several."""
+    """vLLM's metrics of requests, times in seconds. They have no label `engine`, unlike the engines' own: after a
+    failover a request was served by several engines."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -204,6 +205,11 @@ class GatewayMetrics:
             "proa_gateway_failovers",
             "Sequences that lost their engine after their first token, by outcome: resumed, given_up.",
             "outcome",
+        )
+        self._moves = counter(
+            "proa_gateway_moved_sequences",
+            "Sequences moved to another engine, which fetched their KV cache blocks, by reason: drain.",
+            "reason",
         )
         self.requests_in_flight = Gauge(
             "proa_gateway_requests_in_flight", "Generation requests not answered completely yet.", registry=registry
@@ -352,6 +358,10 @@ class GatewayMetrics:
     def observe_failover(self, outcome: Literal["resumed", "given_up"]) -> None:
         """Count a sequence that another engine continues, or none does."""
         self._failovers.labels(outcome).inc()
+
+    def observe_move(self, reason: Literal["drain"]) -> None:
+        """Count a sequence that another engine continues although its own could have gone on."""
+        self._moves.labels(reason).inc()
 
     def observe_cache_hit(self, *, expected: int, reported: int) -> None:
         """Count one sequence's cached prompt tokens, as the gateway expected and as the engine reported."""

@@ -55,5 +55,8 @@ class PooledOutput:
                 self.finish_reason = "stop"
                 self._listener.ended(self)
 
+    def draining(self) -> None:
+        """The engine computes what it has begun."""
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         self._listener.failed(self, error, retryable=retryable)

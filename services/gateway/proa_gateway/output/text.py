@@ -89,11 +89,13 @@ class EngineSequence(Protocol):
 
     def output(self, output: EngineCoreOutput) -> None: ...
 
+    def draining(self) -> None: ...
+
     def failed(self, error: GatewayError, *, retryable: bool) -> None: ...
 
 
 class SequenceListener(Protocol):
-    """Is notified when a sequence starts, ends or fails."""
+    """Is notified when a sequence starts, ends or fails, or its engine drains."""
 
     def started(self, sequence: EngineSequence) -> None:
         """The engine sent the first output."""
@@ -101,6 +103,9 @@ class SequenceListener(Protocol):
     def ended(self, sequence: EngineSequence) -> None:
         """The output is complete. After a stop string, and for a sink that is satisfied, the engine still runs the
         request: abort it."""
+
+    def draining(self, sequence: EngineSequence) -> None:
+        """The sequence's engine will shut down; another one may continue it."""
 
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None: ...
 
@@ -238,6 +243,9 @@ class OutputProcessor:
             self._emit(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
             self._emit(delta, output.finish_reason, output.public_stop_reason)
+
+    def draining(self) -> None:
+        self._listener.draining(self)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         if not self.received:
