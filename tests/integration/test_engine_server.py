@@ -85,6 +85,26 @@ async def test_generate_streams_the_tokens_of_one_request(stub: Stub) -> None:
     assert responses[0].events[0].type == core_pb2.EVENT_TYPE_QUEUED
 
 
+async def test_a_prompt_that_is_only_computed_gets_one_output_and_is_cached(stub: Stub) -> None:
+    message = generate_request(list(range(17)))
+    message.request.prefill_only = True
+    (output,) = [response.output async for response in stub.Generate(message, timeout=DEADLINE)]
+    assert output.finish_reason == core_pb2.FINISH_REASON_STOP
+    assert not output.new_token_ids
+    assert (output.num_prompt_tokens, output.num_output_tokens) == (17, 0)
+    responses = [response async for response in stub.Generate(generate_request(list(range(17))), timeout=DEADLINE)]
+    assert responses[0].output.num_cached_tokens == 16
+
+
+async def test_prompts_that_are_only_computed_are_rejected_with_a_sentence(stub: Stub) -> None:
+    message = generate_request([1, 2, 3])
+    message.request.prefill_only = True
+    message.request.sampling_params.prompt_logprobs = 0
+    code, text = await code_of(stub.Generate(message, timeout=DEADLINE))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text == "a prefill_only request cannot have prompt_logprobs"
+
+
 async def test_session_carries_many_requests(stub: Stub) -> None:
     session = await SessionClient(stub).open()
     for handle in range(1, 9):

@@ -1,9 +1,9 @@
 """The documentation's commands and snippets run as typed: requests against a server like `make run`'s, and scripts,
 with `--help` if they take minutes, hours or a card.
 
-There are two gateways, each with an engine. One has the built-in model, with its adapters under the names of
-docs/adapters.md, the other a tiny model that reads images, under the name of docs/images.md. Snippets run in a folder
-that has the files which they name.
+There are two gateways, each with an engine, and a third engine beside them. One gateway has the built-in model, with
+its adapters under the names of docs/adapters.md, the other a tiny model that reads images, under the name of
+docs/images.md. Snippets run in a folder that has the files which they name.
 """
 
 import json
@@ -27,6 +27,7 @@ from support.tiny_models import make_tiny_model
 
 IMAGES, LORAS = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
 BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler")
+TRANSFER = ("--kv-offloading-size=0.1", "--kv-transfer-address=127.0.0.1:0")
 SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
 OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
 ASKING = [each for each in commands() if each.program == "curl" or "run-batch" in each.words]
@@ -40,18 +41,20 @@ QUICK = ("core_step", "embeddings_http", "hit_rate", "host_step", "preflight", "
 @dataclass(frozen=True)
 class Site:
     """A folder to run in, and the addresses to use in place of those that the pages name. `images`: of the gateway
-    whose model reads them."""
+    whose model reads them; `peer`: of an engine with which `engine` exchanges blocks."""
 
     folder: Path
     engine: str
+    peer: str
     gateway: str
     images: str
 
     def run(self, page: str, *command: str) -> str:
         """Run a command of a page to its end; returns its output. It gets this site's addresses and absolute paths."""
         gateway = self.images if page == "docs/images.md" else self.gateway
-        places = {"localhost:8000": gateway, "127.0.0.1:50051": self.engine, "/adapters/": f"{self.folder}/adapters/"}
-        for old, new in places.items():
+        engines = {"127.0.0.1:50051": self.engine, "127.0.0.1:50052": self.peer}
+        places = {"localhost:8000": gateway, "/adapters/": f"{self.folder}/adapters/"}
+        for old, new in (places | engines).items():
             command = tuple(word.replace(old, new) for word in command)
         return run(command, self.folder, {})
 
@@ -86,12 +89,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (folder / "in.jsonl").write_text(json.dumps(line) + "\n")
     with ExitStack() as stack:
-        _, builtin = stack.enter_context(engine_process(*BUILTIN))
+        _, builtin = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
+        _, peer = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
         _, reader = stack.enter_context(engine_process(f"--model={images}", f"--served-model-name={IMAGES}", *SMALL))
         _, port = stack.enter_context(gateway_process(builtin, *OPTIONAL))
         _, images_port = stack.enter_context(gateway_process(reader))
         wait_for_models(port, {"proa-builtin", "sql", "law"})
-        yield Site(folder, builtin, f"127.0.0.1:{port}", f"127.0.0.1:{images_port}")
+        yield Site(folder, builtin, peer, f"127.0.0.1:{port}", f"127.0.0.1:{images_port}")
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(each.page for each in ASKING))

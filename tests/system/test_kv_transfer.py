@@ -53,6 +53,24 @@ def test_an_engine_fetches_the_prefix_that_a_peer_has(num_ranks: int) -> None:
         assert second.ask(PROMPT, first.source) == (expected, NUM_CACHED)
 
 
+def test_an_engine_waits_for_the_prompt_that_a_peer_computes_meanwhile() -> None:
+    with (
+        engine_process(*FLAGS, TRANSFER, "--role=prefill") as (_, first_address),
+        engine_process(*FLAGS, TRANSFER, "--role=decode") as (_, second_address),
+    ):
+        first, second = Client(first_address), Client(second_address)
+        message = generate_request(PROMPT, max_tokens=8, temperature=0.0)
+        message.request.prefill_only = True
+        source = first.source
+        source.wait_ms = 20_000
+        call = second.stub.Generate(_with_source(PROMPT, source), timeout=60)
+        (prefilled,) = [response.output for response in first.stub.Generate(message, timeout=60)]
+        assert (prefilled.finish_reason, list(prefilled.new_token_ids)) == (core_pb2.FINISH_REASON_STOP, [])
+        outputs = [response.output for response in call]
+        assert outputs[-1].num_cached_tokens == NUM_CACHED
+        assert [token for output in outputs for token in output.new_token_ids] == first.ask(PROMPT)[0]
+
+
 def test_a_peer_that_is_killed_while_it_is_waited_for_costs_the_wait() -> None:
     with engine_process(*FLAGS, TRANSFER) as (_, address), engine_process(*FLAGS, TRANSFER) as (peer, peer_address):
         engine, source = Client(address), Client(peer_address).source
