@@ -94,13 +94,13 @@ class EngineConfig:
     )
     kv_disk_path: str | None = option(
         None,
-        "folder on a disk to which each rank writes KV cache blocks that requests have read from host memory. Needs "
-        "kv_offloading_size (default: none)",
+        "folder on a disk to which each rank writes KV cache blocks that requests have read from host memory, and from "
+        "which later engines of the same model read them. Needs kv_offloading_size (default: none)",
         metavar="FOLDER",
     )
     kv_disk_size: float = option(0.0, "size of the files in kv_disk_path in GiB, of all ranks together", minimum=0)
     kv_disk_write_mb_per_second: float = option(
-        200.0, "maximum megabytes a second that each rank writes to kv_disk_path", minimum=0
+        200.0, "maximum megabytes a second that each rank writes to kv_disk_path", minimum=1
     )
     role: Role = option(
         "both",

@@ -185,6 +185,7 @@ def assemble_engine(
         checkpoint_positions=checkpoint_positions,
         host=executor.host_tier,
         mover=executor.mover,
+        has_disk=config.kv_disk_path is not None,
     )
     images = None if config.language_model_only else executor.model_config.images
     scheduler = Scheduler(

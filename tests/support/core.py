@@ -35,6 +35,7 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
+from support.fake_disk import FakeDisk
 from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
 from support.fake_host import FakeHost
@@ -141,6 +142,7 @@ class CoreRun:
         hash_block: BlockHashFunction = hash_block,
         host: HostTierConfig | None = None,
         fetches: random.Random | None = None,
+        disk: FakeDisk | None = None,
     ) -> None:
         """`fetches`: requests at random have another engine as source, which has all that this one ever stored."""
         self.executor = FakeExecutor(
@@ -165,8 +167,8 @@ class CoreRun:
             max_step_tokens=max(max_num_batched_tokens, 2 * (1 + num_speculative_tokens)),
         )
         self.mover: FakeMover | None = None
-        if self.executor.host is not None and fetches is not None:
-            self.mover = FakeMover(self.executor.host, fetches)
+        if self.executor.host is not None and fetches is not None and enable_prefix_caching:
+            self.mover = FakeMover(self.executor.host, fetches, disk)
         self._fetches = fetches
         self.manager = KVCacheManager(
             self.groups,
@@ -176,6 +178,7 @@ class CoreRun:
             block_order=block_order,
             host=host,
             mover=self.mover,
+            has_disk=disk is not None,
         )
         config = SchedulerConfig(
             max_model_len=max_model_len,

@@ -9,6 +9,7 @@ from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, I
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from support.core import EOS, CoreRun, make_pooled, make_request
+from support.fake_disk import FakeDisk
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
 from support.fake_images import IMAGE_TOKEN, make_image, seen
@@ -26,7 +27,8 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
 
 
 def random_host(rng: random.Random, seed: int) -> dict[str, Any]:
-    """Arguments of a run for a host tier of random size, in a third of the seeds; mostly with a source of fetches."""
+    """Arguments of a run for a host tier of random size, in a third of the seeds; mostly with a source of fetches, then
+    often with a disk."""
     if seed % 3 != 1:
         return {}
     host = HostTierConfig(
@@ -36,7 +38,9 @@ def random_host(rng: random.Random, seed: int) -> dict[str, Any]:
         state_pages=rng.randint(1, 3),
         min_load_tokens=rng.choice([1, 1, 8, 16]),
     )
-    return {"host": host, "fetches": random.Random(rng.random()) if rng.random() < 0.7 else None}
+    fetches = random.Random(rng.random()) if rng.random() < 0.7 else None
+    disk = FakeDisk() if fetches is not None and rng.random() < 0.6 else None
+    return {"host": host, "fetches": fetches, "disk": disk}
 
 
 class ImagePrompts:

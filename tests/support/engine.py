@@ -145,6 +145,7 @@ def engine_over(
         block_order=order,
         host=executor.host_tier,
         mover=executor.mover,
+        has_disk=config.kv_disk_path is not None,
     )
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),

@@ -2,41 +2,49 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from proa_engine.core.mover import Fetched, FetchJob, FromMover
-from proa_engine.core.types import NO_STATE, Copies, StoredCheckpoint
+from proa_engine.core.types import NO_STATE, Copies
+from support.fake_disk import Content, Contents, FakeDisk
 from support.fake_host import FakeHost
 
-Content = Any  # of a page or a slot
 GARBAGE = "unfinished"  # in pages that a job may write
 
 
 class FakeMover:
-    """It writes any page of a job at any time between the end of the copies before the job and the job's end."""
+    """It writes any page of a job at any time between the end of the copies before the job and the job's end.
 
-    def __init__(self, host: FakeHost, rng: random.Random) -> None:
+    It reports changes of `disk`, if there is one, late.
+    """
+
+    def __init__(self, host: FakeHost, rng: random.Random, disk: FakeDisk | None = None) -> None:
+        self.disk = disk
         self.num_fetched = 0  # pages
         self.jobs: dict[int, FetchJob] = {}
         self._host = host
         self._rng = rng
         self._copied = 0
         self._forgotten = 0  # serial of the last copies before the last reset
-        self._blocks: dict[tuple[int, bytes], Content] = {}  # by table and hash
-        self._checkpoints: dict[bytes, tuple[StoredCheckpoint, Content]] = {}
+        self._stored = Contents()  # since the last reset
         self._cancelled: set[int] = set()
         self._on_message: Callable[[FromMover], None] | None = None
         host.on_copied = self._take_copies
 
     def learn(self, other: "FakeMover") -> None:
-        """Let the source have what another core, over the same model, has stored since its last reset."""
-        self._blocks |= other._blocks
-        self._checkpoints |= other._checkpoints
+        """Let the source, and the disk, have what another core, over the same model, has stored since its last
+        reset."""
+        self._stored.update(other._stored)
+        if self.disk is not None:
+            self.disk.contents.update(other._stored)
+            self.disk.open()
 
     def listen(self, on_message: Callable[[FromMover], None]) -> None:
         self._on_message = on_message
+        if self.disk is not None:
+            self.disk.open()
 
     def fetch(self, job: FetchJob) -> None:
+        assert job.addresses or self.disk is not None
         assert len(job.pages) <= len(job.chain) - job.num_held
         assert job.job_id not in self.jobs
         self.jobs[job.job_id] = job
@@ -44,8 +52,15 @@ class FakeMover:
     def cancel(self, job_id: int) -> None:
         self._cancelled.add(job_id)  # it may have ended
 
+    def write(self, blocks: Sequence[bytes], checkpoint: bytes, copied: int) -> None:
+        assert self.disk is not None
+        self.disk.write(blocks, checkpoint, copied)
+
     def reset(self, since: float, copied: int) -> None:
-        self._blocks, self._checkpoints, self._forgotten = {}, {}, copied
+        self._stored, self._forgotten = Contents(), copied
+        if self.disk is not None:
+            self._report_disk()  # of before the reset
+            self.disk.reset()
 
     def advance(self, *, to_end: bool = False) -> None:
         """Write to the pages of open jobs, and end some of them; all that can end with `to_end`."""
@@ -55,41 +70,49 @@ class FakeMover:
             self._spoil(job)
             if to_end or self._rng.random() < 0.3:
                 self._end(job)
+        if self.disk is not None:
+            self.disk.advance(self._stored, self._copied, self._rng, to_end=to_end)
+            if to_end or self._rng.random() < 0.3:
+                self._report_disk()
+
+    def _report_disk(self) -> None:
+        assert self.disk is not None
+        assert self._on_message is not None
+        if (changes := self.disk.take_changes()) is not None:
+            self._on_message(changes)
 
     def _end(self, job: FetchJob) -> None:
         del self.jobs[job.job_id]
         is_cancelled = job.job_id in self._cancelled
         most = self._rng.choice([0, self._rng.randint(0, len(job.pages)), len(job.pages), len(job.pages)])
-        num_blocks = 0
+        source, num_blocks = self._stored, 0
+        if not job.addresses:
+            assert self.disk is not None
+            source = self.disk.contents
         for block_hash, page in zip(job.chain[job.num_held :], job.pages, strict=True):
-            if is_cancelled or num_blocks == most or (0, block_hash) not in self._blocks:
+            if is_cancelled or num_blocks == most or (0, block_hash) not in source.blocks:
                 break
-            self._host.fill(page, self._blocks[0, block_hash])
+            self._host.fill(page, source.blocks[0, block_hash])
             num_blocks += 1
-        checkpoint = b"" if is_cancelled else self._fill_checkpoint(job, job.num_held + num_blocks)
+        checkpoint = b"" if is_cancelled else self._fill_checkpoint(source, job, job.num_held + num_blocks)
         self.num_fetched += num_blocks
         assert self._on_message is not None
         self._on_message(
             Fetched(job_id=job.job_id, num_blocks=num_blocks, checkpoint=checkpoint, num_bytes=num_blocks, is_done=True)
         )
 
-    def _fill_checkpoint(self, job: FetchJob, num_columns: int) -> bytes:
+    def _fill_checkpoint(self, source: Contents, job: FetchJob, num_columns: int) -> bytes:
         for block_hash in reversed(job.chain[:num_columns] if job.needs_checkpoint else ()):
-            stored, state = self._checkpoints.get(block_hash, (None, None))
-            if stored is None or not self._has_tails(stored):
+            stored, state = source.checkpoints.get(block_hash, (None, None))
+            if stored is None or not source.has_tails(stored):
                 continue
             for table, (pages, tail) in enumerate(zip(job.tails, stored.tails, strict=True), start=1):
                 for page, (_, of_tail) in zip(pages, reversed(tail), strict=False):
-                    self._host.fill(page, self._blocks[table, of_tail])
+                    self._host.fill(page, source.blocks[table, of_tail])
             if job.state != NO_STATE:
                 self._host.fill_state(job.state, state)
             return block_hash
         return b""
-
-    def _has_tails(self, stored: StoredCheckpoint) -> bool:
-        return all(
-            (table, of_tail) in self._blocks for table, tail in enumerate(stored.tails, start=1) for _, of_tail in tail
-        )
 
     def _spoil(self, job: FetchJob) -> None:
         for page in [*job.pages, *(page for tail in job.tails for page in tail)]:
@@ -104,10 +127,10 @@ class FakeMover:
         if copies.serial <= self._forgotten:
             return
         for page, block_hash in copies.stored_blocks:
-            self._blocks[0, block_hash] = pages[page]
+            self._stored.blocks[0, block_hash] = pages[page]
         for stored in copies.stored_checkpoints:
             for table, tail in enumerate(stored.tails, start=1):
                 for page, block_hash in tail:
-                    self._blocks[table, block_hash] = pages[page]
+                    self._stored.blocks[table, block_hash] = pages[page]
             state = None if stored.state == NO_STATE else states[stored.state]
-            self._checkpoints[stored.block_hash] = stored, state
+            self._stored.checkpoints[stored.block_hash] = stored, state

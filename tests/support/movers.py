@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
@@ -10,7 +10,7 @@ from threading import Thread
 import msgspec
 
 from proa_engine.core.mover import Fetched, FetchJob
-from proa_engine.core.types import NO_STATE, StoredCheckpoint
+from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import BlocksRequest
@@ -19,14 +19,18 @@ from proa_engine.mover.messages import (
     Alive,
     Cancel,
     Copied,
+    DiskSettings,
     Fetch,
     Init,
     Listening,
+    Log,
+    OnDisk,
     Progress,
     Refused,
     Reset,
     ToMover,
     ToWorker,
+    WriteBlocks,
 )
 from proa_engine.mover.process import Mover
 
@@ -52,6 +56,10 @@ class RunningMover:
     control: socket.socket
     port: int
     serial: int = 0
+    on_disk: set[bytes] = field(default_factory=set)
+    checkpoints_on_disk: set[bytes] = field(default_factory=set)
+    counts: DiskCounts = field(default_factory=DiskCounts)
+    lines: list[str] = field(default_factory=list)
     _reader: FrameReader[ToWorker] = field(repr=False, kw_only=True)
 
     @property
@@ -100,9 +108,32 @@ class RunningMover:
         """Wait for the end of a job."""
         while True:
             message = self._reader.read()
-            assert isinstance(message, Progress | Alive), message
-            if isinstance(message, Progress):
-                return message.fetched
+            assert isinstance(message, Progress | Alive | OnDisk | Log), message
+            match message:
+                case Progress(fetched):
+                    return fetched
+                case OnDisk():
+                    self._take(message)
+                case Log(line):
+                    self.lines.append(line)
+
+    def write_to_disk(self, blocks: Sequence[bytes], checkpoint: bytes = b"") -> None:
+        self.send(WriteBlocks(tuple(blocks), checkpoint, self.serial))
+
+    def wait_for_disk(self, is_met: Callable[["RunningMover"], bool]) -> None:
+        """Wait until what the disk has, or how often it failed, is as expected."""
+        while not is_met(self):
+            message = self._reader.read()
+            assert isinstance(message, Alive | OnDisk | Log), message
+            if isinstance(message, OnDisk):
+                self._take(message)
+            if isinstance(message, Log):
+                self.lines.append(message.line)
+
+    def _take(self, message: OnDisk) -> None:
+        message.changes.blocks.apply(self.on_disk)
+        message.changes.checkpoints.apply(self.checkpoints_on_disk)
+        self.counts = message.changes.counts
 
     def content(self, unit: int) -> bytes:
         return b"".join(bytes(buffer) for buffer in self.arena.buffers(unit))
@@ -122,6 +153,7 @@ def running_mover(
     rank: int = 0,
     num_ranks: int = 1,
     since: float = 100.0,
+    disk: DiskSettings | None = None,
 ) -> Iterator[RunningMover]:
     with ExitStack() as stack:
         ours, theirs = socket.socketpair()
@@ -140,6 +172,7 @@ def running_mover(
             num_ranks=num_ranks,
             fingerprint=fingerprint,
             since=since,
+            disk=disk,
         )
         ours.sendall(encode(init))
         reader: FrameReader[ToWorker] = FrameReader(ours, msgspec.msgpack.Decoder(ToWorker))

@@ -17,7 +17,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, Sche
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
-from proa_engine.core.mover import Adopted, Fetched, FromMover
+from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FromMover
 from proa_engine.core.operations import Operation
 from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request
@@ -243,6 +243,8 @@ class EngineCore:
                 self._scheduler.take_fetched(message, now)
             case Adopted():
                 self._scheduler.take_adopted(message)
+            case DiskChanges():
+                self._scheduler.take_disk_changes(message)
             case _LoraRead(digest):
                 self._loras.finish_load(digest, self._on_lora_read)
             case _FollowKvEvents(follow):

@@ -1,25 +1,27 @@
-"""Fetches: blocks of new requests that come from other engines, into pages of host memory.
+"""Fetches: blocks of new requests that come from disk or from other engines, into pages of host memory.
 
-A request with a `kv_source` waits, before it is queued, until its job has ended. Then it finds what has come as any
-request does, and loads it. What has not come is computed, so a fetch that fails affects nothing but time.
+A request whose blocks are on disk, or that has a `kv_source`, waits, before it is queued, until its job has ended. Then
+it finds what has come as any request does, and loads it. What has not come is computed, so a fetch that fails affects
+nothing but time.
 
 A job's pages are reserved until it has ended, also if its requests were aborted, because the mover still writes them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain, count, takewhile
 
 from proa.contract import KvFetch, KvSource
 from proa_engine.core.block_pool import Block
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.disk_tier import DiskTier
 from proa_engine.core.host_tier import HostTier
 from proa_engine.core.mover import Fetched, FetchJob, Mover
 from proa_engine.core.prefix_cache import BlockHashes
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_STATE, FetchCounts
 
-_WAIT_MS = 2000  # if the source has no `wait_ms`
+_WAIT_MS = 2000  # for the disk, and for a source without `wait_ms`
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +43,13 @@ class _Open:
 
 
 class Fetches:
-    """The fetches of an engine. Used on the core's thread only."""
+    """The fetches of an engine. Used on the core's thread only. `disk` None: there is none."""
 
-    def __init__(self, host: HostTier, mover: Mover, groups: CacheGroups, hashes: BlockHashes) -> None:
+    def __init__(
+        self, host: HostTier, mover: Mover, groups: CacheGroups, hashes: BlockHashes, disk: DiskTier | None = None
+    ) -> None:
         self._host = host
+        self._disk = disk
         self._mover = mover
         self._groups = groups
         self._hashes = hashes
@@ -52,16 +57,28 @@ class Fetches:
         self._open: dict[int, _Open] = {}  # by job id
         self._by_block: dict[bytes, _Open] = {}  # by the first block that the job fetches
         self._by_request: dict[Request, _Open] = {}
-        self.counts = FetchCounts()
+        self.counts = FetchCounts()  # from other engines
+        self.disk_counts = FetchCounts()
         self._since = 0.0  # Unix seconds; blocks from before it are not fetched
 
-    def begin(self, request: Request, source: KvSource, now: float) -> bool:
-        """Fetch the request's blocks that are neither on the device nor in host memory, if they are enough tokens.
+    def begin(self, request: Request, source: KvSource | None, now: float) -> bool:
+        """Fetch the request's blocks that are neither on the device nor in host memory, if they are enough tokens: from
+        disk, unless another engine has more of them.
 
         Returns whether the request must wait; then `take` returns it later. A request that lacks the same blocks as one
         that waits already waits for the same job.
         """
-        block_hashes = list(self._hashes.full_blocks(request))[: source.num_blocks or None]
+        candidates = self._hashes.full_blocks(request)
+        if source is None:  # no more blocks are hashed than can be of use
+            if self._disk is None:
+                return False
+            candidates = takewhile(self._is_known, candidates)
+        block_hashes = list(candidates)
+        num_on_disk = 0 if self._disk is None else self._disk.extent(block_hashes, self._host.held(block_hashes)[0])
+        num_at_source = 0 if source is None else source.num_blocks or len(block_hashes)
+        if num_on_disk >= min(num_at_source, len(block_hashes)):
+            source = None
+        del block_hashes[num_on_disk if source is None else num_at_source :]
         num_held, num_usable = self._host.held(block_hashes)
         if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.min_load_tokens:
             return False
@@ -99,15 +116,17 @@ class Fetches:
             self._cache(opened, fetched)
         self._host.release(opened.all_pages, opened.states)
         num_tokens = fetched.num_blocks * self._groups.block_size
-        self.counts = FetchCounts(
-            self.counts.num_fetches + 1,
-            self.counts.num_failed_fetches + bool(fetched.error),
-            self.counts.num_fetched_tokens + num_tokens,
-            self.counts.num_fetched_bytes + fetched.num_bytes,
-            self.counts.seconds + now - opened.started,
-        )
+        ended = KvFetch(opened.started, now, num_tokens, fetched.num_bytes, fetched.error)
+        is_disk = not opened.job.addresses
+        if is_disk:
+            self.disk_counts = self.disk_counts.plus(ended)
+        else:
+            self.counts = self.counts.plus(ended)
         for request in opened.requests:
-            request.fetch = KvFetch(opened.started, now, num_tokens, fetched.num_bytes, fetched.error)
+            if is_disk:
+                request.disk_read = ended
+            else:
+                request.fetch = ended
             del self._by_request[request]
         return opened.requests
 
@@ -115,6 +134,8 @@ class Fetches:
         """Cancel all jobs and forget what they bring, because the cache was emptied at `since`, in Unix seconds."""
         self._since = max(since, self._since)
         self._mover.reset(self._since, self._host.serial)
+        if self._disk is not None:
+            self._disk.reset()
         for opened in self._open.values():
             opened.is_stale = True
             self._cancel(opened)
@@ -137,8 +158,16 @@ class Fetches:
         """Let no further request wait for the job."""
         self._by_block = {block: other for block, other in self._by_block.items() if other is not opened}
 
-    def _start(self, block_hashes: Sequence[bytes], num_held: int, source: KvSource, now: float) -> _Open | None:
-        """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room."""
+    def _is_known(self, block_hash: bytes) -> bool:
+        """Whether a block is on the device, in host memory or on disk."""
+        assert self._disk is not None
+        return block_hash in self._disk.blocks or self._host.held([block_hash])[0] > 0
+
+    def _start(self, block_hashes: Sequence[bytes], num_held: int, source: KvSource | None, now: float) -> _Open | None:
+        """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room.
+
+        `source` None: the disk.
+        """
         groups, host = self._groups, self._host
         held = host.touch(block_hashes[:num_held])
         sizes = [self._tail_columns(window, len(block_hashes)) for window in groups.windows]
@@ -152,7 +181,7 @@ class Fetches:
         states = [] if host.states is None else host.states.get_new_blocks(1)
         job = FetchJob(
             job_id=next(self._job_ids),
-            addresses=source.addresses,
+            addresses=() if source is None else source.addresses,
             chain=tuple(block_hashes[: num_held + num_pages]),
             num_held=num_held,
             pages=tuple(page.block_id for page in pages),
@@ -160,7 +189,7 @@ class Fetches:
             tails=tuple(tuple(page.block_id for page in tail) for tail in tails),
             state=states[0].block_id if states else NO_STATE,
             copied=host.serial,
-            wait_ms=source.wait_ms or _WAIT_MS,
+            wait_ms=_WAIT_MS if source is None else source.wait_ms or _WAIT_MS,
             since=self._since,
         )
         opened = self._open[job.job_id] = _Open(job, held, pages, tails, states, [], started=now)

@@ -8,13 +8,14 @@ from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
+from proa_engine.core.disk_tier import DiskTier
 from proa_engine.core.fetches import Fetches
 from proa_engine.core.host_tier import HostTier, HostTierConfig
-from proa_engine.core.mover import Adopted, Fetched, Mover
+from proa_engine.core.mover import Adopted, DiskChanges, Fetched, Mover
 from proa_engine.core.prefix_cache import BlockHashes, BlockHashFunction, Checkpoint, PrefixCache
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
-from proa_engine.core.types import NO_COPIES, NO_STATES, CacheOccupancy, Copies, StateSteps
+from proa_engine.core.types import NO_COPIES, NO_STATES, CacheOccupancy, Copies, DiskOccupancy, StateSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class KVCacheManager:
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
     `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier; `mover`
-    None: nothing is fetched from other engines.
+    None: nothing is fetched from other engines. `has_disk`: the mover has a disk.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class KVCacheManager:
         block_order: Sequence[int] | None = None,
         host: HostTierConfig | None = None,
         mover: Mover | None = None,
+        has_disk: bool = False,
     ) -> None:
         self.groups = groups
         self.num_queried_tokens = 0  # tokens of requests when they were first scheduled, since start
@@ -61,12 +63,15 @@ class KVCacheManager:
         self._hashes = None if hash_block is None else BlockHashes(hash_block, root_hash, groups.block_size)
         self._host: HostTier | None = None
         self._fetches: Fetches | None = None
+        self._disk: DiskTier | None = None
         if host is not None and self._hashes is not None:
             states = None if self._states is None else self._states.pool
             self._host = HostTier(host, groups, self._hashes, self._cache, self._pool, states)
             self.kv_events.host = self._host.cache.kv_events
             if mover is not None:
-                self._fetches = Fetches(self._host, mover, groups, self._hashes)
+                if has_disk:
+                    self._disk = DiskTier(self._host, mover, needs_checkpoint=groups.has_checkpoints)
+                self._fetches = Fetches(self._host, mover, groups, self._hashes, self._disk)
         self._checkpoints: Checkpoints | None = None
         if groups.has_checkpoints and hash_block is not None:
             assert checkpoint_positions is not None
@@ -98,13 +103,17 @@ class KVCacheManager:
         maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)
         cached_blocks, num_checkpoints = tuple(map(len, maps)), len(self._cache.checkpoints)
         host = None if self._host is None else self._host.occupancy
-        fetches = None if self._fetches is None else self._fetches.counts
+        fetches = disk = None
+        if self._fetches is not None:
+            fetches = self._fetches.counts
+            if self._disk is not None:
+                disk = DiskOccupancy(len(self._disk.blocks), self._disk.counts, self._fetches.disk_counts)
         if self._states is None:
-            return CacheOccupancy(cached_blocks, num_checkpoints, host=host, fetches=fetches)
+            return CacheOccupancy(cached_blocks, num_checkpoints, host=host, fetches=fetches, disk=disk)
         slots, num_cached = self._states.pool, len(self._cache.cached_states)
         num_used = slots.num_blocks - slots.num_free_blocks
         num_free = max(slots.num_free_blocks - num_cached, 0)
-        return CacheOccupancy(cached_blocks, num_checkpoints, num_used, num_cached, num_free, host, fetches)
+        return CacheOccupancy(cached_blocks, num_checkpoints, num_used, num_cached, num_free, host, fetches, disk)
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """Return the request's longest cached prefix that it can continue.
@@ -180,8 +189,9 @@ class KVCacheManager:
         return steps
 
     def begin_fetch(self, request: Request, source: KvSource | None, now: float) -> bool:
-        """Begin to fetch the request's blocks from another engine. Returns whether the request must wait for them."""
-        if self._fetches is None or source is None or not request.reads_prefix_cache:
+        """Begin to fetch the request's blocks from disk or from another engine. Returns whether the request must wait
+        for them."""
+        if self._fetches is None or not request.reads_prefix_cache:
             return False
         return self._fetches.begin(request, source, now)
 
@@ -193,6 +203,11 @@ class KVCacheManager:
         """Cache what a fetch brought. Returns the requests that waited for it, unless more is to come."""
         assert self._fetches is not None, "only a fetch brings blocks"
         return self._fetches.take(fetched, now) if fetched.is_done else ()
+
+    def take_disk_changes(self, changes: DiskChanges) -> None:
+        """Record what has come to the disk and left it."""
+        assert self._disk is not None
+        self._disk.take(changes)
 
     def take_adopted(self, adopted: Adopted) -> None:
         """Cache what an earlier engine has left in host memory."""
@@ -235,7 +250,11 @@ class KVCacheManager:
         request must wait for; 0 if nothing is loaded."""
         if self._host is None or not request.reads_prefix_cache:
             return 0
-        return self._host.begin(request, self.get_computed_blocks(request).num_tokens)
+        num_hit = self.get_computed_blocks(request).num_tokens
+        num_tokens = self._host.begin(request, num_hit)
+        if num_tokens and self._disk is not None:
+            self._disk.keep(request, request.block_hashes[: (num_hit + num_tokens) // self._block_size])
+        return num_tokens
 
     def take_loaded(self) -> Sequence[Request]:
         """Return the requests whose loads have ended since the last call."""

@@ -45,6 +45,13 @@ class KvChanges:
             assert not self.is_snapshot, "what is removed was in the snapshot"
             self.removed[block_hash] = None
 
+    def apply(self, hashes: set[bytes]) -> None:
+        """Make the changes in a copy of the set."""
+        if self.is_snapshot:
+            hashes.clear()
+        hashes.difference_update(self.removed)
+        hashes.update(self.stored)
+
     def merge(self, later: "KvChanges") -> None:
         """Append the changes of `later`, which is not modified."""
         if later.is_snapshot:

@@ -1,15 +1,16 @@
 """Mover: the interface between the core, which decides what is fetched, and the processes that fetch it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from proa_engine.core.types import NO_STATE, StoredCheckpoint
+from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchJob:
-    """Pages of host memory to fill from another engine.
+    """Pages of host memory to fill from another engine, or from disk.
 
     `chain[num_held + i]` goes to `pages[i]`. A checkpoint at the end of `chain[:n]` also has, for each table with a
     window, the last blocks before its end: the last one goes to `tails[table][0]`, the one before it to
@@ -18,7 +19,7 @@ class FetchJob:
     """
 
     job_id: int
-    addresses: tuple[str, ...]  # host:port of the source's mover, by rank
+    addresses: tuple[str, ...]  # host:port of the source's mover, by rank; empty: the disk
     chain: tuple[bytes, ...]  # hashes of the prompt's leading blocks
     num_held: int  # leading blocks of the chain that need not be sent
     pages: tuple[int, ...]  # one for each block behind those
@@ -66,11 +67,21 @@ class Adopted:
     is_done: bool = False  # it is the last range
 
 
-FromMover = Fetched | Adopted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskChanges:
+    """Which blocks and checkpoints came to the disk and left it. With several ranks: to every rank's disk."""
+
+    blocks: KvChanges  # of table 0
+    checkpoints: KvChanges
+    counts: DiskCounts
+
+
+FromMover = Fetched | Adopted | DiskChanges
 
 
 class Mover(Protocol):
-    """Fetches pages. Every call returns at once; progress comes to the core's thread as `FromMover`.
+    """Fetches pages, and writes them to disk. Every call returns at once; progress comes to the core's thread as
+    `FromMover`.
 
     A job has one `Fetched` with `is_done`, whatever happens, and none after it. If host memory outlives the engine,
     each range of pages has one `Adopted`, also if nothing was left.
@@ -86,7 +97,12 @@ class Mover(Protocol):
         """End a job early. Ignored if it has ended."""
         ...
 
+    def write(self, blocks: Sequence[bytes], checkpoint: bytes, copied: int) -> None:
+        """Write blocks of table 0 to disk, by their hashes, in the order of a prefix, and the checkpoint at its end;
+        empty: none. `copied`: serial of the last copies that were planned."""
+        ...
+
     def reset(self, since: float, copied: int) -> None:
-        """Serve nothing that is in host memory now: it is from before `since`, in Unix seconds. `copied`: serial of the
-        last copies that were planned."""
+        """Serve nothing that is in host memory now, and delete what is on disk: it is from before `since`, in Unix
+        seconds. `copied`: serial of the last copies that were planned."""
         ...

@@ -12,7 +12,7 @@ from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
-from proa_engine.core.mover import Adopted, Fetched
+from proa_engine.core.mover import Adopted, DiskChanges, Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.prefill import finish_cached
 from proa_engine.core.request import Request, RequestStatus
@@ -138,6 +138,10 @@ class Scheduler:
     def take_adopted(self, adopted: Adopted) -> None:
         """Cache what an earlier engine has left in host memory."""
         self._manager.take_adopted(adopted)
+
+    def take_disk_changes(self, changes: DiskChanges) -> None:
+        """Record what has come to the disk and left it."""
+        self._manager.take_disk_changes(changes)
 
     def abort_all(self, now: float) -> list[EngineCoreOutput]:
         """Finish all unfinished requests and return their last outputs."""

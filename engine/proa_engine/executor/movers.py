@@ -4,7 +4,19 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from proa_engine.core.mover import Adopted, Fetched, FetchJob, FromMover
-from proa_engine.mover.messages import Adopt, Adoption, Cancel, Fetch, FromCore, Progress, Reset, ToCore
+from proa_engine.executor.disk_ranks import DiskRanks
+from proa_engine.mover.messages import (
+    Adopt,
+    Adoption,
+    Cancel,
+    Fetch,
+    FromCore,
+    OnDisk,
+    Progress,
+    Reset,
+    ToCore,
+    WriteBlocks,
+)
 
 
 class RankMovers:
@@ -19,11 +31,17 @@ class RankMovers:
         self._adopts = adopts
         self._ends: dict[int, list[Fetched]] = {}  # by job id: those of the ranks that have ended
         self._ranges: dict[int, list[Adopted]] = {}  # by number: those of the ranks that have answered
+        self._disks = DiskRanks(num_ranks)
         self._lock = Lock()
+        self._early: list[FromMover] = []  # messages before there is a listener
         self._on_message: Callable[[FromMover], None] | None = None
 
     def listen(self, on_message: Callable[[FromMover], None]) -> None:
-        self._on_message = on_message
+        with self._lock:
+            self._on_message = on_message
+            for message in self._early:
+                on_message(message)
+            self._early = []
         if self._adopts:
             self._send(Adopt())
 
@@ -32,6 +50,9 @@ class RankMovers:
 
     def cancel(self, job_id: int) -> None:
         self._send(Cancel(job_id))
+
+    def write(self, blocks: Sequence[bytes], checkpoint: bytes, copied: int) -> None:
+        self._send(WriteBlocks(tuple(blocks), checkpoint, copied))
 
     def reset(self, since: float, copied: int) -> None:
         self._send(Reset(since, copied))
@@ -43,9 +64,16 @@ class RankMovers:
                 merged: FromMover | None = self._take_end(fetched)
             case Adoption(adopted):
                 merged = self._take_range(adopted)
-        if merged is not None:
-            assert self._on_message is not None, "only a listener starts jobs"
-            self._on_message(merged)
+            case OnDisk(rank, changes):
+                with self._lock:
+                    merged = self._disks.take(rank, changes)
+        if merged is None:
+            return
+        with self._lock:
+            if self._on_message is None:
+                self._early.append(merged)
+                return
+        self._on_message(merged)
 
     def _take_end(self, fetched: Fetched) -> Fetched | None:
         with self._lock:

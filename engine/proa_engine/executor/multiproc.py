@@ -97,7 +97,8 @@ class MultiProcExecutor(UniProcExecutor):
             ready = self._wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
-        self._broadcast(wire.Start(smallest(size.cache for size in sizes)))
+        disk_folder = self._call(self._worker.take_disk_folder)
+        self._broadcast(wire.Start(smallest(size.cache for size in sizes), disk_folder))
         self._start_worker(sizes)
         ports = [self._wait_for(connection.started).mover_port for connection in self._connections]
         if self.kv_transfer is not None:

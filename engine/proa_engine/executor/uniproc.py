@@ -152,7 +152,9 @@ class UniProcExecutor:
     def _start(self, config: EngineConfig) -> None:
         compile_pool = self._call(lambda: start_compile_pool(config, 0))
         self._call(self._worker.init_device)
-        self._start_worker([self._call(lambda: self._worker.load_model(compile_pool))])
+        sizes = self._call(lambda: self._worker.load_model(compile_pool))
+        self._call(self._worker.take_disk_folder)
+        self._start_worker([sizes])
 
     def _start_worker(self, rank_sizes: list[WorkerSizes]) -> None:
         """Allocate the KV cache, limited by the rank with the least room, and warm up."""

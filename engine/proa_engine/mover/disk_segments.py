@@ -86,8 +86,17 @@ class Segments:
     `write` is for tests of full disks.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int, segment_bytes: int, write: Write = os.pwritev) -> None:
-        """Adopt the segments that are in the folder. Raises `OSError` if it cannot be read or written."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        segment_bytes: int,
+        adopts: bool = True,
+        write: Write = os.pwritev,
+    ) -> None:
+        """Adopt the segments that are in the folder, or delete them unless it `adopts`: then what is written is not
+        adopted later either. Raises `OSError` if the folder cannot be read or written."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
@@ -103,7 +112,7 @@ class Segments:
         self._blocks_changed, self._checkpoints_changed = KvChanges.snapshot(), KvChanges.snapshot()
         self._active: _Active | None = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._adopt()
+        self._adopt(adopts=adopts)
 
     @property
     def num_bytes(self) -> int:
@@ -220,12 +229,13 @@ class Segments:
 
         What is written from now on is of weights that the folder's name does not tell, so it is not adopted again.
         """
-        os.close(os.open(self._folder / _DISCARD, os.O_CREAT | os.O_WRONLY, 0o600))
+        num_resets = self._num_resets
+        self._mark()
         self._close_active()
         for segment in list(self._segments):
             self._delete(segment)
         with self._lock:
-            self._num_cleared += 1
+            self._num_cleared = num_resets
 
     def take_changes(self) -> tuple[KvChanges, KvChanges]:
         """Return the changes, since the last call, of what is found: blocks of table 0, and checkpoints. The first ones
@@ -238,12 +248,19 @@ class Segments:
     def close(self) -> None:
         self._close_active()
 
-    def _adopt(self) -> None:
+    def _mark(self) -> None:
+        """Let nobody adopt what is in the folder."""
+        os.close(os.open(self._folder / _DISCARD, os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def _adopt(self, *, adopts: bool) -> None:
         files = {path for path in self._folder.iterdir() if path.suffix in (".data", ".index")}
+        if not adopts:
+            self._mark()
         if (self._folder / _DISCARD).exists():
             for path in files:
                 path.unlink()
-            (self._folder / _DISCARD).unlink()
+            if adopts:
+                (self._folder / _DISCARD).unlink()
             return
         names = {path.stem for path in files}
         numbers = sorted(int(name) for name in names if name.isdecimal())

@@ -6,9 +6,18 @@ core gets, and Alive once a second. It exits when its socket ends.
 
 import msgspec
 
-from proa_engine.core.mover import Adopted, Fetched, FetchJob
+from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
+
+
+class DiskSettings(msgspec.Struct, frozen=True):
+    """A rank's part of the disk."""
+
+    folder: str
+    num_bytes: int
+    bytes_per_second: float  # written
+    adopts: bool = True  # what is in the folder may be used: the cache was not reset since the start
 
 
 class Init(msgspec.Struct, tag=True, frozen=True):
@@ -23,6 +32,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     since: float  # Unix seconds: what is stored is not older
     copied: int = 0  # serial of the last copies that are complete
     epoch: int = 0  # of the arena's directory, if it has one
+    disk: DiskSettings | None = None
 
 
 class Copied(msgspec.Struct, tag=True, frozen=True):
@@ -46,7 +56,7 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):
-    """Serve nothing that copies up to `copied` have stored."""
+    """Serve nothing that copies up to `copied` have stored, and delete what is on disk."""
 
     since: float
     copied: int
@@ -54,6 +64,17 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
 
 class Adopt(msgspec.Struct, tag=True, frozen=True):
     """Verify what an earlier engine has left in the arena; each range of pages is answered by Adoption. Sent once."""
+
+
+class WriteBlocks(msgspec.Struct, tag=True, frozen=True):
+    """Write blocks of table 0 to disk, by their hashes, in order, and the checkpoint behind them, if there is one.
+
+    Copies up to `copied` have stored them.
+    """
+
+    blocks: tuple[bytes, ...]
+    checkpoint: bytes = b""
+    copied: int = 0
 
 
 class Listening(msgspec.Struct, tag=True, frozen=True):
@@ -74,6 +95,19 @@ class Adoption(msgspec.Struct, tag=True, frozen=True):
     adopted: Adopted
 
 
+class OnDisk(msgspec.Struct, tag=True, frozen=True):
+    """How what this rank has on disk has changed. The first one of a mover has everything."""
+
+    rank: int
+    changes: DiskChanges
+
+
+class Log(msgspec.Struct, tag=True, frozen=True):
+    """A line for the log."""
+
+    line: str
+
+
 class Alive(msgspec.Struct, tag=True, frozen=True):
     """The mover works. Its worker kills a silent one."""
 
@@ -84,7 +118,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-FromCore = Fetch | Cancel | Reset | Adopt  # to the movers of all ranks
-ToCore = Progress | Adoption
+FromCore = Fetch | Cancel | Reset | Adopt | WriteBlocks  # to the movers of all ranks
+ToCore = Progress | Adoption | OnDisk
 ToMover = Init | Copied | FromCore
-ToWorker = Listening | ToCore | Alive | Refused
+ToWorker = Listening | ToCore | Log | Alive | Refused

@@ -8,12 +8,14 @@ from threading import Lock, Thread
 
 import msgspec
 
-from proa_engine.core.mover import Fetched
+from proa_engine.core.mover import DiskChanges, Fetched
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.adoption import adopt
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.client import Client
 from proa_engine.mover.directory import Directory
+from proa_engine.mover.disk import Disk
+from proa_engine.mover.disk_reader import DiskReader
 from proa_engine.mover.index import Index
 from proa_engine.mover.messages import (
     Adopt,
@@ -21,14 +23,18 @@ from proa_engine.mover.messages import (
     Alive,
     Cancel,
     Copied,
+    DiskSettings,
     Fetch,
     Init,
     Listening,
+    Log,
+    OnDisk,
     Progress,
     Refused,
     Reset,
     ToMover,
     ToWorker,
+    WriteBlocks,
 )
 from proa_engine.mover.server import Server
 
@@ -71,28 +77,49 @@ class Mover:
             directory = Directory(self._arena_descriptor, init.layout, init.epoch)
         index = Index(arena, init.since, init.copied, directory)
         client = Client(arena, index, init, self._report)
+        disk = None if init.disk is None else self._make_disk(init.rank, init.disk, arena, index)
+        reader_of_disk = None if disk is None else DiskReader(disk, arena, index, self._report)
         if listener is not None:
             server = Server(listener, arena, index, init)
             Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
         Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
         self._send(Listening(None if listener is None else listener.getsockname()[1]))
+        if disk is not None:
+            disk.start()
         while (message := reader.read()) is not None:
             match message:
                 case Copied():
                     index.settle(message.serial, message.blocks, message.checkpoints)
-                case Fetch():
-                    client.fetch(message.job)
-                case Cancel():
-                    client.cancel(message.job_id)
+                case Fetch(job) if reader_of_disk is not None and not job.addresses:
+                    reader_of_disk.fetch(job)
+                case Fetch(job):
+                    client.fetch(job)
+                case Cancel(job_id):
+                    client.cancel(job_id)
+                    if reader_of_disk is not None:
+                        reader_of_disk.cancel(job_id)
+                case WriteBlocks():
+                    assert disk is not None, "the core writes to a disk if there is one"
+                    disk.write(message)
                 case Reset():
                     index.reset(message.since, message.copied)
+                    if disk is not None:
+                        disk.reset()
                 case Adopt():
                     assert directory is not None, "only an engine whose arena is a file adopts it"
                     arguments = (arena, directory, index)
                     Thread(target=self._adopt, args=arguments, name="proa-mover-adopt", daemon=True).start()
                 case Init():
                     raise AssertionError(message)
+        if disk is not None:
+            disk.close()
         return 0
+
+    def _make_disk(self, rank: int, settings: DiskSettings, arena: Arena, index: Index) -> Disk:
+        def report(changes: DiskChanges) -> None:
+            self._send(OnDisk(rank, changes))
+
+        return Disk(settings, arena, index, report, lambda line: self._send(Log(line)))
 
     def _adopt(self, arena: Arena, directory: Directory, index: Index) -> None:
         for adopted in adopt(arena, directory, index):

@@ -25,6 +25,8 @@ from proa_engine.mover.messages import (
     FromCore,
     Init,
     Listening,
+    Log,
+    OnDisk,
     Progress,
     Refused,
     Reset,
@@ -105,7 +107,8 @@ class MoverProcess:
     def _begin_epoch(self, since: float) -> None:
         """Let no later mover or engine find what is in the arena."""
         epoch = 0 if self._directory is None else self._directory.begin_epoch(since)
-        self._init = msgspec.structs.replace(self._init, since=max(since, self._init.since), epoch=epoch)
+        disk = self._init.disk and msgspec.structs.replace(self._init.disk, adopts=False)
+        self._init = msgspec.structs.replace(self._init, since=max(since, self._init.since), epoch=epoch, disk=disk)
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -155,6 +158,10 @@ class MoverProcess:
                 case Adoption():
                     self._unanswered.popleft()
                     self._on_message(message)
+                case OnDisk():
+                    self._on_message(message)
+                case Log(line):
+                    self._log(line)
                 case Alive():
                     pass
                 case _:

@@ -62,6 +62,7 @@ class RankServer:
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
         worker.start(start.sizes)
+        worker.disk_folder = start.disk_folder
         mover = self._mover = worker.start_mover(lambda message: self._send(wire.FromMover(message)))
         self._send(wire.Started(None if mover is None else mover.port))
         self._is_started = True

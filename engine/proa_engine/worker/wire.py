@@ -36,6 +36,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     """Allocate the KV cache, of sizes that fit on every rank, and warm up."""
 
     sizes: CacheSizes
+    disk_folder: str | None = None  # where each rank has a folder; None: there is no disk
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):

@@ -1,6 +1,7 @@
 """Worker: the life cycle of one rank: device, weights, KV cache, warm-up, shutdown. Its `model_runner` runs the
 steps."""
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,10 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
-from proa_engine.mover.messages import Init, ToCore
+from proa_engine.mover.disk import MIN_SEGMENTS
+from proa_engine.mover.disk_slots import delete_abandoned, take_slot
+from proa_engine.mover.layout import ArenaLayout
+from proa_engine.mover.messages import DiskSettings, Init, ToCore
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
@@ -75,6 +79,7 @@ class Worker:
         self._arena: HostArena | None = None  # None until started, and without a host tier
         self._load_rate = 0.0  # bytes a second from the arena to the device; set by `start`
         self.mover: MoverProcess | None = None
+        self.disk_folder: str | None = None  # of all ranks; None: not chosen yet, or no disk is configured
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -157,6 +162,25 @@ class Worker:
         layers, dtype = self._loaded.model.cache_layers(), self._placement.cache_dtype
         return cache_fingerprint(self._config, self._folder, layers, self._plan, dtype)
 
+    def take_disk_folder(self) -> str | None:
+        """Choose a folder in `kv_disk_path` for the ranks of this engine, and lock it until `shutdown`. Rank 0 alone.
+
+        None if there is no disk. Raises `ValueError`.
+        """
+        if self._config.kv_disk_path is None:
+            return None
+        path = Path(self._config.kv_disk_path)
+        try:
+            for folder in delete_abandoned(path, time.time()):
+                self._log(f"kv_disk_path: deleted {folder}, which no engine has used for a week")
+            folder, lock = take_slot(path, self.cache_fingerprint())
+        except OSError as error:
+            raise ValueError(f"kv_disk_path: {path} cannot be used: {error.strerror or error}") from error
+        self._at_exit.callback(os.close, lock)
+        self._log(f"KV cache on disk in {folder}")
+        self.disk_folder = str(folder)
+        return self.disk_folder
+
     def start_mover(self, on_message: Callable[[ToCore], None]) -> MoverProcess | None:
         """Start the rank's mover, if the configuration has one. `on_message` is called with what it sends to the
         core."""
@@ -172,6 +196,7 @@ class Worker:
             fingerprint=self.cache_fingerprint(),
             since=self._arena.memory.since,
             epoch=self._arena.memory.epoch,
+            disk=self._disk_settings(self._arena.memory.layout),
         )
         self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, self._log)
         self._at_exit.callback(self.mover.close)
@@ -248,6 +273,21 @@ class Worker:
         found = "continues with what an earlier engine has left" if memory.is_adopted else "is empty"
         self._log(f"host memory in {folder} {found}")
         return memory
+
+    def _disk_settings(self, layout: ArenaLayout) -> DiskSettings | None:
+        """Return this rank's part of the disk, None if there is none. Raises `ValueError`."""
+        if self.disk_folder is None:
+            return None
+        num_bytes = int(self._config.kv_disk_size * 2**30) // self._config.tensor_parallel_size
+        least = MIN_SEGMENTS * max(layout.page_bytes, sum(layout.state_bytes))
+        if num_bytes < least:
+            least_gib = least * self._config.tensor_parallel_size / 2**30
+            raise ValueError(f"kv_disk_size must be at least {least_gib:.3f} GiB, {MIN_SEGMENTS} blocks of each rank")
+        return DiskSettings(
+            folder=str(Path(self.disk_folder) / f"rank-{self._rank}"),
+            num_bytes=num_bytes,
+            bytes_per_second=self._config.kv_disk_write_mb_per_second * 1e6,
+        )
 
     def _transfer_address(self) -> tuple[str, int | None]:
         """Return the host and port on which the rank's mover listens. 0: any free port; None: it does not listen."""

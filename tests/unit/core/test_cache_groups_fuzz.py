@@ -101,6 +101,8 @@ class Totals:
     stored_pages: int = 0
     loaded_pages: int = 0
     fetched_pages: int = 0
+    written_pages: int = 0
+    read_tokens: int = 0  # from disk
 
     def add(self, run: CoreRun) -> None:
         stats, host = run.core.stats(), run.core.cache_occupancy().host
@@ -108,6 +110,10 @@ class Totals:
         self.hit_tokens += stats.prefix_cache_hits
         self.preemptions += stats.num_preemptions
         self.fetched_pages += 0 if run.mover is None else run.mover.num_fetched
+        if run.mover is not None and run.mover.disk is not None:
+            self.written_pages += run.mover.disk.num_written
+        if (disk := run.core.cache_occupancy().disk) is not None:
+            self.read_tokens += disk.reads.num_fetched_tokens
         if host is not None:
             self.with_host += 1
             self.stored_pages += host.num_stored_pages

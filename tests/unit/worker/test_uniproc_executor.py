@@ -63,6 +63,8 @@ class FakeWorker:
     def host_tier(self, _sizes: CacheSizes) -> None:
         return None
 
+    def take_disk_folder(self) -> None: ...
+
     def start_mover(self, _on_message: Callable[[ToCore], None]) -> None:
         return None
 
