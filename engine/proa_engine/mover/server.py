@@ -2,6 +2,7 @@
 
 import select
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,8 @@ from proa_engine.mover.frames import VERSION, BadFrame, BlocksRequest, Header, K
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256  # one for each request of an engine that drains, or that waits for blocks to be computed
+_RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 _IDLE_SECONDS = 60.0  # without a request, or without progress of an answer
 _MAX_BUFFERS = 512  # in one call of `sendmsg`; Linux allows 1024
 _MAX_BLOCKS = _MAX_BUFFERS // 2  # sent together: a header and a page each
@@ -30,15 +32,18 @@ class Server:
         self._free = BoundedSemaphore(MAX_CONNECTIONS)
 
     def serve_forever(self) -> None:
-        with suppress(OSError):
-            while True:
+        while self._listener.fileno() >= 0:
+            try:
                 connection, _ = self._listener.accept()
-                connection.settimeout(_IDLE_SECONDS)
-                if self._free.acquire(blocking=False):
-                    Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
-                    continue
-                with suppress(OSError), connection:
-                    _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
+            except OSError:  # for example because no file descriptor is free
+                time.sleep(_RETRY_SECONDS)
+                continue
+            connection.settimeout(_IDLE_SECONDS)
+            if self._free.acquire(blocking=False):
+                Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
+                continue
+            with suppress(OSError), connection:
+                _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection. Whatever is wrong with one ends the connection."""

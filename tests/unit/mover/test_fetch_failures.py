@@ -1,5 +1,7 @@
 """Fetches whose source or target dies, or sends what it must not: whole blocks are kept, and nothing else."""
 
+import errno
+import os
 import random
 import socket
 import struct
@@ -11,9 +13,12 @@ from threading import Thread
 
 import pytest
 
+from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import Header, Kind, encode_request
-from proa_engine.mover.server import MAX_CONNECTIONS
-from support.movers import LAYOUT, blocks_request, hashes, make_job, running_mover
+from proa_engine.mover.index import Index
+from proa_engine.mover.messages import Init
+from proa_engine.mover.server import Server
+from support.movers import FINGERPRINT, LAYOUT, blocks_request, hashes, make_job, running_mover
 
 MARGIN = 5.0  # seconds, for what ends at once
 HEADER_BYTES = len(Header(Kind.END).encode())
@@ -65,18 +70,45 @@ def test_a_source_that_dies_within_a_checkpoint_leaves_the_blocks_before_it() ->
             assert "closed the connection" in fetched.error
 
 
+class FailingListener(socket.socket):
+    """Accepts nothing at its first call, as without a free file descriptor; then one connection; then it is closed."""
+
+    has_failed = False
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise OSError(errno.EMFILE, "no file descriptor is free")
+        with self:
+            return super().accept()
+
+
+def test_a_source_that_cannot_accept_a_connection_accepts_the_next() -> None:
+    descriptor = os.memfd_create("proa-test-arena")
+    os.ftruncate(descriptor, LAYOUT.num_bytes)
+    arena = Arena(descriptor, LAYOUT)
+    os.close(descriptor)
+    init = Init(layout=LAYOUT, host="", port=0, rank=0, num_ranks=1, fingerprint=FINGERPRINT, since=0.0)
+    listener = FailingListener()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    with socket.create_connection(listener.getsockname(), timeout=MARGIN) as target:
+        Server(listener, arena, Index(arena, 0.0), init).serve_forever()
+        target.sendall(encode_request(blocks_request(hashes(1), wait_ms=0)))
+        assert target.recv(HEADER_BYTES, socket.MSG_WAITALL) == Header(Kind.END).encode()
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 100, 3000])
-def test_targets_that_die_take_no_place_at_the_source(num_bytes: int) -> None:
+def test_targets_that_die_take_no_place_at_the_source(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before they ask, within their request, and within its answer."""
+    monkeypatch.setattr("proa_engine.mover.server.MAX_CONNECTIONS", 4)
     chain = hashes(19)
     asked = encode_request(blocks_request([*chain, *hashes(150, salt=1)], wait_ms=60_000))
     with running_mover() as source, running_mover() as target:
         source.store(chain)
-        for _ in range(2):
-            peers = [socket.create_connection(("127.0.0.1", source.port)) for _ in range(MAX_CONNECTIONS)]
-            for peer in peers:
+        for _ in range(8):
+            with socket.create_connection(("127.0.0.1", source.port)) as peer:
                 peer.sendall(asked[:num_bytes])
-                peer.close()
         deadline, job_id = time.monotonic() + MARGIN, 1
         while True:  # the source notices soon
             target.fetch(make_job(source, chain, job_id=job_id))
