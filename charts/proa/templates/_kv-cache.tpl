@@ -96,12 +96,6 @@
 {{- if and $pool.diskCache.claimName (not $pool.diskCache.sizeGb) -}}
 {{- fail (printf "%s diskCache.claimName is set, but diskCache.sizeGb is 0." $at) -}}
 {{- end -}}
-{{- if and $pool.diskCache.claimName (or $pool.autoscaling.enabled $pool.keda.enabled (gt (int $pool.replicas) 1)) -}}
-{{- fail (printf "%s diskCache.claimName serves one pod: use replicas 1 without a scaler, or a pool for each claim." $at) -}}
-{{- end -}}
-{{- if and $pool.diskCache.claimName (ne (toString $pool.rollingUpdate.maxSurge) "0") -}}
-{{- fail (printf "%s diskCache.claimName serves one pod, but a rolling update would start a second one; set rollingUpdate to {maxUnavailable: 1, maxSurge: 0}." $at) -}}
-{{- end -}}
 {{- if $pool.kvTransfer.enabled -}}
 {{- $first := int .root.Values.engine.kvPort -}}
 {{- $last := sub (add $first (int $pool.tensorParallelSize)) 1 -}}

@@ -88,10 +88,7 @@ def test_a_disk_cache_without_a_claim_is_requested_as_ephemeral_storage() -> Non
 
 
 def test_a_disk_cache_on_a_claim_takes_none_of_the_nodes_disk() -> None:
-    values = pool(
-        hostCache__sizeGb=1, diskCache__sizeGb=10, diskCache__claimName="c", rollingUpdate__maxSurge=0,
-        rollingUpdate__maxUnavailable=1,
-    )  # fmt: skip
+    values = pool(hostCache__sizeGb=1, diskCache__sizeGb=10, diskCache__claimName="c")
     assert "ephemeral-storage" not in pod(values)["containers"][0]["resources"]["requests"]
 
 

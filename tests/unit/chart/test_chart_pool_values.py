@@ -56,7 +56,7 @@ CASES = {
     "enginePool.diskCache.claimName": Case(
         value="blocks", at=(*ENGINE_POD, "volumes"),
         contains={"name": "kv-disk", "persistentVolumeClaim": {"claimName": "blocks"}},
-        also={**DISK_CACHE, "enginePool.rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+        also=DISK_CACHE,
     ),
     "enginePool.diskCache.writeMbPerSecond": Case(
         value=500, at=ARGUMENTS, contains="--kv-disk-write-mb-per-second=500", also=DISK_CACHE

@@ -15,7 +15,6 @@ SQL = [{"name": "sql", "path": "/adapters/sql"}]
 ALL_SCALERS = {"enginePool.autoscaling.enabled": True, "enginePool.keda.enabled": True}
 SMALL_DISK = {"limits": {"ephemeral-storage": "10Gi"}}
 HOST = {"enginePool.hostCache.sizeGb": 1}
-CLAIM = {**HOST, "enginePool.diskCache.sizeGb": 1, "enginePool.diskCache.claimName": "c"}
 EXCHANGING = {**HOST, "enginePool.kvTransfer.enabled": True}
 PREFILL = {**EXCHANGING, "enginePool.role": "prefill"}
 KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
@@ -126,8 +125,6 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ({"enginePool.diskCache.sizeGb": 1}, "diskCache.sizeGb is set, but hostCache.sizeGb is 0"),
         ({"enginePool.kvTransfer.enabled": True}, "kvTransfer.enabled is set, but hostCache.sizeGb is 0"),
         ({"enginePool.diskCache.claimName": "c"}, "diskCache.claimName is set, but diskCache.sizeGb is 0"),
-        ({**CLAIM, "enginePool.replicas": 2}, "diskCache.claimName serves one pod: use replicas 1 without a scaler"),
-        (CLAIM, "but a rolling update would start a second one; set rollingUpdate to {maxUnavailable: 1, maxSurge: 0}"),
         (
             {**HOST, "enginePool.diskCache.sizeGb": 10, "enginePool.resources": SMALL_DISK},
             "the limit 10Gi of ephemeral-storage cannot hold diskCache, which takes up to 11 GiB in a container",
