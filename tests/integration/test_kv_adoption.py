@@ -1,7 +1,8 @@
 """An engine that is started again continues with the blocks that the one before it has left in host memory."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,6 +10,13 @@ from typing import Any
 import pytest
 
 from proa.contract import SamplingParams
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.core.mover import FromMover
+from proa_engine.core.operations import ResetPrefixCache
+from proa_engine.executor.movers import RankMovers
+from proa_engine.mover.messages import Adopt
+from proa_engine.worker import worker
+from proa_engine.worker.arena_memory import open_file
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import make_tiny_model
 
@@ -68,3 +76,78 @@ def test_a_restarted_engine_continues_with_the_blocks_of_the_one_before(
     assert [each.logprob for each in adopted.logprobs] == pytest.approx(
         [e.logprob for e in computed.logprobs], abs=1e-4
     )
+
+
+def restarted(folder: str, **config: Any) -> int:
+    """The cached tokens of the prompt in an engine of the built-in model that is started again."""
+    with build_core(builtin_model_folder(), **{**CONFIG, "kv_offloading_path": folder, **config}) as engine:
+        return ask(engine).num_cached_tokens
+
+
+def test_an_engine_of_another_configuration_begins_anew(folder: str) -> None:
+    assert restarted(folder) == 0
+    assert restarted(folder, kv_cache_dtype="fp8") == 0
+    assert restarted(folder) == 0, "its file was emptied"
+
+
+def test_nothing_from_before_a_reset_is_adopted(folder: str) -> None:
+    with build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder) as engine:
+        ask(engine)
+        engine.core.operate(ResetPrefixCache(time.time()))
+        engine.core.step()
+    assert restarted(folder) == 0
+
+
+def test_a_damaged_page_ends_the_prefix(folder: str) -> None:
+    assert restarted(folder) == 0
+    path = Path(folder) / "rank-0.arena"
+    content = bytearray(path.read_bytes())
+    with build_core(builtin_model_folder(), **CONFIG) as engine:
+        arena = engine.executor._worker._arena
+        assert arena is not None
+        layout = arena.memory.layout
+    start = layout.pages_offset + 4 * layout.page_bytes  # blocks are in pages in a row
+    content[start] ^= 1
+    path.write_bytes(content)
+    assert restarted(folder) == 4 * 16
+    assert restarted(folder) == NUM_CACHED, "the damaged block was computed and stored again"
+
+
+def test_a_second_engine_on_the_folder_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "open_file", partial(open_file, lock_seconds=0.1))
+    with (
+        build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder),
+        pytest.raises(ValueError, match=r"kv_offloading_path: .* is in use by another engine"),
+        build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder),
+    ):
+        pass
+
+
+def test_adopted_blocks_are_reported(folder: str) -> None:
+    assert restarted(folder) == 0
+    with build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder) as engine:
+        engine.core.follow_kv_events()
+        stored: dict[bytes, None] = {}
+        deadline = time.monotonic() + 20
+        while len(stored) < NUM_CACHED // 16 and time.monotonic() < deadline:
+            engine.core.wait_for_work(timeout=1.0)
+            outputs = engine.core.step()
+            if outputs is not None and outputs.kv_events is not None and outputs.kv_events.host is not None:
+                stored |= dict.fromkeys(outputs.kv_events.host.snapshot or ()) | outputs.kv_events.host.changes.stored
+        assert len(stored) == NUM_CACHED // 16 + 1  # the last one has generated tokens too
+
+
+def test_a_mover_that_dies_before_it_answers_adopts_nothing(folder: str) -> None:
+    assert restarted(folder) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankMovers, "listen", _listen_without_mover)
+        assert restarted(folder) == 0
+
+
+def _listen_without_mover(movers: RankMovers, on_message: Callable[[FromMover], None]) -> None:
+    """Kill the mover of the only rank before it is asked."""
+    movers._on_message = on_message
+    mover = movers._send.__self__._worker.mover  # type: ignore[attr-defined]
+    mover._process.kill()
+    mover._process.wait()
+    movers._send(Adopt())

@@ -1,21 +1,22 @@
 """Movers in threads of the test, over arenas of their own, driven by the messages that a worker sends."""
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Thread
 
 import msgspec
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import BlocksRequest
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
+    Adopt,
+    Adoption,
     Alive,
     Cancel,
     Copied,
@@ -33,6 +34,7 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.process import Mover
+from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory
 
 LAYOUT = ArenaLayout(num_pages=20, page_bytes=5000, num_states=3, state_bytes=(700, 64))
 FINGERPRINT = bytes(range(32))
@@ -135,6 +137,17 @@ class RunningMover:
         message.changes.checkpoints.apply(self.checkpoints_on_disk)
         self.counts = message.changes.counts
 
+    def adopted(self) -> list[Adopted]:
+        """Let the mover verify what an earlier engine has left."""
+        self.send(Adopt())
+        ranges: list[Adopted] = []
+        while not ranges or not ranges[-1].is_done:
+            message = self._reader.read()
+            assert isinstance(message, Adoption | Alive | OnDisk | Log), message
+            if isinstance(message, Adoption):
+                ranges.append(message.adopted)
+        return ranges
+
     def content(self, unit: int) -> bytes:
         return b"".join(bytes(buffer) for buffer in self.arena.buffers(unit))
 
@@ -154,14 +167,17 @@ def running_mover(
     num_ranks: int = 1,
     since: float = 100.0,
     disk: DiskSettings | None = None,
+    memory: ArenaMemory | None = None,
 ) -> Iterator[RunningMover]:
+    """`memory` None: anonymous, of this layout."""
     with ExitStack() as stack:
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
         stack.enter_context(theirs)
-        descriptor = os.memfd_create("proa-test-arena")
-        stack.callback(os.close, descriptor)
-        os.ftruncate(descriptor, layout.num_bytes)
+        if memory is None:
+            memory = replace(anonymous_memory(layout), since=since)
+            stack.callback(memory.close)
+        layout, descriptor = memory.layout, memory.descriptor
         thread = Thread(target=Mover(theirs, descriptor).run, daemon=True)
         thread.start()
         init = Init(
@@ -171,7 +187,8 @@ def running_mover(
             rank=rank,
             num_ranks=num_ranks,
             fingerprint=fingerprint,
-            since=since,
+            since=memory.since,
+            epoch=memory.epoch,
             disk=disk,
         )
         ours.sendall(encode(init))

@@ -3,7 +3,6 @@
 Neither is from torch's allocator of pinned memory, which rounds sizes up to powers of two.
 """
 
-import errno
 import fcntl
 import os
 import time
@@ -108,11 +107,9 @@ def _empty(descriptor: int, path: Path, layout: ArenaLayout, fingerprint: bytes,
         os.posix_fallocate(descriptor, 0, layout.num_bytes)
     except OSError as error:
         os.ftruncate(descriptor, 0)
-        if error.errno != errno.ENOSPC:
-            raise
         raise ValueError(
-            f"kv_offloading_path: {path.parent} has no room for {layout.num_bytes / 2**30:.2f} GiB: lower "
-            "kv_offloading_size, or make the folder larger"
+            f"kv_offloading_path: {path.parent} has no room for {layout.num_bytes / 2**30:.2f} GiB ({error.strerror}): "
+            "lower kv_offloading_size, or make the folder larger"
         ) from None
     since = time.time()
     epoch = Directory(descriptor, layout).initialize(fingerprint, rank, since)
