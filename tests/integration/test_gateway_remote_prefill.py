@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2
+from support.chat_images import image_engine, image_part, user
 from support.fake_engine import FakeEngine, say
 from support.gateway import PATIENT, RunningGateway, running_gateway, until
+from support.otlp import OtlpReceiver
 from support.routing import in_sync
 from support.scrape import Scrape
 
@@ -284,3 +286,57 @@ async def test_requests_wait_for_no_prefill_engine_after_the_last_decode_engine_
         await engines.first.stop()
         assert (await asyncio.wait_for(task, 5)).status_code == 503
         assert not engines.prefill.requests
+
+
+async def test_the_prefill_has_a_span_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        async with running() as (gateway, engines):
+            await complete(gateway)
+        spans = {span.name: span for span in receiver.spans}
+    attempt, prefill = spans["Generate"], spans["Prefill"]
+    assert attempt.parent_id == prefill.parent_id == spans["POST /v1/completions"].span_id
+    assert attempt.attributes["proa.kv.source"] == engines.prefill.address
+    assert attempt.attributes["proa.kv.fetched_tokens"] == NUM_CACHED
+    assert prefill.attributes["gen_ai.operation.name"] == "prefill"
+    assert prefill.attributes["server.port"] == int(engines.prefill.address.rpartition(":")[2])
+    assert not prefill.failed
+    (sent,) = engines.prefill.requests
+    assert prefill.span_id in sent.trace_headers["traceparent"]
+
+
+async def test_a_prefill_engine_without_the_adapter_is_not_used() -> None:
+    async with running() as (gateway, engines):
+        for engine in (engines.prefill, engines.first):
+            engine.lora_folders["/adapters/sql"] = "digest"
+        engines.first.loras["sql"] = service_pb2.Lora(name="sql", path="/adapters/sql", digest="digest")
+        await engines.first.send_loras()
+        models = gateway.gateway.models
+        await until(lambda: models.loras.get("sql") is not None)
+        await complete(gateway, model="sql")
+        assert not engines.prefill.requests
+        engines.prefill.loras["sql"] = engines.first.loras["sql"]
+        await engines.prefill.send_loras()
+        (client,) = [one for one in gateway.gateway.pool.engines if one.accepts_prefills]
+        await until(lambda: client.loras.has_name("sql"))
+        await complete(gateway, PROMPT[::-1], model="sql")
+        (request,) = engines.prefill.requests
+        assert (request.lora_name, request.lora_digest) == ("sql", "digest")
+
+
+async def test_the_prefill_engine_gets_the_pixels_of_images_too() -> None:
+    movers: dict[str, FakeEngine] = {}
+    async with (
+        image_engine(script=say("A cat."), movers=movers, role=service_pb2.ROLE_PREFILL) as prefill,
+        image_engine(script=say("A cat."), movers=movers, role=service_pb2.ROLE_DECODE) as decode,
+        running_gateway(prefill, decode, min_remote_prefill_tokens=16) as gateway,
+    ):
+        messages: Any = [user("What is this? " * 20, image_part(1))]
+        await gateway.openai.chat.completions.create(model="fake", messages=messages)
+        sizes = [
+            [len(image.pixels) for image in request.images] for one in (prefill, decode) for request in one.requests
+        ]
+        assert len(sizes) == 2
+        assert sizes[0] == sizes[1]
+        assert sizes[0][0] > 0

@@ -326,6 +326,11 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             await session.send(service_pb2.SessionResponse(draining=service_pb2.Draining()))
         await self._close_drained()
 
+    async def send_loras(self) -> None:
+        """Tell all sessions which adapters are loaded."""
+        for session in list(self._sessions):
+            await session.send(service_pb2.SessionResponse(loras=self._loaded_loras()))
+
     async def until(self, predicate: Callable[["FakeEngine"], bool], seconds: float | None = 10.0) -> None:
         """Wait until `predicate(self)` is true; it is checked after each request, abort, step and session."""
         if not predicate(self):
@@ -473,13 +478,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.name} is loaded")
         if known is None or known.digest != lora.digest:
             self.loras[request.name] = lora
-            await self._send_loras()
+            await self.send_loras()
         return service_pb2.LoadLoraResponse(lora=self.loras[request.name])
 
     async def UnloadLora(self, request: service_pb2.UnloadLoraRequest, context: Any) -> service_pb2.UnloadLoraResponse:
         if self.loras.pop(request.name, None) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no adapter has the name {request.name}")
-        await self._send_loras()
+        await self.send_loras()
         return service_pb2.UnloadLoraResponse()
 
     # Private
@@ -489,10 +494,6 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     def _loaded_loras(self) -> service_pb2.LoadedLoras:
         return service_pb2.LoadedLoras(loras=[self.loras[name] for name in sorted(self.loras)])
-
-    async def _send_loras(self) -> None:
-        for session in list(self._sessions):
-            await session.send(service_pb2.SessionResponse(loras=self._loaded_loras()))
 
     async def _read_session(self, session: _Caller, messages: AsyncIterator[service_pb2.SessionRequest]) -> None:
         async for message in messages:

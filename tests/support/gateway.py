@@ -89,8 +89,7 @@ async def running_gateway(
             await until(lambda: server.started)
             gateway: Gateway = server.lifespan.state["gateway"]
             if ready:
-                clients = gateway.pool.engines
-                await until(lambda: sum(one.usable or one.accepts_prefills for one in clients) == len(addresses))
+                await until(lambda: sum(one.accepts_requests for one in gateway.pool.engines) == len(addresses))
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             async with (

@@ -70,7 +70,7 @@ async def gateway(engines: Engines) -> AsyncIterator[RunningGateway]:
 
 
 def num_ready(gateway: RunningGateway) -> int:
-    return sum(one.usable or one.accepts_prefills for one in gateway.gateway.pool.engines)
+    return sum(one.accepts_requests for one in gateway.gateway.pool.engines)
 
 
 def prompt(index: int) -> list[int]:

@@ -203,7 +203,7 @@ async def _wait_until_ready(server: uvicorn.Server, serving: asyncio.Task[None],
             raise GatewayUnreachable("the gateway did not start")
         if server.started:
             gateway: Gateway = server.lifespan.state["gateway"]
-            if sum(engine.usable for engine in gateway.pool.engines) == num_engines:
+            if sum(engine.accepts_requests for engine in gateway.pool.engines) == num_engines:
                 return
         await asyncio.sleep(_POLL)
     addresses = ", ".join(config.engines)

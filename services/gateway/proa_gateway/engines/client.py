@@ -153,14 +153,20 @@ class EngineClient:
         return self.hello.model.model_name if self.hello is not None else None
 
     @property
+    def accepts_requests(self) -> bool:
+        """Whether new requests may be sent; to an engine that only prefills, only prefills."""
+        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
+        return accepts and self.breaker_state is not BreakerState.OPEN
+
+    @property
     def usable(self) -> bool:
-        """Whether new requests may be sent, except to an engine that only prefills."""
-        return self.role is not Role.PREFILL and self._accepts_requests
+        """Whether new requests that generate or pool may be sent."""
+        return self.role is not Role.PREFILL and self.accepts_requests
 
     @property
     def accepts_prefills(self) -> bool:
-        """Whether the engine only prefills, and new requests may be sent to it."""
-        return self.role is Role.PREFILL and self._accepts_requests
+        """Whether the engine only prefills, and new requests may be sent."""
+        return self.role is Role.PREFILL and self.accepts_requests
 
     @property
     def is_asleep(self) -> bool:
@@ -333,11 +339,6 @@ class EngineClient:
             self._on_change(self)
             session.close(reason)
         return reason, drained
-
-    @property
-    def _accepts_requests(self) -> bool:
-        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
-        return accepts and self.breaker_state is not BreakerState.OPEN
 
     def _host_hit_weight(self, model: ModelInfo) -> float:
         return host_hit_weight(model, self.load_stats)
