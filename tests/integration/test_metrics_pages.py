@@ -29,16 +29,19 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.mover import Fetched
+from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.mover import DiskChanges, Fetched
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.types import PlainTokens, StepOutputs
+from proa_engine.core.types import DiskCounts, PlainTokens, StepOutputs
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex
 from support.core import CoreRun, make_request
+from support.core import hash_block as core_hash_block
+from support.fake_disk import FakeDisk
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape
@@ -173,6 +176,48 @@ def test_engine_page_tells_what_came_from_other_engines() -> None:
     assert page.value("proa_engine_kv_fetch_failures_total") == 1
     assert page.value("proa_engine_kv_fetched_bytes_total") == 70
     assert page.value("proa_engine_kv_fetch_seconds_total") > 0
+
+
+def test_engine_page_tells_what_came_from_disk() -> None:
+    run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1), disk=FakeDisk())
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    assert run.mover is not None
+    prompt, hashes = range(17), KvChanges()
+    parent = b"root"
+    for start in range(0, 16, 4):
+        parent = core_hash_block(parent, prompt[start : start + 4], [])
+        hashes.store(parent)
+    counts = DiskCounts(
+        num_bytes=300,
+        max_bytes=400,
+        num_written_bytes=500,
+        num_read_bytes=70,
+        num_skipped=8,
+        num_damaged=9,
+        num_errors=2,
+    )
+    run.core.take_from_mover(DiskChanges(blocks=hashes, checkpoints=KvChanges(), counts=counts))
+    run.core.submit(make_request(prompt=prompt))
+    run.core.step()
+    (job,) = run.mover.jobs.values()
+    run.core.abort(["a"])  # its pages hold nothing
+    run.core.take_from_mover(Fetched(job_id=job.job_id, num_blocks=3, num_bytes=70, is_done=True, error="damaged"))
+    run.core.step()
+    metrics.observe_outputs(StepOutputs([], run.core.stats(), 0.0, 1))
+    page = scrape(registry)
+    assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="CPU_to_disk") == 500
+    assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="disk_to_CPU") == 70
+    assert page.value("lmcache:local_storage_usage") == 300
+    assert page.value("proa_engine_kv_disk_usage_perc") == 0.75
+    assert page.value("proa_engine_kv_disk_blocks") == 4
+    assert page.value("proa_engine_kv_disk_reads_total") == 1
+    assert page.value("proa_engine_kv_disk_read_failures_total") == 1
+    assert page.value("proa_engine_kv_disk_read_tokens_total") == 12
+    assert page.value("proa_engine_kv_disk_read_seconds_total") > 0
+    assert page.value("proa_engine_kv_disk_writes_skipped_total") == 8
+    assert page.value("proa_engine_kv_disk_damaged_total") == 9
+    assert page.value("proa_engine_kv_disk_errors_total") == 2
+    assert page.value("proa_engine_kv_fetches_total") == 0
 
 
 def test_engine_page_tells_what_the_cache_holds() -> None:

@@ -103,7 +103,19 @@ def test_waiting_for_another_engine_has_a_span(receiver: OtlpReceiver) -> None:
     (fetch,) = (span for span in receiver.spans if span.name == "kv.fetch")
     assert seconds(fetch.start, fetch.end) == 1.5
     assert (fetch.attributes["proa.kv.fetched_tokens"], fetch.attributes["proa.kv.fetched_bytes"]) == (48, 3000)
+    assert fetch.attributes["proa.kv.tier"] == "engine"
     assert fetch.attributes["error.type"] == "fetch"
+
+
+def test_waiting_for_the_disk_has_a_span(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
+    finished.disk_read = KvFetch(QUEUED, SCHEDULED, 48, 3000)
+    tracer.observe_outputs([finished])
+    tracer.shutdown()
+    (fetch,) = (span for span in receiver.spans if span.name == "kv.fetch")
+    assert fetch.attributes["proa.kv.tier"] == "disk"
 
 
 def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpReceiver) -> None:

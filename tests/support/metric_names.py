@@ -11,7 +11,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.types import FetchCounts
+from proa_engine.core.types import DiskCounts, DiskOccupancy, FetchCounts
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -28,7 +28,8 @@ def engine_metrics() -> set[str]:
     groups = CacheGroups(num_blocks=1, block_size=16)
     manager = KVCacheManager(groups, hash_block=hash_block, host=HostTierConfig(num_pages=1))
     config = EngineConfig(model="m")
-    occupancy = replace(manager.occupancy, fetches=FetchCounts())
+    disk = DiskOccupancy(0, DiskCounts(), FetchCounts())
+    occupancy = replace(manager.occupancy, fetches=FetchCounts(), disk=disk)
     metrics = EngineMetrics(
         CollectorRegistry(), config, cache_groups=groups, max_model_len=16, occupancy=lambda: occupancy
     )

@@ -16,7 +16,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.types import CacheOccupancy, FetchCounts, HostOccupancy, StepOutputs
+from proa_engine.core.types import CacheOccupancy, DiskOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
@@ -188,18 +188,24 @@ class EngineMetrics:
         text = "Slots for the recurrent states of one request, by use."
         yield gauge_by_label("proa_engine_state_slots", text, self._labels, "use", states)
         if cache.host is not None:
-            yield from self._host_metrics(cache.host)
+            yield from self._host_metrics(cache.host, cache.disk)
         if cache.fetches is not None:
             yield from self._fetch_metrics(cache.fetches)
+        if cache.disk is not None:
+            yield from self._disk_metrics(cache.disk)
 
-    def _host_metrics(self, host: HostOccupancy) -> Iterator[Metric]:
+    def _host_metrics(self, host: HostOccupancy, disk: DiskOccupancy | None) -> Iterator[Metric]:
         labels, text = self._labels, "Pages of host memory that hold blocks of the prefix cache, 0 to 1."
         usage = host.num_cached_pages / host.num_pages
         yield gauge("vllm:kv_offload_cpu_cache_usage_perc", text, labels, usage)
         moved = CounterByLabel("transfer_type")
         moved.counts["GPU_to_CPU"] = host.num_stored_pages * host.page_bytes
         moved.counts["CPU_to_GPU"] = host.num_loaded_pages * host.page_bytes
-        text = "Bytes copied between the device and host memory on one rank, without recurrent states."
+        if disk is not None:
+            num_ranks = self._config.tensor_parallel_size
+            moved.counts["CPU_to_disk"] = disk.counts.num_written_bytes // num_ranks
+            moved.counts["disk_to_CPU"] = disk.counts.num_read_bytes // num_ranks
+        text = "Bytes copied on one rank between device, host memory and disk, without states between the first two."
         yield counter("vllm:kv_offload_total_bytes", text, labels, moved)
         text = "Blocks that were not stored in host memory, because too many waited or no page was free."
         yield counter("vllm:kv_offload_stores_skipped", text, labels, host.num_skipped_stores)
@@ -215,6 +221,24 @@ class EngineMetrics:
             ("fetch_seconds", "Time that requests waited for fetches, in seconds.", fetches.seconds),
         ):
             yield counter(f"proa_engine_kv_{name}", text, self._labels, value)
+
+    def _disk_metrics(self, disk: DiskOccupancy) -> Iterator[Metric]:
+        labels, counts, reads = self._labels, disk.counts, disk.reads
+        text = "Size of the KV cache's files on disk in bytes, of all ranks."
+        yield gauge("lmcache:local_storage_usage", text, labels, counts.num_bytes)
+        text = "Share of the configured size that the files on disk have, 0 to 1."
+        yield gauge("proa_engine_kv_disk_usage_perc", text, labels, counts.num_bytes / max(counts.max_bytes, 1))
+        yield gauge("proa_engine_kv_disk_blocks", "Blocks that all ranks have on disk.", labels, disk.num_blocks)
+        for name, text, value in (
+            ("reads", "Reads of prefixes from disk that ended.", reads.num_fetches),
+            ("read_failures", "Reads that ended with an error.", reads.num_failed_fetches),
+            ("read_tokens", "Tokens whose blocks came from disk.", reads.num_fetched_tokens),
+            ("read_seconds", "Time that requests waited for reads from disk, in seconds.", reads.seconds),
+            ("writes_skipped", "Blocks not written: too many waited, or writing stopped.", counts.num_skipped),
+            ("damaged", "Blocks on disk that could not be read or had a wrong checksum.", counts.num_damaged),
+            ("errors", "Errors of the disk, after each of which nothing is written for a minute.", counts.num_errors),
+        ):
+            yield counter(f"proa_engine_kv_disk_{name}", text, labels, value)
 
     def _waiting_by_reason(self) -> Metric:
         deferred = self._stats.num_deferred_reqs

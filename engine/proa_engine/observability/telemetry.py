@@ -121,7 +121,9 @@ class EngineTracer:
         end = _nanoseconds(finished[-1]) if finished else time.time_ns()
         self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
         if output.fetch is not None:
-            self._fetch_span(traced, output.fetch)
+            self._fetch_span(traced, output.fetch, tier="engine")
+        if output.disk_read is not None:
+            self._fetch_span(traced, output.disk_read, tier="disk")
         if output.load is not None:
             self._load_span(traced, output.load)
         traced.span.set_attributes(
@@ -136,11 +138,12 @@ class EngineTracer:
             set_error(traced.span, error_type, output.error)
         traced.span.end(end)
 
-    def _fetch_span(self, traced: _TracedRequest, fetch: KvFetch) -> None:
-        """Make the span of the time in which the request waited for blocks from another engine."""
+    def _fetch_span(self, traced: _TracedRequest, fetch: KvFetch, tier: str) -> None:
+        """Make the span of the time in which the request waited for blocks from another engine, or from disk."""
         context = trace.set_span_in_context(traced.span, Context())
         span = self._tracer.start_span("kv.fetch", context, start_time=_nanoseconds(fetch.started))
-        span.set_attributes({"proa.kv.fetched_tokens": fetch.num_tokens, "proa.kv.fetched_bytes": fetch.num_bytes})
+        amounts = {"proa.kv.fetched_tokens": fetch.num_tokens, "proa.kv.fetched_bytes": fetch.num_bytes}
+        span.set_attributes({"proa.kv.tier": tier, **amounts})
         if fetch.error:
             set_error(span, "fetch", fetch.error)
         span.end(_nanoseconds(fetch.ended))
