@@ -41,14 +41,16 @@ class RunningMover:
         return times.user + times.system
 
 
-def start(layout: ArenaLayout) -> RunningMover:
+def start(layout: ArenaLayout, fingerprint: bytes = bytes(32)) -> RunningMover:
     descriptor = os.memfd_create("proa-bench")
     os.ftruncate(descriptor, layout.num_bytes)
     control, theirs = socket.socketpair()
     command = [sys.executable, "-m", "proa_engine", "mover", "--control", str(theirs.fileno()), "--arena"]
     process = subprocess.Popen([*command, str(descriptor)], pass_fds=(theirs.fileno(), descriptor))
     theirs.close()
-    init = Init(layout=layout, host="127.0.0.1", port=0, rank=0, num_ranks=1, fingerprint=bytes(32), since=time.time())
+    init = Init(
+        layout=layout, host="127.0.0.1", port=0, rank=0, num_ranks=1, fingerprint=fingerprint, since=time.time()
+    )
     control.sendall(encode(init))
     reader: FrameReader[ToWorker] = FrameReader(control, msgspec.msgpack.Decoder(ToWorker))
     listening = reader.read()
