@@ -11,6 +11,19 @@ from support.fake_host import FakeHost
 GARBAGE = "unfinished"  # in pages that a job may write
 
 
+class Never(random.Random):
+    """Ends no job by itself, and delivers all that there is."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+    def choice(self, seq: Sequence[object]) -> object:  # type: ignore[override]
+        return seq[-1]
+
+
 class FakeMover:
     """It writes any page of a job at any time between the end of the copies before the job and the job's end.
 

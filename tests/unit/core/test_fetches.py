@@ -1,6 +1,5 @@
 """Blocks that new requests fetch from another engine: what waits for what, and what a page may hold when."""
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,22 +12,10 @@ from proa_engine.core.mover import FetchJob
 from proa_engine.core.operations import Sleep, WakeUp
 from support.core import CoreRun, make_request
 from support.fake_grammar import fake_grammar
+from support.fake_mover import Never
 
 PROMPT = tuple(range(1, 34))  # eight full blocks of 4, and one token
 PEER = KvSource(addresses=("peer:50061",))
-
-
-class Never(random.Random):
-    """Ends no job by itself, and delivers all that there is."""
-
-    def random(self) -> float:
-        return 1.0
-
-    def randint(self, a: int, b: int) -> int:
-        return b
-
-    def choice(self, seq: Sequence[object]) -> object:  # type: ignore[override]
-        return seq[-1]
 
 
 def make_run(*, num_pages: int = 100, min_load_tokens: int = 1, num_blocks: int = 64, block_size: int = 4) -> CoreRun:
