@@ -5,8 +5,8 @@
     python3 benchmarks/gpu_report.py --call 3 --out third --earlier first second
 
 Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); three fill the tables, a fourth
-one measures the rest; without --call, everything is run in one go. Writes results.json after every figure, log.txt with
-all that was printed, and report.md.
+one measures the rest, a fifth one the tiers of the KV cache; without --call, everything is run in one go. Writes
+results.json after every figure, log.txt with all that was printed, and report.md.
 
 What results.json or --earlier has, of the same kind of GPU, is not measured again, and tests that passed are not run
 again; --again names exceptions. What fails, hangs or takes too long is noted, tried again by the next run, and ends
@@ -186,7 +186,7 @@ def _environment(env: dict[str, str], site: Path) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--call", type=int, choices=(1, 2, 3, 4), help="a part of ten minutes (default: all)")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3, 4, 5), help="a part of ten minutes (default: all)")
     parser.add_argument("--stages", nargs="*", metavar="NAME", help="only these stages")
     parser.add_argument("--earlier", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of other runs")
     parser.add_argument("--again", nargs="*", default=[], metavar="STAGE/WORKLOAD", help="patterns: measure these anew")

@@ -1,11 +1,12 @@
 """Time to the first token of a prompt whose KV cache is on the device, in host memory, in another engine, or nowhere.
 
     python benchmarks/kv_tiers.py --model builtin
-    python benchmarks/kv_tiers.py --model Qwen3-0.6B --layers 4 --lengths 256 1024
+    python benchmarks/kv_tiers.py --model Qwen3-0.6B --layers 4 --workloads tiers-256 tiers-1024
 
 One request at a time, greedy. A prompt is computed; asked again; then the device's cache is filled with other prompts,
 and it is asked a third time, from the host; then a second engine in this process, which never saw it, fetches it. The
-best of several rounds, and their median.
+best of several rounds, and their median. `tiers-L`: prompts of L tokens. A record's value is the best time from the
+host; its rate counts all of the prompt's keys and values over what the host takes longer than the device.
 """
 
 import argparse
@@ -15,16 +16,21 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from real_shapes import SHAPES
+from records import write_json
 
+from engine import machine
 from proa.contract import EngineCoreRequest, KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, load_engine
 
 BLOCK_SIZE = 16
+TIERS = ("computed", "device", "host", "peer")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -68,7 +74,7 @@ def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int)
     source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports))
     capacity = parts.limits.lengths.cache_capacity
     others = -(-capacity // length) + 1  # prompts that fill the device
-    found: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "peer": []}
+    found: dict[str, list[float]] = {tier: [] for tier in TIERS}
     for _ in range(num_rounds):
         prompt = prompts.make(length)
         for tier in found:
@@ -82,43 +88,75 @@ def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int)
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def record(parts: EngineParts, length: int, found: dict[str, list[float]]) -> dict[str, Any]:
+    best = {tier: min(times) for tier, times in found.items()}
+    host = parts.core.cache_occupancy().host
+    assert host is not None
+    num_bytes = length // BLOCK_SIZE * host.page_bytes
+    rate = num_bytes / max(best["host"] - best["device"], 1e-3) / 1e6
+    others = ", ".join(f"{tier} {best[tier]:.2f}" for tier in TIERS if tier != "host")
+    return {"value": best["host"], "unit": "ms", "note": f"{others}; {rate:.1f} GB/s", "tiers": found}
+
+
+def make_config(arguments: argparse.Namespace, folder: Path) -> EngineConfig:
+    longest = max(map(length_of, arguments.workloads))
+    return EngineConfig(
+        model=str(folder),
+        load_format="auto" if arguments.model == "builtin" else "dummy",
+        skip_tokenizer_init=True,
+        max_model_len=longest + BLOCK_SIZE,
+        max_num_seqs=8,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
+        kv_offloading_size=arguments.host_gib,
+        kv_transfer_address="127.0.0.1:0",
+    )
+
+
+def length_of(workload: str) -> int:
+    return int(workload.removeprefix("tiers-"))
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="builtin", choices=["builtin", *SHAPES])
     parser.add_argument("--layers", type=int, help="of a real shape (default: all)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 1024, 2000])
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        default=["tiers-128", "tiers-256", "tiers-1024", "tiers-2000"],
+        metavar="NAME",
+        help="tiers-L: of prompts of L tokens",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--host-gib", type=float, default=2.0)
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as directory:
+    parser.add_argument("--json", type=Path, help="write the records to this file, after each workload")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    document: dict[str, Any] = {"machine": machine(), "records": {}}
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         folder = builtin_model_folder()
         if arguments.model != "builtin":
             folder = Path(directory)
             changes = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
             (folder / "config.json").write_text(json.dumps(SHAPES[arguments.model] | changes))
-        longest = max(arguments.lengths)
-        config = EngineConfig(
-            model=str(folder),
-            load_format="auto" if arguments.model == "builtin" else "dummy",
-            skip_tokenizer_init=True,
-            max_model_len=longest + BLOCK_SIZE,
-            max_num_seqs=8,
-            block_size=BLOCK_SIZE,
-            num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
-            kv_offloading_size=arguments.host_gib,
-            kv_transfer_address="127.0.0.1:0",
-        )
+        config = make_config(arguments, folder)
         parts, peer = load_engine(config, print), load_engine(config, print)
-        try:
-            print("tokens; ms (best, median): computed, device, host, peer; times faster: host, peer")
-            for length in arguments.lengths:
-                found = measure(parts, peer, length, arguments.rounds)
-                cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
-                ratios = [min(found["computed"]) / min(found[tier]) for tier in ("host", "peer")]
-                print(f"{length:>7} {' '.join(cells)}  {ratios[0]:.1f} {ratios[1]:.1f}", flush=True)
-        finally:
-            parts.shutdown()
-            peer.shutdown()
+        stack.callback(parts.shutdown)
+        stack.callback(peer.shutdown)
+        print("tokens; ms (best, median): computed, device, host, peer; times faster: host, peer")
+        for workload in arguments.workloads:
+            length = length_of(workload)
+            found = measure(parts, peer, length, arguments.rounds)
+            cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
+            ratios = [min(found["computed"]) / min(found[tier]) for tier in ("host", "peer")]
+            print(f"{length:>7} {' '.join(cells)}  {ratios[0]:.1f} {ratios[1]:.1f}", flush=True)
+            document["records"][workload] = record(parts, length, found)
+            if arguments.json is not None:
+                write_json(arguments.json, document)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 Engines are processes with the same number of threads together: two for the one, one for each of the two. The streams
 decode all the time. Every `--interval` seconds a new prompt of `--length` tokens asks for a few tokens: of the one
 engine; or of the prefill engine, with `prefill_only`, and at the same time of the decode engine, with the other one as
-source of blocks, as a gateway does. `idle`: the streams alone, in the decode engine.
+source of blocks, as a gateway does. `idle`: the streams alone. A record's value is the 99th percentile of the
+milliseconds between tokens of the streams.
 """
 
 import argparse
@@ -24,7 +25,9 @@ from typing import Any
 import grpc
 from closed_loop import percentile
 from real_shapes import SHAPES
+from records import write_json
 
+from engine import machine
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from support.engine_client import engine_request
 from support.processes import engine_process
@@ -138,20 +141,32 @@ def run(mode: str, arguments: Sequence[str], options: argparse.Namespace) -> dic
     return {"mode": mode} | {f"{name}_ms": round(value * 1e3, 1) for name, value in shown.items()} | counts
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def record(figures: dict[str, Any]) -> dict[str, Any]:
+    note = ", ".join(f"{name} {value}" for name, value in figures.items() if name not in ("mode", "gap_p99_ms"))
+    return {"value": figures["gap_p99_ms"], "unit": "ms", "note": note}
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="builtin", choices=["builtin", *SHAPES])
     parser.add_argument("--layers", type=int, help="of a real shape (default: all)")
-    parser.add_argument("--modes", nargs="+", default=list(_MODES), choices=_MODES)
+    parser.add_argument("--workloads", nargs="+", default=list(_MODES), choices=_MODES)
+    parser.add_argument("--engine-arguments", nargs="+", default=[], metavar="NAME=VALUE", help="without their dashes")
+    parser.add_argument("--json", type=Path, help="write the records to this file, after each workload")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--length", type=int, default=1500, help="tokens of a long prompt")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds from one long prompt to the next")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--max-num-batched-tokens", type=int, help="of a step (default: the engine's)")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(argv)
+    document: dict[str, Any] = {"machine": machine(), "records": {}}
     with tempfile.TemporaryDirectory() as directory:
         arguments = ["--skip-tokenizer-init", "--kv-offloading-size=1", "--kv-transfer-address=127.0.0.1:0"]
-        arguments += ["--kv-cache-memory-bytes=536870912"]
+        arguments += [f"--{argument}" for argument in options.engine_arguments]
         if options.model == "builtin":
             arguments += ["--model=builtin"]
         else:
@@ -160,8 +175,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             arguments += [f"--model={directory}", "--load-format=dummy", f"--max-model-len={options.length + 512}"]
         if options.max_num_batched_tokens is not None:
             arguments += [f"--max-num-batched-tokens={options.max_num_batched_tokens}"]
-        for mode in options.modes:
-            print(json.dumps(run(mode, arguments, options)), flush=True)
+        for mode in options.workloads:
+            figures = run(mode, arguments, options)
+            print(json.dumps(figures), flush=True)
+            document["records"][mode] = record(figures)
+            if options.json is not None:
+                write_json(options.json, document)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
 NGRAM = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}'
 INVARIANT = '{"batch_invariant": true}'
+HOST = '{"kv_offloading_size": 16}'
 # Kernels before the models made of them, and those before engines. Other files come in between.
 _FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
 _LAST_TESTS = ("models", "invariance", "engine")
@@ -132,6 +133,13 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 45, NGRAM, prefix="ngram/"),
             _engine("gpt-oss-20b", _profiles(*_FIRST_PROFILES), 50, '{"max_num_seqs": 512}'),
         ),
+        (
+            _engine("Llama-3.1-8B", ("mixed", *_DECODES), 90, HOST, prefix="host/"),
+            _engine("Qwen3-0.6B", ("mixed", *_DECODES), 70, HOST, prefix="host/"),
+            _tiers("Llama-3.1-8B", 120),
+            _tiers("Qwen3-0.6B", 90),
+            _prefill_decode("Qwen3-0.6B", 160),
+        ),
     ]
 
 
@@ -227,6 +235,34 @@ def _over_http(model: str, workloads: tuple[str, ...], seconds: float) -> Step:
         program="serve.py",
         workloads=workloads,
         arguments=(f"--model={model}",),
+        seconds=seconds,
+        needs="http",
+    )
+
+
+def _tiers(model: str, seconds: float) -> Step:
+    """Host loads and fetches against prefill."""
+    return Step(
+        stage=model,
+        program="kv_tiers.py",
+        workloads=("tiers-1024", "tiers-8192"),
+        arguments=(f"--model={model}", "--host-gib=16"),
+        prefix="host/",
+        seconds=seconds,
+    )
+
+
+def _prefill_decode(model: str, seconds: float) -> Step:
+    """Two engines share the card, in two processes."""
+    return Step(
+        stage=model,
+        program="prefill_decode.py",
+        workloads=("idle", "one", "two"),
+        arguments=(
+            *(f"--model={model}", "--streams=32", "--length=8192"),
+            *("--engine-arguments", "gpu-memory-utilization=0.4"),
+        ),
+        prefix="streams/",
         seconds=seconds,
         needs="http",
     )

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kv_tiers
+import prefill_decode
 import pytest
 from gpu_report import Reporter
 from records import Results, write_json
 from report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
 
+import engine
 from report_tables import yardstick
 from watched import Outcome
 
@@ -62,8 +65,20 @@ def test_the_third_call_profiles_long_prompts_and_measures_what_the_tables_still
     assert {name for _, name in figures(4)} >= missing
 
 
+def test_the_fifth_call_measures_the_tiers_of_the_kv_cache() -> None:
+    models = ("Llama-3.1-8B", "Qwen3-0.6B")
+    decodes = {"host/mixed", "host/decode-1", "host/decode-64", "host/decode-256"}
+    streams = {"streams/idle", "streams/one", "streams/two"}
+    assert names_of(5, models[0]) == decodes | {"host/tiers-1024", "host/tiers-8192"}
+    assert names_of(5, models[1]) == names_of(5, models[0]) | streams
+    for step in calls()[4]:
+        program = {"kv_tiers.py": kv_tiers, "prefill_decode.py": prefill_decode, "engine.py": engine}[step.program]
+        parsed = program.parser().parse_args(step.command(step.workloads, Path("out.json"))[2:])
+        assert tuple(parsed.workloads) == step.workloads
+
+
 def test_every_call_begins_with_the_smoke_tests() -> None:
-    assert all(steps_of(call)[0] == smoke() for call in (1, 2, 3, 4, None))
+    assert all(steps_of(call)[0] == smoke() for call in (1, 2, 3, 4, 5, None))
 
 
 def test_a_test_that_hangs_ends_before_the_step_of_the_smoke_tests() -> None:
