@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
+from proa_engine.config import TransferTls
 from proa_engine.core.mover import FetchJob
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
@@ -41,7 +42,7 @@ class RunningMover:
         return times.user + times.system
 
 
-def start(layout: ArenaLayout, fingerprint: bytes = bytes(32)) -> RunningMover:
+def start(layout: ArenaLayout, fingerprint: bytes = bytes(32), tls: TransferTls | None = None) -> RunningMover:
     descriptor = os.memfd_create("proa-bench")
     os.ftruncate(descriptor, layout.num_bytes)
     control, theirs = socket.socketpair()
@@ -49,7 +50,14 @@ def start(layout: ArenaLayout, fingerprint: bytes = bytes(32)) -> RunningMover:
     process = subprocess.Popen([*command, str(descriptor)], pass_fds=(theirs.fileno(), descriptor))
     theirs.close()
     init = Init(
-        layout=layout, host="127.0.0.1", port=0, rank=0, num_ranks=1, fingerprint=fingerprint, since=time.time()
+        layout=layout,
+        host="127.0.0.1",
+        port=0,
+        rank=0,
+        num_ranks=1,
+        fingerprint=fingerprint,
+        since=time.time(),
+        tls=tls,
     )
     control.sendall(encode(init))
     reader: FrameReader[ToWorker] = FrameReader(control, msgspec.msgpack.Decoder(ToWorker))
@@ -94,11 +102,15 @@ def main() -> None:
     parser.add_argument("--page-kib", type=int, default=2048, help="size of a page in KiB")
     parser.add_argument("--mib", type=int, default=256, help="MiB to send in each round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--tls", nargs=3, metavar="FILE", help="certificate for proa-engine, its key and its authority (PEM)"
+    )
     arguments = parser.parse_args()
     num_pages = arguments.mib * 1024 // arguments.page_kib
     layout = ArenaLayout(num_pages=num_pages, page_bytes=arguments.page_kib * 1024)
     chain = [index.to_bytes(16, "little") for index in range(num_pages)]
-    source, target = start(layout), start(layout)
+    tls = None if arguments.tls is None else TransferTls(*arguments.tls)
+    source, target = start(layout, tls=tls), start(layout, tls=tls)
     fill(source, chain)
     fetch(source, target, chain, 0)  # waits for the checksums
     rounds = [fetch(source, target, chain, job_id) for job_id in range(1, arguments.rounds + 1)]

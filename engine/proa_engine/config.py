@@ -23,6 +23,15 @@ Role = Literal["both", "prefill", "decode"]
 _ADDRESS = re.compile(r".*:\d{1,5}")
 
 
+@dataclass(frozen=True, slots=True)
+class TransferTls:
+    """Paths of the PEM files with which movers of engines know each other."""
+
+    certificate: str
+    key: str
+    authority: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Raises `ValueError` naming the field that is out of range. `None`: the engine chooses by model and machine."""
@@ -81,8 +90,9 @@ class EngineConfig:
     )
     kv_transfer_address: str | None = option(
         None,
-        "HOST:PORT on which rank 0 exchanges KV cache blocks with other engines, in plaintext; rank r listens on the "
-        "port plus r; port 0: any free port; empty host: all addresses. Needs kv_offloading_size (default: none)",
+        "HOST:PORT on which rank 0 exchanges KV cache blocks with other engines; rank r listens on the port plus r; "
+        "port 0: any free port; empty host: all addresses. With the engine's certificate and authority (--tls-cert, "
+        "--tls-ca) if it has them, otherwise in plaintext. Needs kv_offloading_size (default: none)",
         metavar="HOST:PORT",
     )
     kv_offloading_path: str | None = option(
@@ -107,6 +117,9 @@ class EngineConfig:
         "what gateways send to this engine. `prefill`: the prompts of requests that another engine answers; `decode`: "
         "requests, of which engines of role prefill compute the long prompts. The engine itself rejects neither. "
         "prefill and decode need kv_transfer_address",
+    )
+    kv_transfer_tls: TransferTls | None = option(
+        None, "certificate with which KV cache blocks are exchanged; None: in plaintext", internal=True
     )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")

@@ -9,7 +9,9 @@ import pytest
 
 from proa.contract import KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
+from proa_engine.config import TransferTls
 from proa_engine.core.operations import ResetPrefixCache
+from support.certificates import signed
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import make_tiny_model
 
@@ -70,6 +72,19 @@ def test_an_engine_continues_with_the_blocks_of_another(family: str, tmp_path: P
         fetched = ask(second, "b", source_of(first))
         assert (computed.num_cached_tokens, fetched.num_cached_tokens) == (0, 144)
         assert_equal(fetched, computed)
+
+
+def test_engines_with_certificates_exchange_blocks_with_each_other_only(tmp_path: Path) -> None:
+    folder, made = builtin_model_folder(), signed(tmp_path / "certificates")
+    tls = TransferTls(str(made.certificate), str(made.key), str(made.authority))
+    with build_core(folder, **CONFIG, kv_transfer_tls=tls) as first:
+        computed = ask(first, "a")
+        with build_core(folder, **CONFIG, kv_transfer_tls=tls) as second:
+            fetched = ask(second, "b", source_of(first))
+        with build_core(folder, **CONFIG) as third:
+            assert ask(third, "c", source_of(first)).num_cached_tokens == 0
+    assert fetched.num_cached_tokens == 144
+    assert_equal(fetched, computed)
 
 
 def test_engines_that_differ_compute() -> None:

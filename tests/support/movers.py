@@ -8,6 +8,7 @@ from threading import Thread
 
 import msgspec
 
+from proa_engine.config import TransferTls
 from proa_engine.core.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
@@ -168,6 +169,7 @@ def running_mover(
     since: float = 100.0,
     disk: DiskSettings | None = None,
     memory: ArenaMemory | None = None,
+    tls: TransferTls | None = None,
 ) -> Iterator[RunningMover]:
     """`memory` None: anonymous, of this layout."""
     with ExitStack() as stack:
@@ -190,6 +192,7 @@ def running_mover(
             since=memory.since,
             epoch=memory.epoch,
             disk=disk,
+            tls=tls,
         )
         ours.sendall(encode(init))
         reader: FrameReader[ToWorker] = FrameReader(ours, msgspec.msgpack.Decoder(ToWorker))

@@ -23,6 +23,7 @@ from proa_engine.mover.frames import (
 )
 from proa_engine.mover.index import STATE, Index, Key
 from proa_engine.mover.messages import Init
+from proa_engine.mover.tls import Tls
 
 _BUFFER_BYTES = 1 << 18  # of small reads; larger ones go straight into the arena
 _GRACE_SECONDS = 1.0  # beyond `wait_ms`, after which the source ends its answer itself
@@ -41,12 +42,21 @@ class _Received:
 
 
 class Client:
-    """Runs jobs. `on_end` is called once for each, from its thread, when nothing is written any more."""
+    """Runs jobs. `on_end` is called once for each, from its thread, when nothing is written any more. `tls` None: in
+    plaintext."""
 
-    def __init__(self, arena: Arena, index: Index, init: Init, on_end: Callable[[Fetched], None]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        index: Index,
+        init: Init,
+        on_end: Callable[[Fetched], None],
+        tls: Tls | None = None,
+    ) -> None:
         self._arena = arena
         self._index = index
         self._init = init
+        self._tls = tls
         self._on_end = on_end
         self._lock = Lock()
         self._connections: dict[int, socket.socket | None] = {}  # by job id; None: not connected yet
@@ -66,7 +76,8 @@ class Client:
             connection = self._connections.pop(job_id, None)
             if connection is not None:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # An `SSLSocket` must not be shut down beside a thread that reads from it.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def _run(self, job: FetchJob, num_resets: int) -> None:
         received, error = _Received(), ""
@@ -104,10 +115,22 @@ class Client:
                     raise BadFrame("the request was aborted")
                 self._connections[job.job_id] = connection
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(encode_request(_request(job, init)))
-            with BufferedReader(SocketIO(connection, "r"), _BUFFER_BYTES) as stream:
-                while (header := read_header(stream)).kind != Kind.END:
-                    self._take(stream, header, job, received)
+            if self._tls is None:
+                self._exchange(connection, job, received)
+                return
+            with self._tls.connect(connection) as wrapped:
+                with self._lock:
+                    if job.job_id not in self._connections:
+                        raise BadFrame("the request was aborted")
+                    self._connections[job.job_id] = wrapped
+                self._exchange(wrapped, job, received)
+
+    def _exchange(self, connection: socket.socket, job: FetchJob, received: _Received) -> None:
+        """Send the job's request and take the answer."""
+        connection.sendall(encode_request(_request(job, self._init)))
+        with BufferedReader(SocketIO(connection, "r"), _BUFFER_BYTES) as stream:
+            while (header := read_header(stream)).kind != Kind.END:
+                self._take(stream, header, job, received)
 
     def _take(self, stream: "BufferedReader[SocketIO]", header: Header, job: FetchJob, received: _Received) -> None:
         """Take a frame. Raises `BadFrame` for one that the job has no place for."""

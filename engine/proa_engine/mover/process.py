@@ -37,6 +37,7 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.server import Server
+from proa_engine.mover.tls import Tls
 
 _ALIVE_SECONDS = 1.0
 
@@ -66,7 +67,11 @@ class Mover:
             return 0
         assert isinstance(init, Init)
         try:
+            tls = None if init.tls is None else Tls(init.tls)
             listener = None if init.port is None else _listen(init.host, init.port)
+        except ValueError as error:
+            self._send(Refused(str(error)))
+            return 1
         except OSError as error:
             where = f"{init.host or '*'}:{init.port}"
             self._send(Refused(f"kv_transfer_address: cannot listen on {where}: {error.strerror or error}"))
@@ -76,11 +81,11 @@ class Mover:
         if init.layout.has_directory:
             directory = Directory(self._arena_descriptor, init.layout, init.epoch)
         index = Index(arena, init.since, init.copied, directory)
-        client = Client(arena, index, init, self._report)
+        client = Client(arena, index, init, self._report, tls)
         disk = None if init.disk is None else self._make_disk(init.rank, init.disk, arena, index)
         reader_of_disk = None if disk is None else DiskReader(disk, arena, index, self._report)
         if listener is not None:
-            server = Server(listener, arena, index, init)
+            server = Server(listener, arena, index, init, tls)
             Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
         Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
         self._send(Listening(None if listener is None else listener.getsockname()[1]))

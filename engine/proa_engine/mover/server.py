@@ -2,6 +2,7 @@
 
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import VERSION, BadFrame, BlocksRequest, Header, Kind, Refusal, read_request
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
+from proa_engine.mover.tls import Tls
 
 MAX_CONNECTIONS = 256  # one for each request of an engine that drains, or that waits for blocks to be computed
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
@@ -22,13 +24,14 @@ _MAX_BLOCKS = _MAX_BUFFERS // 2  # sent together: a header and a page each
 
 
 class Server:
-    """Serves until its listener is closed."""
+    """Serves until its listener is closed. `tls` None: in plaintext."""
 
-    def __init__(self, listener: socket.socket, arena: Arena, index: Index, init: Init) -> None:
+    def __init__(self, listener: socket.socket, arena: Arena, index: Index, init: Init, tls: Tls | None = None) -> None:
         self._listener = listener
         self._arena = arena
         self._index = index
         self._init = init
+        self._tls = tls
         self._free = BoundedSemaphore(MAX_CONNECTIONS)
 
     def serve_forever(self) -> None:
@@ -43,17 +46,23 @@ class Server:
                 Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
                 continue
             with suppress(OSError), connection:
-                _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
+                if self._tls is None:  # a handshake would delay other connections
+                    _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection. Whatever is wrong with one ends the connection."""
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with connection, BufferedReader(socket.SocketIO(connection, "r")) as stream, suppress(OSError, BadFrame):
-                while (request := read_request(stream)) is not None:
-                    self._answer(connection, request)
+            with suppress(OSError, BadFrame), connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with connection if self._tls is None else self._tls.accept(connection) as wrapped:
+                    self._answer_all(wrapped)
         finally:
             self._free.release()
+
+    def _answer_all(self, connection: socket.socket) -> None:
+        with BufferedReader(socket.SocketIO(connection, "r")) as stream:
+            while (request := read_request(stream)) is not None:
+                self._answer(connection, request)
 
     def _answer(self, connection: socket.socket, request: BlocksRequest) -> None:
         refusal = refusal_of(request, self._init, self._index.since)
@@ -114,6 +123,10 @@ def _is_open(connection: socket.socket) -> bool:
 
 def _send(connection: socket.socket, buffers: Iterable[bytes | memoryview]) -> None:
     """Send all buffers, many in one call. Raises `OSError`, also if the receiver takes none for a minute."""
+    if isinstance(connection, ssl.SSLSocket):  # it has no `sendmsg`
+        for buffer in buffers:
+            connection.sendall(buffer)
+        return
     waiting = [memoryview(buffer) for buffer in buffers]
     first = 0
     while first < len(waiting):

@@ -1,10 +1,10 @@
 """ServeOptions: the configuration of the serving process. Each field is a flag of `proa-engine serve`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.options import REQUIRED, check_options, option
 from proa.tls import TlsFiles
-from proa_engine.config import EngineConfig
+from proa_engine.config import EngineConfig, TransferTls
 
 MAX_PORT = 65535
 
@@ -42,3 +42,16 @@ class ServeOptions:
         check_options(self)
         if self.tls is not None and self.tls.certificate is None:
             raise ValueError("--tls-ca needs --tls-cert and --tls-key")
+        if self.tls is not None and self.tls.authority is None and self.config.kv_transfer_address is not None:
+            raise ValueError(
+                "--kv-transfer-address with --tls-cert needs --tls-ca too: engines verify each other's certificates"
+            )
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """`config`, with the TLS files for blocks that are exchanged with other engines."""
+        files = self.tls
+        if files is None or files.certificate is None or files.key is None or files.authority is None:
+            return self.config
+        paths = TransferTls(str(files.certificate), str(files.key), str(files.authority))
+        return replace(self.config, kv_transfer_tls=paths)

@@ -146,7 +146,7 @@ class EngineServer:
 
     def _load_engine(self) -> EngineParts:
         try:
-            return self._load(self._options.config, _log.info, self._tracer.trace_steps)
+            return self._load(self._options.engine_config, _log.info, self._tracer.trace_steps)
         except (ValueError, OSError, ExecutorFailed) as error:
             raise StartError(str(error)) from error
 

@@ -197,6 +197,7 @@ class Worker:
             since=self._arena.memory.since,
             epoch=self._arena.memory.epoch,
             disk=self._disk_settings(self._arena.memory.layout),
+            tls=self._config.kv_transfer_tls,
         )
         self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, self._log)
         self._at_exit.callback(self.mover.close)
