@@ -179,6 +179,16 @@ class HostTier:
         self.pages.touch(pages)
         return pages
 
+    def refresh(self, block_hashes: Sequence[bytes]) -> None:
+        """Make the pages of a prefix, and those of a checkpoint at its end, the last ones to be evicted."""
+        self.release(self.touch(block_hashes), [])
+        checkpoint = self.cache.checkpoints.get(block_hashes[-1]) if block_hashes else None
+        if checkpoint is not None:
+            for page in chain.from_iterable(checkpoint.window_blocks):
+                self.pages.refresh(page)
+            if checkpoint.state is not None and self.states is not None:
+                self.states.refresh(checkpoint.state)
+
     def add(self, block_hash: bytes, page: Block) -> None:
         """Cache a page of table 0 that a fetch has filled."""
         if (replaced := self.cache.add(page, block_hash)) is not None:

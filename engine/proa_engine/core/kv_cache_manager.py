@@ -233,11 +233,12 @@ class KVCacheManager:
         return num_usable * self._block_size >= num_tokens
 
     def store(self, request: Request) -> None:
-        """Queue the request's cached blocks, and the checkpoint at their end, to be stored in host memory. Other blocks
-        are queued when they are computed."""
+        """Queue the request's cached blocks, and the checkpoint at their end, to be stored in host memory. Those that
+        are there become the last ones to be evicted. Other blocks are queued when they are computed."""
         if self._hashes is None or self._host is None:
             return
         block_hashes = list(self._hashes.full_blocks(request))
+        self._host.refresh(block_hashes)
         for block_hash in block_hashes:
             block = self._cache.cached_blocks.get(block_hash)
             if block is not None and block_hash not in self._host.cache.cached_blocks:

@@ -190,8 +190,8 @@ def test_the_images_of_the_blocks_are_encoded_and_not_cut(num_behind: int, atten
     assert first == {"b": len(prompt) - end // 4 * 4}
 
 
-def run_with_host(kind: str, **options: Any) -> CoreRun:
-    host = HostTierConfig(num_pages=200, num_states=30, min_load_tokens=4)
+def run_with_host(kind: str, *, num_pages: int = 200, **options: Any) -> CoreRun:
+    host = HostTierConfig(num_pages=num_pages, num_states=30, min_load_tokens=4)
     return CoreRun(max_num_batched_tokens=64, **{**KINDS[kind], "host": host, **options})
 
 
@@ -236,6 +236,26 @@ def test_blocks_that_only_the_device_has_are_stored_again(kind: str) -> None:
     assert run.hashes_in_host == (set(), set())
     assert finish(run, make_prefill("b")) == []
     assert (len(run.hashes_in_host[0]), run.hashes_in_host[1]) == (10, run.checkpoints)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_in_host_memory_that_are_asked_for_again_are_evicted_last(kind: str) -> None:
+    """There is room for two of three prompts."""
+    run = run_with_host(kind, num_blocks=200)
+    finish(run, make_prefill("a"))
+    held = run.manager._host
+    assert held is not None
+    num_pages = sum(page.cached_in is not None for page in held.pages.blocks)
+    run = run_with_host(kind, num_blocks=200, num_pages=2 * num_pages)
+    finish(run, make_prefill("a"))
+    of_a = run.hashes_in_host
+    finish(run, make_prefill("b", range(100, 141)))
+    assert finish(run, make_prefill("a again")) == []
+    finish(run, make_prefill("c", range(200, 241)))
+    blocks, checkpoints = run.hashes_in_host
+    assert of_a[0] <= blocks
+    assert of_a[1] <= checkpoints
+    assert len(blocks) == 20
 
 
 def test_a_long_queue_does_not_delay_a_request_whose_blocks_are_cached() -> None:
