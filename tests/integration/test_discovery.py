@@ -185,3 +185,69 @@ async def test_a_slow_api_server_does_not_block_the_event_loop(api: FakeKubeApi)
         api.answering.set()
         async with asyncio.timeout(15):
             assert {item.address for item in await upcoming} == {"10.0.0.1:50051"}
+
+
+@asynccontextmanager
+async def annotating(api: FakeKubeApi) -> AsyncIterator[EndpointSliceDiscovery]:
+    configuration = Configuration()
+    configuration.host = api.url
+    discovery = EndpointSliceDiscovery("engine", "proa", 50051, configuration=configuration)
+    try:
+        await following(discovery.endpoints())
+        yield discovery
+    finally:
+        await discovery.close()
+
+
+def written(api: FakeKubeApi) -> dict[str, str]:
+    """The deletion cost of each pod, as written last."""
+    name = "controller.kubernetes.io/pod-deletion-cost"
+    return {path: body["metadata"]["annotations"][name] for path, body in api.patches}
+
+
+async def test_deletion_costs_are_written_to_the_pods_where_they_change(api: FakeKubeApi) -> None:
+    api.put("engine-a", *(endpoint(f"10.0.0.{number}", pod=f"engine-{number}") for number in range(3)))
+    async with annotating(api) as discovery:
+        costs = {"uid-of-engine-0": 3, "uid-of-engine-1": 7, "uid-of-another": 1}
+        await discovery.set_deletion_costs(costs)
+        pods = "/api/v1/namespaces/proa/pods"
+        assert written(api) == {f"{pods}/engine-0": "3", f"{pods}/engine-1": "7"}
+        await discovery.set_deletion_costs(costs)
+        assert len(api.patches) == 2
+        await discovery.set_deletion_costs({**costs, "uid-of-engine-1": 0})
+        assert api.patches[2:] == [(f"{pods}/engine-1", api.patches[2][1])]
+        assert written(api)[f"{pods}/engine-1"] == "0"
+
+
+async def test_a_cost_that_was_not_written_is_written_later(api: FakeKubeApi) -> None:
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-1"))
+    async with annotating(api) as discovery:
+        api.patch_status = 500
+        await discovery.set_deletion_costs({"uid-of-engine-1": 5})
+        api.patch_status = 200
+        num_before = len(api.patches)
+        await discovery.set_deletion_costs({"uid-of-engine-1": 5})
+        assert len(api.patches) == num_before + 1
+
+
+async def test_a_gateway_that_may_not_patch_pods_says_so_once(
+    api: FakeKubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.put("engine-a", *(endpoint(f"10.0.0.{number}", pod=f"engine-{number}") for number in range(3)))
+    async with annotating(api) as discovery:
+        api.patch_status = 403
+        for number in range(3):
+            await discovery.set_deletion_costs({f"uid-of-engine-{pod}": number for pod in range(3)})
+    assert len(api.patches) == 1
+    assert [record.message for record in caplog.records if "may not patch pods" in record.message]
+    assert len(caplog.records) == 1
+
+
+async def test_the_costs_of_many_pods_are_written_in_several_calls(api: FakeKubeApi) -> None:
+    api.put("engine-a", *(endpoint(f"10.0.0.{number}", pod=f"engine-{number}") for number in range(30)))
+    costs = {f"uid-of-engine-{number}": 1 for number in range(30)}
+    async with annotating(api) as discovery:
+        await discovery.set_deletion_costs(costs)
+        assert len(api.patches) == 20
+        await discovery.set_deletion_costs(costs)
+        assert len(written(api)) == 30

@@ -10,6 +10,7 @@ from kubernetes.client import Configuration
 from proa.engine.v1 import service_pb2
 from proa_gateway import gateway as gateway_module
 from proa_gateway.engines import client as breaker
+from proa_gateway.engines import deletion_costs
 from proa_gateway.engines.client import THRESHOLD, EngineClient
 from proa_gateway.engines.discovery import EndpointSliceDiscovery
 from support.fake_engine import FakeEngine
@@ -118,3 +119,23 @@ async def test_no_request_fails_while_the_api_server_is_unreachable(
     there = {staying.address, restarted.address, added.address}
     await until(lambda: usable(gateway) == set(clients(gateway)) == there)
     assert (await gateway.chat(max_tokens=1)).status_code == 200
+
+
+async def test_pods_are_annotated_with_the_use_of_their_caches(
+    api: FakeKubeApi, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = Configuration()
+    configuration.host = api.url
+    port = int(engines[0].address.rpartition(":")[2])
+    discovery = EndpointSliceDiscovery("engine", "proa", port, configuration=configuration)
+    monkeypatch.setattr(gateway_module, "make_discovery", lambda config: discovery)
+    monkeypatch.setattr(deletion_costs, "PERIOD", 0.1)
+    api.put("slice", *(endpoint(host, pod=f"pod-{host}") for host in HOSTS[:2]))
+
+    def costs() -> list[tuple[str, str]]:
+        return [(path.rpartition("-")[2], *body["metadata"]["annotations"].values()) for path, body in api.patches]
+
+    async with running_gateway(ready=False, engine_service="engine.proa:50051", pod_deletion_cost=True):
+        await until(lambda: sorted(costs()) == [(HOSTS[0], "0"), (HOSTS[1], "0")])
+        engines[1].prefix_cache_hits = 1000
+        await until(lambda: (HOSTS[1], "10") in costs())

@@ -218,6 +218,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.silent = False  # no steps and no heartbeats, on an open connection
         self.sleep_level = 0  # reported
         self.prefill_rate = 0.0  # tokens per second, reported
+        self.prefix_cache_hits = 0  # tokens, reported
         self.foreign_load = 0  # running requests of others, reported
         self.foreign_tokens = 0  # waiting tokens of others, reported
         self.fetch_wait: float | None = None  # seconds without a block, in place of the request's
@@ -357,6 +358,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             kv_cache_usage=usage,
             sleep_level=self.sleep_level,
             prefill_tokens_per_second=self.prefill_rate,
+            prefix_cache_hits=self.prefix_cache_hits,
             last_step_age=time.monotonic() - self._last_step if self.stuck else 0.0,
         )
 

@@ -1,4 +1,5 @@
-"""A fake Kubernetes API server: list and watch of EndpointSlices in one namespace, with the failures of real ones."""
+"""A fake Kubernetes API server: list and watch of EndpointSlices in one namespace, and patches of pods, with the
+failures of real servers."""
 
 import json
 import queue
@@ -38,6 +39,8 @@ class FakeKubeApi:
         self.answering = threading.Event()  # cleared: list requests hang
         self.answering.set()
         self.selectors: list[str] = []
+        self.patches: list[tuple[str, dict[str, Any]]] = []  # path and body
+        self.patch_status = 200
         self._slices: dict[str, dict[str, Any]] = {}
         self._version = 1
         self._history: list[tuple[int, dict[str, Any]]] = []
@@ -128,6 +131,11 @@ class FakeKubeApi:
                         metadata = {"resourceVersion": str(api._version)}
                     kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList"}
                     self._answer(200, {**kind, "metadata": metadata, "items": items})
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                api.patches.append((urlsplit(self.path).path, body))
+                self._answer(api.patch_status, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}})
 
             def _answer(self, status: int, body: dict[str, Any]) -> None:
                 data = json.dumps(body).encode()

@@ -162,6 +162,11 @@ class GatewayConfig:
         parse=_service,
         exclusive="engines",
     )
+    pod_deletion_cost: bool = option(
+        False,
+        "annotate the engines' pods with how much their caches were used in the last ten minutes, so that a scale-down "
+        "removes the one that was used least; needs --engine-service",
+    )
     host: str = option("0.0.0.0", "address to listen on")
     port: int = option(8000, "port to listen on", minimum=0, maximum=65535)
     health_port: int = option(
@@ -305,3 +310,5 @@ class GatewayConfig:
         check_options(self)
         if self.tls is not None and self.tls.authority is None:
             raise ValueError("--tls-cert needs --tls-ca")
+        if self.pod_deletion_cost and self.engine_service is None:
+            raise ValueError("--pod-deletion-cost needs --engine-service")

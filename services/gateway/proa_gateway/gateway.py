@@ -18,6 +18,7 @@ from proa_gateway.admission.auth import ApiKeyStore, Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.deletion_costs import write_deletion_costs
 from proa_gateway.engines.discovery import (
     Discovery,
     EndpointSliceDiscovery,
@@ -154,6 +155,8 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
             asyncio.create_task(api_keys.watch(), name="API keys"),
         ]
+        if config.pod_deletion_cost:
+            tasks.append(asyncio.create_task(write_deletion_costs(pool.engines, discovery), name="deletion costs"))
         try:
             yield Gateway(
                 pool=pool,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -73,6 +74,8 @@ _CONNECT_TIMEOUT = 3.0  # seconds, like all below
 _LIST_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 2.0
 _MAX_DELAY = 5.0
+_MAX_ANNOTATIONS = 20  # in one call
+_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +98,9 @@ class Discovery(Protocol):
         """
         ...
 
+    async def set_deletion_costs(self, costs: Mapping[str, int]) -> None:
+        """Annotate the endpoints' pods with these costs, by the endpoints' UIDs. Errors are logged."""
+
     async def close(self) -> None: ...
 
 
@@ -107,6 +113,9 @@ class StaticDiscovery:
     async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
         yield self._endpoints
         await asyncio.Event().wait()
+
+    async def set_deletion_costs(self, costs: Mapping[str, int]) -> None:
+        """There are no pods."""
 
     async def close(self) -> None:
         pass
@@ -135,6 +144,9 @@ class EndpointSliceDiscovery:
         self._relist_seconds = relist_seconds
         self._slices: dict[str, V1EndpointSlice] = {}  # by name; used on the thread only
         self._api: DiscoveryV1Api | None = None
+        self._pods: Mapping[str, str] = {}  # names by UID; replaced on the thread
+        self._costs: dict[str, int] = {}  # as written, by UID
+        self._may_annotate = True
         self._watch: Watch | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -153,6 +165,35 @@ class EndpointSliceDiscovery:
             if self._latest is not None and self._latest != last:
                 last = self._latest
                 yield last
+
+    async def set_deletion_costs(self, costs: Mapping[str, int]) -> None:
+        """Writes those that have changed, at most `_MAX_ANNOTATIONS` of them; the rest is written by later calls. Stops
+        for good if the gateway may not annotate pods."""
+        pods, api = self._pods, self._api
+        if api is None or not self._may_annotate:
+            return
+        self._costs = {uid: cost for uid, cost in self._costs.items() if uid in pods}
+        changed = [uid for uid in pods if uid in costs and costs[uid] != self._costs.get(uid)]
+        for uid in changed[:_MAX_ANNOTATIONS]:
+            if self._may_annotate:
+                await asyncio.to_thread(self._annotate, api, uid, pods[uid], costs[uid])
+
+    def _annotate(self, api: "DiscoveryV1Api", uid: str, pod: str, cost: int) -> None:
+        """On any thread."""
+        from kubernetes import client
+
+        body = {"metadata": {"annotations": {_DELETION_COST: str(cost)}}}
+        timeout = (_CONNECT_TIMEOUT, _LIST_TIMEOUT)
+        try:
+            client.CoreV1Api(api.api_client).patch_namespaced_pod(pod, self._namespace, body, _request_timeout=timeout)
+        except Exception as error:
+            if isinstance(error, client.ApiException) and error.status == HTTPStatus.FORBIDDEN:
+                self._may_annotate = False
+                _log.warning("deletion costs are not written: the gateway may not patch pods: %s", _first_lines(error))
+            else:
+                _log.warning("deletion cost of pod %s was not written: %s", pod, _first_lines(error))
+        else:
+            self._costs[uid] = cost
 
     async def close(self) -> None:
         """Stop the thread. One that waits for the API server is left running after `_CLOSE_TIMEOUT`."""
@@ -232,6 +273,7 @@ class EndpointSliceDiscovery:
 
     def _publish(self, loop: asyncio.AbstractEventLoop) -> None:
         endpoints = endpoints_of(self._slices.values(), self._port)
+        self._pods = _pods_of(self._slices.values())
 
         def deliver() -> None:
             self._latest = endpoints
@@ -253,6 +295,12 @@ def endpoints_of(slices: Iterable["V1EndpointSlice"], port: int) -> frozenset[En
             before = found.get(uid, Endpoint(address, uid))
             found[uid] = Endpoint(before.address, uid, terminating or before.terminating)
     return frozenset(found.values())
+
+
+def _pods_of(slices: Iterable["V1EndpointSlice"]) -> dict[str, str]:
+    """Return the names of the slices' pods, by UID."""
+    targets = [endpoint.target_ref for item in slices for endpoint in item.endpoints or ()]
+    return {one.uid: one.name for one in targets if one is not None and one.uid and one.name}
 
 
 def _name(item: "V1EndpointSlice") -> str:
