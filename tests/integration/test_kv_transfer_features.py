@@ -15,6 +15,7 @@ from proa.grammar import lower
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
+from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.json_configs import SpeculativeConfig
 from support.adapters import ADAPTERS, lora_modules, write_adapter
 from support.engine import Engine, Result, Watched, request, run, tokens
@@ -40,6 +41,7 @@ PROMPT = [*range(5, 105)]
 @contextmanager
 def engine(model: Path, **config: Any) -> Iterator[Engine]:
     parts = load_engine(EngineConfig(model=str(model), **CONFIG | config), lambda line: None)
+    assert isinstance(parts.executor, UniProcExecutor)
     try:
         yield Engine(parts.core, parts.executor, Watched(parts.executor, poison=False))
     finally:

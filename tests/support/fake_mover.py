@@ -39,6 +39,7 @@ class FakeMover:
         self._copied = 0
         self._forgotten = 0  # serial of the last copies before the last reset
         self._stored = Contents()  # since the last reset
+        self._before_reset: dict[int, Contents] = {}  # of jobs that had begun: what they may have received
         self._cancelled: set[int] = set()
         self._on_message: Callable[[FromMover], None] | None = None
         host.on_copied = self._take_copies
@@ -70,6 +71,7 @@ class FakeMover:
         self.disk.write(blocks, checkpoint, copied)
 
     def reset(self, since: float, copied: int) -> None:
+        self._before_reset = {job_id: self._stored for job_id in self.jobs} | self._before_reset
         self._stored, self._forgotten = Contents(), copied
         if self.disk is not None:
             self._report_disk()  # of before the reset
@@ -96,9 +98,9 @@ class FakeMover:
 
     def _end(self, job: FetchJob) -> None:
         del self.jobs[job.job_id]
-        is_cancelled = job.job_id in self._cancelled
+        is_cancelled = job.job_id in self._cancelled and self._rng.random() < 0.5  # otherwise it was complete already
         most = self._rng.choice([0, self._rng.randint(0, len(job.pages)), len(job.pages), len(job.pages)])
-        source, num_blocks = self._stored, 0
+        source, num_blocks = self._before_reset.pop(job.job_id, self._stored), 0
         if not job.addresses:
             assert self.disk is not None
             source = self.disk.contents
