@@ -20,7 +20,6 @@ from proa_engine.mover.layout import SERIAL_BYTES, ArenaLayout
 from proa_engine.worker.arena_memory import ArenaMemory
 from proa_engine.worker.cache_plan import CacheMemory
 
-
 _MEASURED_BYTES = 32 << 20
 
 
