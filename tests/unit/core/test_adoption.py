@@ -122,7 +122,9 @@ def test_pages_are_not_allocated_before_their_range_has_come() -> None:
     assert run.hashes_in_host == (set(), set())
     first, *others = ranges_of([page(1, 7)], [], 20, 10)
     take(run, [first])
-    assert pages.num_free_blocks == 9
+    assert pages.num_free_blocks == 10
+    assert [page.block_id for page in pages.get_new_blocks(10)][-1] == 1, "pages without content are taken first"
+    pages.free_blocks(pages.blocks[:10])
     take(run, others)
     assert pages.num_free_blocks == 20
 
