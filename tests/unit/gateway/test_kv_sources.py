@@ -27,17 +27,17 @@ SOURCE = Source(address="a", num_blocks=1000, rate=1e9, load=0)
     ("target", "source", "expected"),
     [
         ({}, {}, True),
-        ({}, {"num_blocks": 20}, False),  # 22 ms to fetch, 20 to compute
-        ({}, {"num_blocks": 40}, True),  # 24 ms, 40
-        ({}, {"num_blocks": 32}, False),  # 23.2 ms, 32: less, but not less than 0.7 of it
-        ({"num_waiting_tokens": 16_000}, {"num_blocks": 20}, True),  # behind a second of other prompts
+        ({}, {"num_blocks": 10}, False),  # 11 ms to fetch, 10 to compute
+        ({}, {"num_blocks": 20}, True),  # 12 ms, 20
+        ({}, {"num_blocks": 15}, False),  # 11.5 ms, 15: less, but not less than 0.7 of it
+        ({"num_waiting_tokens": 16_000}, {"num_blocks": 10}, True),  # behind a second of other prompts
         ({"num_cached": 1000}, {}, False),
-        ({"num_cached": 980}, {}, False),  # 20 blocks more
+        ({"num_cached": 990}, {}, False),  # 10 blocks more
         ({"num_cached": 900}, {}, True),
-        ({}, {"rate": 1.6e8}, True),  # 0.645 s, 1 s
-        ({}, {"rate": 1.4e8}, False),  # 0.734 s
+        ({}, {"rate": 1.6e8}, True),  # 0.635 s, 1 s
+        ({}, {"rate": 1.4e8}, False),  # 0.724 s
         ({}, {"rate": 0.0}, False),  # its fetches fail
-        ({"prefill_rate": 160_000.0}, {}, False),  # 0.12 s, 0.1 s
+        ({"prefill_rate": 160_000.0}, {}, False),  # 0.11 s, 0.1 s
         ({"prefill_rate": 0.0}, {}, False),  # not known
         ({"prefill_rate": 0.0}, {"is_draining": True}, True),
         ({"prefill_rate": 0.0}, {"is_draining": True, "rate": 0.0}, False),

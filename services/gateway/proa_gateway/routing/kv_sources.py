@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-FETCH_SECONDS = 0.02
-"""Time of a fetch beside that of its bytes: connecting, settling the last blocks at the source, loading them."""
+FETCH_SECONDS = 0.01
+"""Time of a fetch beside that of its bytes, and of loading the blocks. Measured with the built-in model on two CPU
+cores: fetches of 80 to 976 tokens took 2.5 to 13 ms."""
 MAX_SHARE = 0.7
 """A fetch must take less than this share of the time of computing the same blocks: it may fail, and occupies two
 engines."""
