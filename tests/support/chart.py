@@ -53,6 +53,7 @@ OPTIONAL = {
 EXCHANGE = {"hostCache": {"sizeGb": 1}, "kvTransfer": {"enabled": True}}
 PREFILL_AND_DECODE = {  # with every tier of the KV cache
     "tls.existingSecret": "certs",
+    "gateway.podDeletionCost": True,
     "engines.prompts": {**EXCHANGE, "role": "prefill", "replicas": 2, "autoscaling": {"enabled": True}},
     "engines.answers": {
         "role": "decode",

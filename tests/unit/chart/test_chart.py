@@ -69,6 +69,11 @@ def test_the_role_allows_reading_endpoint_slices_only() -> None:
     ]
 
 
+def test_the_role_allows_patching_pods_for_their_deletion_costs() -> None:
+    _, rule = lookup(render({"gateway.podDeletionCost": True}), "Role", "proa-gateway", "rules")
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}
+
+
 def test_the_role_is_bound_to_an_existing_service_account() -> None:
     objects = render({"serviceAccount.create": False, "serviceAccount.name": "ours"})
     assert ("ServiceAccount", "ours") not in objects

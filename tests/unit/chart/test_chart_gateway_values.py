@@ -55,6 +55,7 @@ CASES = {
     "gateway.kvTransfer.minRemotePrefillTokens": Case(
         value=256, at=(*GATEWAY, "args"), contains="--min-remote-prefill-tokens=256"
     ),
+    "gateway.podDeletionCost": Case(value=True, at=(*GATEWAY, "args"), contains="--pod-deletion-cost"),
     "gateway.apiKeys.existingSecret": Case(
         value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
     ),
