@@ -126,6 +126,7 @@ def test_a_second_engine_on_the_folder_is_refused(folder: str, monkeypatch: pyte
 def test_adopted_blocks_are_reported(folder: str) -> None:
     assert restarted(folder) == 0
     with build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder) as engine:
+        assert engine.executor.kv_transfer is None, "its mover serves no other engines"
         engine.core.follow_kv_events()
         stored: dict[bytes, None] = {}
         deadline = time.monotonic() + 20
