@@ -70,7 +70,7 @@ async def holder_and_other(gateway: RunningGateway, engines: list[FakeEngine]) -
     """Send the prompt. Return the engine that has it, which is then busy, and the other one."""
     assert await complete(gateway) == 0
     await in_sync([gateway])
-    holder, other = sorted(engines, key=lambda one: -len(one.requests))
+    holder, other, *_ = sorted(engines, key=lambda one: -len(one.requests))
     await occupy(gateway, holder)
     return holder, other
 
@@ -179,3 +179,19 @@ async def test_an_aborted_request_leaves_no_open_fetch(gateway: RunningGateway, 
     task.cancel()
     await other.until(lambda engine: bool(engine.aborted))
     assert not gateway.gateway.pool.exchange.num_open
+
+
+async def test_after_a_crash_the_next_engine_fetches_the_prompt_from_a_neighbour(engines: list[FakeEngine]) -> None:
+    async with FakeEngine(movers=engines[0].movers) as third, running_gateway(*engines, third) as gateway:
+        third.prefill_rate = 1000.0
+        holder, _ = await holder_and_other(gateway, [*engines, third])
+        others = [one for one in (*engines, third) if one is not holder]
+        for engine in others:
+            engine.step_delay = None
+        task = asyncio.create_task(complete(gateway, max_tokens=2))
+        await until(lambda: any(one.requests for one in others))
+        lost, last = sorted(others, key=lambda one: -len(one.requests))
+        last.step_delay = 0.0
+        await lost.stop()
+        assert await task == 16 * NUM_BLOCKS
+        assert [source_of(request) for request in last.requests] == [([holder.address], NUM_BLOCKS)]

@@ -173,6 +173,8 @@ class Generation:
             attempts.record_not_sent(pick.engine)
             self.failed(sequence, error, retryable=True)
             return
+        if attempts.fetching is None:  # the engine that drains is gone
+            attempts.end_fetch()
         self._metrics.observe_move("drain")
         num_resumed = attempts.num_received
         self._trace.add_event("moved", {"proa.engine": pick.engine.address, "proa.resumed_tokens": num_resumed})
