@@ -157,7 +157,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=1500, help="tokens of a long prompt")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds from one long prompt to the next")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--max-num-batched-tokens", type=int, help="of a step (default: the engine's)")
     return parser
 
 
@@ -173,8 +172,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             changes = {} if options.layers is None else {"num_hidden_layers": options.layers}
             (Path(directory) / "config.json").write_text(json.dumps(SHAPES[options.model] | changes))
             arguments += [f"--model={directory}", "--load-format=dummy", f"--max-model-len={options.length + 512}"]
-        if options.max_num_batched_tokens is not None:
-            arguments += [f"--max-num-batched-tokens={options.max_num_batched_tokens}"]
         for mode in options.workloads:
             figures = run(mode, arguments, options)
             print(json.dumps(figures), flush=True)
