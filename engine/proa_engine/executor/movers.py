@@ -59,37 +59,30 @@ class RankMovers:
 
     def take(self, message: ToCore) -> None:
         """Take a message of one rank, and pass it on when all ranks have sent theirs."""
-        match message:
-            case Progress(fetched):
-                merged: FromMover | None = self._take_end(fetched)
-            case Adoption(adopted):
-                merged = self._take_range(adopted)
-            case OnDisk(rank, changes):
-                with self._lock:
-                    merged = self._disks.take(rank, changes)
-        if merged is None:
-            return
         with self._lock:
+            match message:
+                case Progress(fetched):
+                    merged: FromMover | None = self._take_end(fetched)
+                case Adoption(adopted):
+                    merged = self._take_range(adopted)
+                case OnDisk(rank, changes):
+                    merged = self._disks.take(rank, changes)
+            if merged is None:
+                return
             if self._on_message is None:
                 self._early.append(merged)
-                return
-        self._on_message(merged)
+            else:  # under the lock, so that changes of the disk stay in order
+                self._on_message(merged)
 
     def _take_end(self, fetched: Fetched) -> Fetched | None:
-        with self._lock:
-            ends = self._ends.setdefault(fetched.job_id, [])
-            ends.append(fetched)
-            if len(ends) < self._num_ranks:
-                return None
-            return merge(self._ends.pop(fetched.job_id))
+        ends = self._ends.setdefault(fetched.job_id, [])
+        ends.append(fetched)
+        return merge(self._ends.pop(fetched.job_id)) if len(ends) == self._num_ranks else None
 
     def _take_range(self, adopted: Adopted) -> Adopted | None:
-        with self._lock:
-            of_ranks = self._ranges.setdefault(adopted.number, [])
-            of_ranks.append(adopted)
-            if len(of_ranks) < self._num_ranks:
-                return None
-            return merge_adopted(self._ranges.pop(adopted.number))
+        of_ranks = self._ranges.setdefault(adopted.number, [])
+        of_ranks.append(adopted)
+        return merge_adopted(self._ranges.pop(adopted.number)) if len(of_ranks) == self._num_ranks else None
 
 
 def merge(ends: Sequence[Fetched]) -> Fetched:

@@ -47,8 +47,11 @@ class UniProcExecutor:
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
-        self.mover: RankMovers | None = None  # set by `_start_worker`, if the configuration has movers
-        self.kv_transfer: KvTransfer | None = None  # likewise, if they listen
+        self.kv_transfer: KvTransfer | None = None  # set by `_start_worker`, if movers listen
+        self.mover: RankMovers | None = None
+        if config.has_movers:  # before any of them starts, because it sends messages at once
+            adopts = config.kv_offloading_path is not None
+            self.mover = RankMovers(self._send_to_movers, config.tensor_parallel_size, adopts=adopts)
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
@@ -170,18 +173,14 @@ class UniProcExecutor:
     def _start_mover(self, block_bytes: list[int]) -> None:
         """Start rank 0's mover, and describe all. `block_bytes`: of one block, by rank."""
         mover = self._call(lambda: self._worker.start_mover(self._on_mover))
-        if mover is None:
-            return
-        adopts = self.host_tier is not None and self.host_tier.adopts
-        self.mover = RankMovers(self._send_to_movers, len(block_bytes), adopts=adopts)
-        if mover.port is None:
+        if mover is None or mover.port is None:
             return
         self.kv_transfer = KvTransfer(
             fingerprint=self._worker.cache_fingerprint(), ports=(mover.port,), block_bytes=sum(block_bytes)
         )
 
     def _on_mover(self, message: ToCore) -> None:
-        assert self.mover is not None
+        assert self.mover is not None, "only an engine with movers starts them"
         self.mover.take(message)
 
     def _send_to_movers(self, message: FromCore) -> None:
