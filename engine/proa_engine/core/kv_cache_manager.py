@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proa.contract import KvSource
+from proa.contract import KvSource, SchedulerStats
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
@@ -77,25 +77,16 @@ class KVCacheManager:
             assert checkpoint_positions is not None
             self._checkpoints = Checkpoints(groups, checkpoint_positions, self._cache, self._pool, self._tables)
 
-    @property
-    def usage(self) -> float:
-        """Share of the blocks, or of the state slots if that is larger, held by requests, 0 to 1."""
-        return self._pool.usage if self._states is None else max(self._pool.usage, self._states.pool.usage)
-
-    @property
-    def host_usage(self) -> float:
-        """Share of the host tier's pages that hold cached blocks, 0 to 1."""
-        return 0.0 if self._host is None else self._host.usage
-
-    @property
-    def load_bytes_per_second(self) -> float:
-        """Bytes a second from host memory to the device, of all ranks; 0: not known, or there is no host tier."""
-        return 0.0 if self._host is None else self._host.load_bytes_per_second
-
-    @property
-    def num_fetching(self) -> int:
-        """Number of requests whose blocks are being fetched."""
-        return 0 if self._fetches is None else self._fetches.num_requests
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        """Set the fields of the statistics that describe the cache and its tiers."""
+        usage, states = self._pool.usage, self._states
+        stats.kv_cache_usage = usage if states is None else max(usage, states.pool.usage)
+        stats.prefix_cache_queries, stats.prefix_cache_hits = self.num_queried_tokens, self.num_hit_tokens
+        if self._host is not None:
+            stats.host_cache_usage = self._host.usage
+            stats.load_bytes_per_second = self._host.load_bytes_per_second
+        if self._fetches is not None:
+            stats.num_fetching_reqs = self._fetches.num_requests
 
     @property
     def occupancy(self) -> CacheOccupancy:

@@ -17,15 +17,11 @@ class PrefillRate:
 
     def __init__(self, max_tokens_of_decode: int = 1) -> None:
         """Rows of at most `max_tokens_of_decode` tokens are not counted: they may be a token and its drafts."""
+        self.tokens_per_second = 0.0  # 0 before the first step with a chunk has ended
         self._max_tokens_of_decode = max_tokens_of_decode
         self._tokens = 0.0  # sum of the squares of steps' tokens
         self._seconds = 0.0  # sum of steps' seconds, each multiplied by the step's tokens
         self._last_ended = 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """0 before the first step with a chunk has ended."""
-        return self._tokens / self._seconds if self._seconds else 0.0
 
     def end_step(self, row_sizes: Iterable[int], started: float, ended: float) -> None:
         """Count a step with rows of `row_sizes` tokens, those of one token left out. Times are in seconds. Steps end in
@@ -39,3 +35,4 @@ class PrefillRate:
             kept = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)
             self._tokens = self._tokens * kept + num_tokens * num_tokens
             self._seconds = self._seconds * kept + num_tokens * seconds
+            self.tokens_per_second = self._tokens / self._seconds

@@ -94,17 +94,11 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         drafts = self._factory.drafts
-        return SchedulerStats(
+        stats = SchedulerStats(
             num_running_reqs=len(self._table.running),
             num_waiting_reqs=self._table.num_waiting,
             num_deferred_reqs=self._table.num_deferred,
             num_waiting_tokens=self._table.waiting.num_tokens,
-            num_fetching_reqs=self._manager.num_fetching,
-            kv_cache_usage=self._manager.usage,
-            host_cache_usage=self._manager.host_usage,
-            load_bytes_per_second=self._manager.load_bytes_per_second,
-            prefix_cache_queries=self._manager.num_queried_tokens,
-            prefix_cache_hits=self._manager.num_hit_tokens,
             num_preemptions=self._table.num_preemptions,
             spec_decode_num_drafts=drafts.num_drafts,
             spec_decode_num_draft_tokens=drafts.num_draft_tokens,
@@ -114,6 +108,8 @@ class Scheduler:
             num_encoded_images=self.encoder_cache.num_encoded,
             num_encoder_hits=self.encoder_cache.num_hits,
         )
+        self._manager.fill_stats(stats)
+        return stats
 
     @property
     def cache_occupancy(self) -> CacheOccupancy:
