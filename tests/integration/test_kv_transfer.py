@@ -128,3 +128,4 @@ def test_a_mover_that_hangs_or_dies_ends_the_jobs_that_it_has() -> None:
             second.core.wait_for_work(timeout=1.0)
             second.core.step()
         assert time.monotonic() - began < 20
+        second.core.check_integrity()  # no page is reserved any more
