@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from support.certificates import serial_of, signed
 from support.kube import Release, eventually
 from support.traffic import Answer, traffic
 
@@ -29,6 +31,8 @@ RESET = (
 )
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 50061), 3).close(); print('connected')"
 
+VERBS = ("get", "list", "create", "patch", "update", "delete")
+
 Texts = dict[tuple[int, int], str]  # by client and request number
 
 
@@ -46,13 +50,19 @@ def expected(release: Release) -> Texts:
         return texts(running.answers())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _pools(release: Release, expected: Texts) -> None:
+def install(release: Release, **more: str) -> None:
     release.install(
         engines=POOLS,
         gateway__kvTransfer={"minRemotePrefillTokens": 256},
         gateway__extraArgs=["--enable-dev-endpoints"],
+        gateway__podDeletionCost=True,
+        **more,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pools(release: Release, expected: Texts) -> None:
+    install(release)
 
 
 def names(release: Release, pool: str) -> list[str]:
@@ -113,6 +123,12 @@ def test_requests_of_a_drained_decode_engine_move_with_their_blocks(release: Rel
     assert release.gateway_metric('proa_gateway_kv_sources_total{kind="drain"}') > 0
 
 
+def test_gateways_may_annotate_pods_and_no_more(release: Release) -> None:
+    account = f"--as=system:serviceaccount:{release.namespace}:proa-gateway"
+    allowed = {verb: release.kubectl("auth", "can-i", verb, "pods", account, check=False) for verb in VERBS}
+    assert [verb for verb, answer in allowed.items() if answer.strip() == "yes"] == ["patch"]
+
+
 def test_only_engines_of_the_model_reach_the_movers(release: Release) -> None:
     def connects(pod: str, container: str, address: str) -> bool:
         command = ["exec", pod, f"--container={container}", "--", "python3", "-c", CONNECT, address]
@@ -127,3 +143,20 @@ def test_only_engines_of_the_model_reach_the_movers(release: Release) -> None:
             assert connects(name, "engine", addresses[prompts])
             assert not connects(other.pod, "script", addresses[name])
             assert not connects(gateway["metadata"]["name"], "gateway", addresses[name])
+
+
+def test_blocks_travel_encrypted(release: Release, expected: Texts, tmp_path: Path) -> None:
+    made = signed(tmp_path / "tls")
+    files = {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": made.authority}
+    release.kubectl(
+        "create", "secret", "generic", "tls", *(f"--from-file={name}={path}" for name, path in files.items())
+    )
+    install(release, tls__existingSecret="tls")
+    with traffic(release, *LOAD) as running:
+        running.join(600)
+        assert texts(running.answers()) == expected
+    assert fetched_tokens(release) > 1000
+    (prompts,) = [pod for pod in release.pods("engine") if pod["metadata"]["labels"]["proa/pool"] == "prompts"]
+    script = f"import ssl; print(ssl.get_server_certificate(('{prompts['status']['podIP']}', 50061), timeout=3))"
+    page = release.kubectl("exec", names(release, "answers")[0], "--container=engine", "--", "python3", "-c", script)
+    assert serial_of(page) == made.serial
