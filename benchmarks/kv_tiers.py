@@ -1,16 +1,19 @@
-"""Time to the first token of a prompt whose KV cache is on the device, in host memory, in another engine, or nowhere.
+"""Time to the first token of a prompt whose KV cache is on the device, in host memory, in another engine, on disk, or
+nowhere.
 
     python benchmarks/kv_tiers.py --model builtin
     python benchmarks/kv_tiers.py --model Qwen3-0.6B --layers 4 --workloads tiers-256 tiers-1024
 
 One request at a time, greedy. A prompt is computed; asked again; then the device's cache is filled with other prompts,
-and it is asked a third time, from the host; then a second engine in this process, which never saw it, fetches it. The
-best of several rounds, and their median. `tiers-L`: prompts of L tokens. A record's value is the best time from the
-host; its rate counts all of the prompt's keys and values over what the host takes longer than the device.
+and it is asked a third time, from the host; then a second engine in this process, which never saw it, fetches it; then
+the first engine, and the kernel, forget what is in memory, and it is asked from disk. The best of several rounds, and
+their median. `tiers-L`: prompts of L tokens. A record's value is the best time from the host; its rate counts all of
+the prompt's keys and values over what the host takes longer than the device.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -30,7 +33,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, load_engine
 
 BLOCK_SIZE = 16
-TIERS = ("computed", "device", "host", "peer")
+TIERS = ("computed", "device", "host", "peer", "disk")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -65,8 +68,29 @@ class Prompts:
             self._core.step()
         return seconds, outputs.outputs[0].num_cached_tokens or 0
 
+    @property
+    def num_on_disk(self) -> int:
+        """Blocks that the engine knows to be on disk."""
+        disk = self._core.cache_occupancy().disk
+        assert disk is not None
+        return disk.num_blocks
 
-def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int) -> dict[str, list[float]]:
+    def forget_memory(self, num_on_disk: int, disk: Path) -> None:
+        """Wait until so many blocks are on disk, and forget those of the device, of the host, and of the kernel."""
+        while self.num_on_disk < num_on_disk:
+            self._core.wait_for_work(timeout=0.1)
+            self._core.step()
+        manager = self._core._scheduler._manager
+        manager._cache.reset()
+        assert manager._host is not None
+        manager._host.reset()
+        os.sync()
+        for path in disk.rglob("*.data"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int, disk: Path) -> dict[str, list[float]]:
     """Milliseconds by tier, one for each round."""
     prompts, of_peer = Prompts(parts, seed=length), Prompts(peer, seed=length)
     transfer = parts.executor.kv_transfer
@@ -77,7 +101,10 @@ def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int)
     found: dict[str, list[float]] = {tier: [] for tier in TIERS}
     for _ in range(num_rounds):
         prompt = prompts.make(length)
+        num_on_disk = prompts.num_on_disk + (length - 1) // BLOCK_SIZE
         for tier in found:
+            if tier == "disk":
+                prompts.forget_memory(num_on_disk, disk)
             if tier == "host":
                 for _ in range(others):
                     prompts.ask(prompts.make(length))
@@ -98,7 +125,7 @@ def record(parts: EngineParts, length: int, found: dict[str, list[float]]) -> di
     return {"value": best["host"], "unit": "ms", "note": f"{others}; {rate:.1f} GB/s", "tiers": found}
 
 
-def make_config(arguments: argparse.Namespace, folder: Path) -> EngineConfig:
+def make_config(arguments: argparse.Namespace, folder: Path, disk: Path) -> EngineConfig:
     longest = max(map(length_of, arguments.workloads))
     return EngineConfig(
         model=str(folder),
@@ -110,6 +137,9 @@ def make_config(arguments: argparse.Namespace, folder: Path) -> EngineConfig:
         num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
         kv_offloading_size=arguments.host_gib,
         kv_transfer_address="127.0.0.1:0",
+        kv_disk_path=str(disk),
+        kv_disk_size=8.0,
+        kv_disk_write_mb_per_second=10_000.0,
     )
 
 
@@ -130,6 +160,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--host-gib", type=float, default=2.0)
+    parser.add_argument("--disk", type=Path, help="folder of the disk to measure (default: that of temporary files)")
     parser.add_argument("--json", type=Path, help="write the records to this file, after each workload")
     return parser
 
@@ -143,17 +174,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             folder = Path(directory)
             changes = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
             (folder / "config.json").write_text(json.dumps(SHAPES[arguments.model] | changes))
-        config = make_config(arguments, folder)
+        disk = stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.disk))
+        config = make_config(arguments, folder, Path(disk))
         parts, peer = load_engine(config, print), load_engine(config, print)
         stack.callback(parts.shutdown)
         stack.callback(peer.shutdown)
-        print("tokens; ms (best, median): computed, device, host, peer; times faster: host, peer")
+        print(f"tokens; ms (best, median): {', '.join(TIERS)}; times faster: host, peer, disk")
         for workload in arguments.workloads:
             length = length_of(workload)
-            found = measure(parts, peer, length, arguments.rounds)
+            found = measure(parts, peer, length, arguments.rounds, Path(disk))
             cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
-            ratios = [min(found["computed"]) / min(found[tier]) for tier in ("host", "peer")]
-            print(f"{length:>7} {' '.join(cells)}  {ratios[0]:.1f} {ratios[1]:.1f}", flush=True)
+            ratios = [min(found["computed"]) / min(found[tier]) for tier in TIERS[2:]]
+            print(f"{length:>7} {' '.join(cells)}  {' '.join(f'{ratio:.1f}' for ratio in ratios)}", flush=True)
             document["records"][workload] = record(parts, length, found)
             if arguments.json is not None:
                 write_json(arguments.json, document)
