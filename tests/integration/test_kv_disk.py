@@ -154,3 +154,15 @@ def test_blocks_come_from_disk_when_host_memory_has_lost_them(tmp_path: Path) ->
         occupancy = engine.engine.core.cache_occupancy().disk
         assert occupancy is not None
         assert occupancy.reads.num_fetched_tokens > 0
+
+
+def test_a_folder_or_a_size_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    model = builtin_model_folder()
+    with pytest.raises(ValueError, match=r"kv_disk_path: .*file cannot be used"), running(model, tmp_path / "file"):
+        pass
+    with (
+        pytest.raises(ValueError, match="kv_disk_size must be at least"),
+        running(model, tmp_path / "disk", kv_disk_size=1e-5),
+    ):
+        pass

@@ -41,8 +41,9 @@ def test_the_next_engine_reads_what_a_killed_one_has_written(num_ranks: int, tmp
         press(address)
         assert ask(address) == (expected, NUM_CACHED)
         time.sleep(2.0)  # its blocks are written
-        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-            os.kill(each.pid, signal.SIGKILL)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for pid in (*(child.pid for child in children), process.pid):
+            os.kill(pid, signal.SIGKILL)
         process.wait()
     assert len(list(tmp_path.glob("*/0/rank-*"))) == num_ranks
     with engine_process(*flags) as (_, address), engine_process(*flags) as (_, other_address):

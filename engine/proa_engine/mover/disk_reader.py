@@ -91,6 +91,8 @@ class DiskReader:
         except Damaged as problem:
             error = str(problem)
             self._disk.count(num_damaged=1)
+        except Exception as problem:  # a job that does not end would keep its requests waiting
+            error = f"{type(problem).__name__}: {problem}"
         self._index.add_received(filled.units, filled.checkpoint, num_resets)
         self.cancel(job.job_id)
         self._disk.count(num_read_bytes=filled.num_bytes)
@@ -127,9 +129,11 @@ class DiskReader:
         if checkpoint.record.has_state:
             units.append(self._arena.unit_of_slot(job.state))
         with closing(self._read(segments, checkpoint.keys, job.wait_ms / 1000)) as contents:
-            for unit, content in zip(units, contents, strict=True):
+            num_before = len(filled.units)
+            for unit, content in zip(units, contents, strict=False):
                 self._put(unit, content, job, filled)
-        filled.checkpoint = StoredCheckpoint(checkpoint.record.block_hash, tails, job.state)
+        if len(filled.units) - num_before == len(units):  # otherwise a segment was deleted meanwhile
+            filled.checkpoint = StoredCheckpoint(checkpoint.record.block_hash, tails, job.state)
 
     def _read(
         self, segments: Segments, keys: Iterable[Key], seconds: float

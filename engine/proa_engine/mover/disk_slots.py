@@ -54,9 +54,13 @@ def delete_abandoned(path: Path, now: float) -> list[Path]:
     deleted = []
     for folder in path.glob("*/*/"):
         is_slot = _FINGERPRINT.fullmatch(folder.parent.name) and folder.name.isdecimal() and (folder / _LOCK).is_file()
-        if not is_slot or now - _last_change(folder) < _ABANDONED_SECONDS:
+        if not is_slot:
             continue
-        if (descriptor := lock_folder(folder)) is not None:
+        try:
+            is_abandoned = now - _last_change(folder) >= _ABANDONED_SECONDS
+        except FileNotFoundError:  # the engine that has it deleted a file
+            continue
+        if is_abandoned and (descriptor := lock_folder(folder)) is not None:
             shutil.rmtree(folder)
             os.close(descriptor)
             deleted.append(folder)
