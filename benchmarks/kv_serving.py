@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 from typing import NamedTuple
 
 import psutil
@@ -54,17 +56,20 @@ def run_peer(served: Served) -> None:
     chain = tuple(map(bytes.fromhex, served.chain))
     layout = ArenaLayout(num_pages=len(chain), page_bytes=served.page_bytes)
     mover = start(layout, bytes.fromhex(served.fingerprint))
-    os.set_blocking(sys.stdin.fileno(), False)
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+
+    Thread(target=read, daemon=True).start()
     job_id = 0
-    while True:
-        while not (line := sys.stdin.readline()):
-            time.sleep(0.01)
-        if line.strip() == "end":
-            return
+    while lines.get().strip() != "end":
         began, num_bytes = time.perf_counter(), 0
-        while not sys.stdin.readline():
+        while lines.empty():
             job_id += 1
             num_bytes += _fetch(mover, served.address, chain, job_id)
+        lines.get()
         print(json.dumps([num_bytes, time.perf_counter() - began]), flush=True)
 
 
