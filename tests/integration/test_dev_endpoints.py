@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.executor import make_executor
 from proa_gateway.engines.client import THRESHOLD, BreakerState
 from support.engine_server import RunningServer, running_server
+from support.fake_engine import FakeEngine
 from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway, until
 
 ROUTES = [
@@ -71,6 +73,19 @@ async def test_a_reset_empties_the_prefix_cache_and_the_gateways_index(gateway: 
     await post(gateway, "/reset_prefix_cache")
     await until(lambda: index.num_blocks == 0)
     assert (await ask(gateway))["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_all_engines_are_reset_with_one_time() -> None:
+    """An engine fetches no blocks from one that was reset earlier than itself."""
+    async with (
+        FakeEngine() as one,
+        FakeEngine() as two,
+        running_gateway(one, two, enable_dev_endpoints=True) as gateway,
+    ):
+        before = time.time()
+        await post(gateway, "/reset_prefix_cache")
+        assert one.resets == two.resets
+        assert before <= one.resets[0] <= time.time()
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -273,6 +273,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.lora_folders = lora_folders or {}
         self.loras = {name: self._lora(name, path) for name, path in (loras or {}).items()}
         self.lora_loads: list[service_pb2.LoadLoraRequest] = []
+        self.resets: list[float] = []  # `since` of each reset of the prefix cache
         self.lora_gate = asyncio.Event()  # loads wait for it
         self.lora_gate.set()
         self.prefix_cache = None
@@ -466,6 +467,12 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:
         return service_pb2.GetLoadResponse(stats=self.stats())
+
+    async def ResetPrefixCache(
+        self, request: service_pb2.ResetPrefixCacheRequest, context: Any
+    ) -> service_pb2.ResetPrefixCacheResponse:
+        self.resets.append(request.since)
+        return service_pb2.ResetPrefixCacheResponse()
 
     async def LoadLora(self, request: service_pb2.LoadLoraRequest, context: Any) -> service_pb2.LoadLoraResponse:
         self.lora_loads.append(request)

@@ -89,8 +89,10 @@ async def get_server_info(channel: grpc.aio.Channel, *, seconds: float) -> dict[
     return options
 
 
-async def reset_prefix_cache(channel: grpc.aio.Channel, *, seconds: float) -> None:
-    await EngineServiceStub(channel).ResetPrefixCache(service_pb2.ResetPrefixCacheRequest(), timeout=seconds)
+async def reset_prefix_cache(channel: grpc.aio.Channel, *, since: float, seconds: float) -> None:
+    """`since`: the same Unix time for all engines of a model, or they refuse each other's KV cache blocks."""
+    request = service_pb2.ResetPrefixCacheRequest(since=since)
+    await EngineServiceStub(channel).ResetPrefixCache(request, timeout=seconds)
 
 
 async def sleep(channel: grpc.aio.Channel, *, level: int, wait: bool, seconds: float) -> None:

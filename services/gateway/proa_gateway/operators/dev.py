@@ -3,6 +3,7 @@
 They act on all engines, or on those of the query's `model`.
 """
 
+import time
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -37,7 +38,9 @@ async def reset_prefix_cache(
         if value:
             raise UnsupportedField(f"{name} is not supported.", param=name)
     gateway = gateway_of(request)
-    await call_engines(gateway.pool, model, partial(convert.reset_prefix_cache, seconds=QUICK_SECONDS))
+    await call_engines(
+        gateway.pool, model, partial(convert.reset_prefix_cache, since=time.time(), seconds=QUICK_SECONDS)
+    )
     return Response()
 
 
