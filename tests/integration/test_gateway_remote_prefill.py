@@ -239,6 +239,39 @@ async def test_a_client_that_goes_aborts_both_requests() -> None:
         assert not gateway.gateway.pool.exchange.num_open
 
 
+async def test_a_client_that_goes_while_the_prefill_engine_fetches_leaves_no_open_fetch() -> None:
+    async with running() as (gateway, engines):
+        await complete(gateway, PROMPT[:1000])
+        await in_sync([gateway])
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway, [*PROMPT[:1000], *PROMPT[:1500]]))
+        await engines.prefill.until(lambda engine: bool(engine.requests))
+        assert list(engines.prefill.requests[-1].kv_source.addresses) == [engines.first.address]
+        task.cancel()
+        await engines.prefill.until(lambda engine: bool(engine.aborted))
+        assert await outcomes(gateway) == {"aborted": 1}
+        assert not gateway.gateway.pool.exchange.num_open
+
+
+async def test_a_request_that_needs_a_part_of_a_fetch_does_not_end_it() -> None:
+    async with running() as (gateway, engines):
+        engines.prefill.step_delay = None
+        task = asyncio.create_task(complete(gateway))
+        await engines.first.until(lambda engine: bool(engine.requests))
+        cache = engines.prefill.prefix_cache
+        assert cache is not None
+        cache.store(cache.hashes(PROMPT[:800], ()))
+        await complete(gateway, [*PROMPT[:800], *PROMPT[100::-1]])
+        request = engines.first.requests[-1]
+        assert (list(request.kv_source.addresses), request.kv_source.num_blocks) == ([engines.prefill.address], 50)
+        assert not engines.prefill.aborted
+        assert await outcomes(gateway) == {}
+        await engines.prefill.step()
+        assert await task == 800, "the prefill engine had these"
+        assert await outcomes(gateway) == {"used": 1}
+        assert not gateway.gateway.pool.exchange.num_open
+
+
 async def test_a_request_whose_decode_engine_is_lost_is_prefilled_for_the_next_one() -> None:
     async with running(num_decode=2) as (gateway, engines):
         engines.prefill.step_delay = None

@@ -242,8 +242,8 @@ class KvExchange:
         sink: OutputSink = prefill
         fetch = self._fetch_prefix(engine, num_cached, hints, self._peers_of(engine))
         if fetch is not None:
-            sink = fetching = self._sink(fetch, len(fetch.blocks), prefill, span)
-            sent = replace(sent, kv_source=fetching.source)
+            sink = prefill.fetching = self._sink(fetch, len(fetch.blocks), prefill, span)
+            sent = replace(sent, kv_source=prefill.fetching.source)
         try:
             prefill.sent = engine.submit(sent, sink)
         except EngineUnavailable as error:

@@ -26,7 +26,8 @@ class Supplier(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenFetch:
-    """A fetch that one or more requests at one engine wait for, until the first output of any of them."""
+    """A fetch that one or more requests at one engine wait for, until the first output of one that needs all of its
+    blocks."""
 
     kind: FetchKind
     pair: Pair
@@ -44,8 +45,8 @@ class OpenFetch:
 
 class FetchListener(Protocol):
     def fetched(self, fetch: OpenFetch, result: KvFetch | None) -> None:
-        """The first output of a request that waited for the fetch has come. `result` None: there was nothing to
-        fetch."""
+        """The first output of a request that waited for all blocks of the fetch has come. `result` None: there was
+        nothing to fetch."""
 
     def leave(self, fetch: OpenFetch) -> None:
         """A request no longer waits for the fetch."""
@@ -103,7 +104,8 @@ class FetchingSink:
         self.token, self.output = self._sequence.token, self._sequence.output
         if self._fetch is not None:
             self._span.set_fetched_tokens(result.num_tokens if result is not None else 0)
-            self._listener.fetched(self._fetch, result)
+            if self.source.num_blocks in (0, len(self._fetch.blocks)):
+                self._listener.fetched(self._fetch, result)
         self.close()
 
 
@@ -152,6 +154,7 @@ class RemotePrefill:
         self.outcome: PrefillOutcome = "aborted"
         self.error: GatewayError | None = None
         self.sent: SentRequest | None = None
+        self.fetching: FetchingSink | None = None  # if it has a KV source itself
         self._span: AttemptSpan | None = span
         self._on_end: Callable[[RemotePrefill], None] | None = on_end
 
@@ -180,6 +183,8 @@ class RemotePrefill:
         if self.num_fetches == 0:
             if self.sent is not None:
                 self.sent.abort()
+            if self.fetching is not None:
+                self.fetching.close()
             self._finish_span("aborted", "aborted by the gateway")
             self._end()
 
