@@ -111,6 +111,13 @@ def test_each_role_scales_by_its_own_load() -> None:
     assert queue["object"]["target"]["averageValue"] == "4"
 
 
+@pytest.mark.parametrize("target", [8, 0.8, "800m"])
+def test_the_target_of_autoscaling_is_a_number_or_a_quantity(target: float | str) -> None:
+    objects = render(pool(autoscaling__enabled=True, autoscaling__target=target))
+    metrics = lookup(objects, "HorizontalPodAutoscaler", "proa-engine-builtin", "spec", "metrics")
+    assert metrics[0]["pods"]["target"]["averageValue"] == str(target)
+
+
 def test_keda_scales_a_prefill_pool_by_its_own_requests() -> None:
     keda = {"enabled": True, "minReplicas": 1}
     prompts = {**EXCHANGE, "role": "prefill", "keda": keda}
