@@ -63,9 +63,6 @@ class Client:
 
     def fetch(self, job: FetchJob) -> None:
         """Start a job."""
-        self._index.forget([*job.pages, *(page for tail in job.tails for page in tail)])
-        if job.state != NO_STATE:
-            self._index.forget([self._arena.unit_of_slot(job.state)])
         self._connections[job.job_id] = None
         arguments = (job, self._index.num_resets)
         Thread(target=self._run, args=arguments, name=f"proa-mover-fetch-{job.job_id}", daemon=True).start()
@@ -82,11 +79,13 @@ class Client:
     def _run(self, job: FetchJob, num_resets: int) -> None:
         received, error = _Received(), ""
         try:
-            if not self._index.wait_for_copies(job.copied, job.wait_ms / 1000):
+            if not self._index.clear_for(job):
                 raise BadFrame("copies of earlier steps did not end in time")
             self._receive(job, received)
         except (OSError, BadFrame) as problem:
             error = str(problem) or type(problem).__name__
+        except Exception as problem:  # a job that does not end would keep its requests waiting
+            error = f"{type(problem).__name__}: {problem}"
         checkpoint = received.checkpoint
         self._index.add_received(received.units, checkpoint, num_resets)
         with self._lock:

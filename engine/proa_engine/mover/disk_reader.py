@@ -14,7 +14,7 @@ from itertools import islice
 from threading import Lock, Thread
 
 from proa_engine.core.mover import Fetched, FetchJob
-from proa_engine.core.types import NO_STATE, StoredCheckpoint
+from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.disk import Disk
 from proa_engine.mover.disk_records import CheckpointRecord
@@ -63,9 +63,6 @@ class DiskReader:
 
     def fetch(self, job: FetchJob) -> None:
         """Start a job."""
-        self._index.forget([*job.pages, *(page for tail in job.tails for page in tail)])
-        if job.state != NO_STATE:
-            self._index.forget([self._arena.unit_of_slot(job.state)])
         with self._lock:
             self._running.add(job.job_id)
         arguments = (job, self._index.num_resets)
@@ -83,7 +80,7 @@ class DiskReader:
                 raise _Ended("the disk is not read yet")
             if self._clock() < self._reads_at:
                 raise _Ended("the disk did not answer a short time ago")
-            if not self._index.wait_for_copies(job.copied, job.wait_ms / 1000):
+            if not self._index.clear_for(job):
                 raise _Ended("copies of earlier steps did not end in time")
             self._fill(segments, job, filled)
         except (_Ended, OSError) as problem:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Condition
 from typing import NamedTuple
 
+from proa_engine.core.mover import FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory, DirectoryEntry
@@ -97,11 +98,18 @@ class Index:
             self._changed.notify_all()
             return True
 
-    def forget(self, units: Iterable[int]) -> None:
-        """Remove units that a job is about to fill."""
+    def clear_for(self, job: FetchJob) -> bool:
+        """Remove the units that a job fills, when no copies use them any more. Returns False if that takes longer than
+        `job.wait_ms`."""
+        if not self.wait_for_copies(job.copied, job.wait_ms / 1000):
+            return False
+        units = [*job.pages, *(page for tail in job.tails for page in tail)]
+        if job.state != NO_STATE:
+            units.append(self._arena.unit_of_slot(job.state))
         with self._changed:
             for unit in units:
-                self._entries.pop(self._keys.pop(unit, (0, b"")), None)
+                self._remove(unit)
+        return True
 
     def reset(self, since: float, serial: int) -> None:
         """Remove everything, and ignore what copies up to `serial` store, also if they are not complete."""
@@ -167,16 +175,14 @@ class Index:
         units = [(key, entry) for key in keys if (entry := self._find(key)) is not None]
         if len(units) == len(keys):
             return units
-        del self._checkpoints[block_hash]
+        self._checkpoints.pop(block_hash, None)
         return None
 
     def _find(self, key: Key) -> Entry | None:
         entry = self._entries.get(key)
         if entry is None or self._arena.serial(entry.unit) == entry.serial:
             return entry
-        del self._entries[key]
-        if self._keys.get(entry.unit) == key:
-            del self._keys[entry.unit]
+        self._remove(entry.unit)
         return None
 
     def _add(self, key: Key, unit: int, completed: int, now: float) -> None:
@@ -195,11 +201,20 @@ class Index:
         """Add an entry. `stored`: when, in Unix seconds; None: the directory has it."""
         if self._directory is not None and stored is not None:
             self._directory.write(entry.unit, DirectoryEntry(key, entry.checksum, stored))
-        before = self._keys.get(entry.unit)
-        if before is not None and before != key:
-            self._entries.pop(before, None)
+        if self._keys.get(entry.unit) != key:
+            self._remove(entry.unit)
         self._entries[key] = entry
         self._keys[entry.unit] = key
+
+    def _remove(self, unit: int) -> None:
+        """Remove a unit, and the checkpoint whose state or last block it has."""
+        key = self._keys.pop(unit, None)
+        if key is None or (entry := self._entries.get(key)) is None or entry.unit != unit:
+            return
+        del self._entries[key]
+        table, block_hash = key
+        if table != 0:
+            self._checkpoints.pop(block_hash, None)
 
     def _put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         """Add a checkpoint, whose units are added."""

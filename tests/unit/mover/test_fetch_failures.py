@@ -32,6 +32,13 @@ def test_a_source_that_does_not_listen_ends_the_fetch_at_once() -> None:
         assert "refused" in target.fetched().error
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999999999", "a..b:1"])
+def test_an_address_that_cannot_be_used_ends_the_fetch(address: str) -> None:
+    with running_mover() as target:
+        target.fetch(make_job(address, hashes(1), wait_ms=20_000))
+        assert target.fetched().error
+
+
 def test_a_source_that_dies_at_any_byte_leaves_whole_blocks() -> None:
     """An answer of blocks, cut at each frame's boundary and within the frames."""
     chain, content = hashes(3), bytes(range(250)) * 20
