@@ -140,6 +140,21 @@ async def test_a_stream_stays_if_no_engine_can_fetch_its_blocks(
     assert not other.requests
 
 
+async def test_a_stream_does_not_move_to_an_engine_that_is_silent(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream = Stream(gateway, max_tokens=1500)
+    await until(lambda: len(stream.text) > 10)
+    leaving, other = leaving_and_other(engines)
+    other.silent = True
+    (client,) = [one for one in gateway.gateway.pool.engines if one.address == other.address]
+    await until(lambda: client.suspect)
+    assert client.usable
+    await leaving.drain()
+    assert await stream.task == text_of(1500)
+    assert not other.requests
+
+
 async def test_a_request_without_a_token_moves_too(gateway: RunningGateway, engines: list[FakeEngine]) -> None:
     for engine in engines:
         engine.step_delay = None

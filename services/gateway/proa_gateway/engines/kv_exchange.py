@@ -107,6 +107,7 @@ class KvExchange:
             one
             for one in self._peers_of(engine)
             if one.usable
+            and not one.suspect
             and self._rates.get((engine.address, one.address))
             and (attempts.lora is None or one.loras.get(attempts.lora) is not None)
         ]
