@@ -27,9 +27,9 @@ _ADDRESS = re.compile(r".*:\d{1,5}")
 class TransferTls:
     """Paths of the PEM files with which movers of engines know each other."""
 
-    certificate: str
-    key: str
-    authority: str
+    certificate_file: str
+    key_file: str
+    authority_file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

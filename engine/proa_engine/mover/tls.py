@@ -17,7 +17,7 @@ class Tls:
     def __init__(self, files: TransferTls) -> None:
         """Raises `ValueError` if a file is invalid."""
         self._files = TlsFiles(
-            certificate=Path(files.certificate), key=Path(files.key), authority=Path(files.authority)
+            certificate=Path(files.certificate_file), key=Path(files.key_file), authority=Path(files.authority_file)
         )
         self._source = TlsSource(self._files)
         self._lock = Lock()
