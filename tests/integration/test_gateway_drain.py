@@ -140,6 +140,35 @@ async def test_a_stream_stays_if_no_engine_can_fetch_its_blocks(
     assert not other.requests
 
 
+async def test_a_request_with_the_same_prompt_does_not_end_the_fetch_of_a_stream_that_moves(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream = Stream(gateway)
+    await until(lambda: len(stream.text) > 200)
+    leaving, other = leaving_and_other(engines)
+    leaving.step_delay = other.step_delay = None
+    other.fetch_wait = 30.0
+    cache = leaving.prefix_cache
+    assert cache is not None
+    of_output = [block for block in cache.blocks if block not in cache.hashes(PROMPT, ())]
+    cache.evict(of_output)
+    await leaving.drain()
+    await other.until(lambda engine: bool(engine.requests))
+    second = Stream(gateway, max_tokens=4)
+    await other.until(lambda engine: len(engine.requests) == 2)
+    assert other.requests[1].kv_source.num_blocks == len(PROMPT) // 16
+    await asyncio.sleep(0.1)
+    for _ in range(4):
+        await other.step()
+    assert await second.task == text_of(4)
+    assert not leaving.aborted
+    cache.store(of_output)
+    other.step_delay = 0.0
+    assert await stream.task == text_of(400)
+    assert len(leaving.aborted) == 1
+    assert not gateway.gateway.pool.exchange.num_open
+
+
 async def test_a_stream_does_not_move_to_an_engine_that_is_silent(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:

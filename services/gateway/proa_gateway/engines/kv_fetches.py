@@ -26,8 +26,8 @@ class Supplier(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenFetch:
-    """A fetch that one or more requests at one engine wait for, until the first output of one that needs all of its
-    blocks."""
+    """A fetch that one or more requests at one engine wait for, until the first output of the request that began it.
+    Others may need fewer of the blocks."""
 
     kind: FetchKind
     pair: Pair
@@ -45,8 +45,7 @@ class OpenFetch:
 
 class FetchListener(Protocol):
     def fetched(self, fetch: OpenFetch, result: KvFetch | None) -> None:
-        """The first output of a request that waited for all blocks of the fetch has come. `result` None: there was
-        nothing to fetch."""
+        """The first output of the request that began the fetch has come. `result` None: there was nothing to fetch."""
 
     def leave(self, fetch: OpenFetch) -> None:
         """A request no longer waits for the fetch."""
@@ -56,7 +55,7 @@ class FetchingSink:
     """The sink of a request with a KV source. Forwards outputs to the request's sequence; the first one ends the fetch,
     and later ones go to the sequence directly."""
 
-    __slots__ = ("_fetch", "_listener", "_sequence", "_span", "output", "source", "token")
+    __slots__ = ("_began", "_fetch", "_listener", "_sequence", "_span", "output", "source", "token")
 
     def __init__(
         self, fetch: OpenFetch, source: KvSource, listener: FetchListener, sequence: OutputSink, span: AttemptSpan
@@ -68,6 +67,7 @@ class FetchingSink:
         self._listener = listener
         self._sequence = sequence
         self._span = span
+        self._began = not fetch.num_waiting
         fetch.num_waiting += 1
         span.set_kv_source(fetch.pair[0])
 
@@ -104,7 +104,7 @@ class FetchingSink:
         self.token, self.output = self._sequence.token, self._sequence.output
         if self._fetch is not None:
             self._span.set_fetched_tokens(result.num_tokens if result is not None else 0)
-            if self.source.num_blocks in (0, len(self._fetch.blocks)):
+            if self._began:
                 self._listener.fetched(self._fetch, result)
         self.close()
 
