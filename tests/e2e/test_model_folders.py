@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from support.kube import ONE_THREAD, Release
+from support.kube import Release
 from support.tiny_models import make_tiny_model
 
 ENCODER: dict[str, Any] = {"pad_token_id": 0, "max_position_embeddings": 160, "type_vocab_size": 2}
@@ -32,7 +32,6 @@ def pool(name: str) -> dict[str, Any]:
     return {
         "model": "/model",
         "servedModelName": name,
-        "env": [ONE_THREAD],
         "volumes": [{"name": "folder", "configMap": {"name": name}}],
         "volumeMounts": [{"name": "folder", "mountPath": "/model", "readOnly": True}],
     }
@@ -40,7 +39,7 @@ def pool(name: str) -> dict[str, Any]:
 
 @pytest.mark.smoke
 def test_an_encoder_embeds_and_a_type_through_transformers_completes(client: OpenAI) -> None:
-    assert {model.id for model in client.models.list()} == {"proa-builtin", "bert", "starcoder2"}
+    assert {model.id for model in client.models.list()} == {"bert", "starcoder2"}
     [embedding] = client.embeddings.create(model="bert", input="hello").data
     assert len(embedding.embedding) == 64
     answer = client.completions.create(model="starcoder2", prompt="hello", max_tokens=4, temperature=0)
