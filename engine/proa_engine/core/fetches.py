@@ -74,14 +74,15 @@ class Fetches:
                 return False
             candidates = takewhile(self._is_known, candidates)
         block_hashes = list(candidates)
-        num_on_disk = 0 if self._disk is None else self._disk.extent(block_hashes, self._host.held(block_hashes)[0])
+        num_held, num_usable = self._host.held(block_hashes)
+        num_on_disk = 0 if self._disk is None else self._disk.extent(block_hashes, num_held)
         num_at_source = 0 if source is None else source.num_blocks or len(block_hashes)
         if num_on_disk >= min(num_at_source, len(block_hashes)):
             source = None
         del block_hashes[num_on_disk if source is None else num_at_source :]
-        num_held, num_usable = self._host.held(block_hashes)
         if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.min_load_tokens:
             return False
+        num_held = min(num_held, len(block_hashes))
         first = block_hashes[min(num_held, len(block_hashes) - 1)]
         opened = self._by_block.get(first) or self._start(block_hashes, num_held, source, now)
         if opened is None:

@@ -8,7 +8,10 @@ import pytest
 from proa.contract import KvFetch, KvSource
 from proa_engine.core.disk_tier import DiskTier
 from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.mover import DiskChanges
 from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.types import DiskCounts
 from support.core import CoreRun, hash_block, make_request
 from support.fake_disk import FakeDisk
 from support.fake_mover import FakeMover, Never
@@ -205,6 +208,21 @@ def test_a_reset_forgets_a_read_on_its_way() -> None:
     run.finish()
     run.assert_complete([request])
     assert run.last().num_cached_tokens == 0
+
+
+def test_a_checkpoint_on_disk_before_one_that_the_cache_has_is_not_read() -> None:
+    run = make_run(windows=(6,), num_blocks=44)
+    ask(run, "a")
+    run.core.take_from_mover(
+        DiskChanges(
+            blocks=KvChanges.snapshot(hashes()), checkpoints=KvChanges.snapshot(hashes()[3:4]), counts=DiskCounts()
+        )
+    )
+    run.submit(make_request("b", PROMPT))
+    run.step()
+    assert not mover_of(run).jobs
+    run.finish()
+    assert run.last("b").num_cached_tokens == 32
 
 
 def test_windows_are_written_and_read_as_whole_checkpoints() -> None:
