@@ -97,9 +97,9 @@ class Disk:
         """Queue blocks that are not queued yet, or as many as may wait, and the checkpoint behind them."""
         with self._changed:
             blocks = [block_hash for block_hash in message.blocks if block_hash not in self._queued]
-            room = self._max_waiting - len(self._queued)
+            room = self._max_waiting - max(len(self._queued), len(self._waiting))
             checkpoint = message.checkpoint
-            if room < len(blocks):
+            if room < max(len(blocks), 1):  # a message may have a checkpoint alone
                 self.count(num_skipped=len(blocks) - room + bool(checkpoint))
                 blocks, checkpoint = blocks[:room], b""
             if blocks or checkpoint:

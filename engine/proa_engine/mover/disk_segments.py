@@ -206,7 +206,7 @@ class Segments:
             num_bytes += place.length
             if num_bytes > self._segment_bytes // 2:
                 break
-            with suppress(Damaged):
+            with suppress(Damaged, OSError):
                 kept.units.append((key, self.read(key, place), place.checksum))
                 kept.checkpoints.extend(record for record in needed_by if record not in kept.checkpoints)
         self._delete(oldest)

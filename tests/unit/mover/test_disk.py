@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -345,6 +346,21 @@ def test_more_than_ten_seconds_of_writing_is_skipped(tmp_path: Path) -> None:
         bench.write(*CHAIN)
         assert bench.on_disk == set(CHAIN[:4])
         assert bench.counts.num_skipped == 2
+
+
+def test_no_more_checkpoints_than_blocks_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request that loads a prefix has its checkpoint written, until it is reported."""
+    with running_bench(tmp_path) as bench:
+        answers = Event()
+        monkeypatch.setattr(bench.disk, "_write", lambda *_: answers.wait(20))
+        bench.disk._max_waiting = 4
+        for _ in range(10):
+            bench.disk.write(WriteBlocks((), CHAIN[0]))
+        assert len(bench.disk._waiting) <= 4
+        assert bench.disk._counts.num_skipped in (5, 6), "one may be on its way to the disk"
+        answers.set()
 
 
 def test_a_reset_that_cannot_be_carried_out_lets_nothing_be_written(tmp_path: Path) -> None:

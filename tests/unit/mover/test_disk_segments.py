@@ -207,6 +207,18 @@ def test_units_that_are_read_outlive_their_segment(tmp_path: Path) -> None:
     assert len(found(opened(tmp_path), keys)) >= 8
 
 
+def test_a_segment_whose_file_was_deleted_makes_room(tmp_path: Path) -> None:
+    segments, keys = opened(tmp_path, max_bytes=13 * UNIT), blocks(40)
+    for key in keys[:4]:
+        write(segments, key)
+    assert found(segments, keys[:1]) == keys[:1]
+    (tmp_path / "00000000.data").unlink()
+    for key in keys[4:]:
+        make_room(segments)
+        write(segments, key)
+    assert found(segments, keys) == keys[-12:]
+
+
 def test_a_segment_of_units_that_are_all_read_loses_half_of_them(tmp_path: Path) -> None:
     segments, keys = opened(tmp_path, max_bytes=13 * UNIT), blocks(40)
     for count, key in enumerate(keys, start=1):
