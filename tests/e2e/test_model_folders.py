@@ -39,7 +39,7 @@ def pool(name: str) -> dict[str, Any]:
 
 @pytest.mark.smoke
 def test_an_encoder_embeds_and_a_type_through_transformers_completes(client: OpenAI) -> None:
-    assert {model.id for model in client.models.list()} == {"bert", "starcoder2"}
+    assert {model.id for model in client.models.list()} == {"proa-builtin", "bert", "starcoder2"}
     [embedding] = client.embeddings.create(model="bert", input="hello").data
     assert len(embedding.embedding) == 64
     answer = client.completions.create(model="starcoder2", prompt="hello", max_tokens=4, temperature=0)

@@ -69,7 +69,8 @@ class Release:
     def install(self, **values: Any) -> None:
         """Install or upgrade and wait until all pods are ready.
 
-        `values` by path, with `__` for a dot: text as for `--set`, anything else as JSON.
+        `values` by path, with `__` for a dot: text as for `--set`, anything else as JSON. The built-in model has a pool
+        unless `engines` lists all.
         """
         self._wait_for(*self._helm_upgrade(values), "--wait", "--timeout=10m", timeout=660)
 
@@ -133,11 +134,12 @@ class Release:
 
     def _helm_upgrade(self, values: dict[str, Any]) -> list[str]:
         images = {"image__registry": self.registry, "engine__image__tag": self.tag, "gateway__image__tag": self.tag}
+        pools = {} if "engines" in values else {"engines__builtin": {}}
         settings = [
             f"--set={path.replace('__', '.')}={value}"
             if isinstance(value, str)
             else f"--set-json={path.replace('__', '.')}={json.dumps(value)}"
-            for path, value in (images | {"enginePool__env": [ONE_THREAD]} | values).items()
+            for path, value in (images | pools | {"enginePool__env": [ONE_THREAD]} | values).items()
         ]
         return ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace, *settings]
 
