@@ -358,6 +358,22 @@ async def test_a_prefill_engine_without_the_adapter_is_not_used() -> None:
         assert (request.lora_name, request.lora_digest) == ("sql", "digest")
 
 
+async def test_a_prefill_engine_with_a_shorter_context_limits_no_request() -> None:
+    movers: dict[str, FakeEngine] = {}
+    async with (
+        FakeEngine(movers=movers, role=service_pb2.ROLE_DECODE) as decode,
+        running_gateway(decode) as gateway,
+        FakeEngine(movers=movers, role=service_pb2.ROLE_PREFILL, max_model_len=1500) as prefill,
+    ):
+        engines = {engine.address: engine.address for engine in (decode, prefill)}
+        gateway.gateway.pool.set_engines(engines)
+        await until(lambda: any(one.accepts_prefills for one in gateway.gateway.pool.engines))
+        await complete(gateway)
+        assert all(map(plain, decode.requests))
+        await complete(gateway, PROMPT[1400::-1])
+        assert len(prefill.requests) == 1
+
+
 async def test_the_prefill_engine_gets_the_pixels_of_images_too() -> None:
     movers: dict[str, FakeEngine] = {}
     async with (

@@ -222,6 +222,9 @@ class KvExchange:
         """Return whether the prefill engine can compute the request's prompt for the other engine."""
         if not one.accepts_prefills or one.suspect or not self._rates.get((one.address, engine.address)):
             return False
+        num_tokens = attempts.hints.num_prompt_tokens + attempts.num_received
+        if one.hello is None or num_tokens >= one.hello.model.max_model_len:
+            return False
         return attempts.lora is None or one.loras.get(attempts.lora) is not None
 
     def _send_prefill(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proa.blocks import BLOCK_HASH_VERSION
-from proa.contract import Lora, ModelInfo
+from proa.contract import Lora, ModelInfo, Role
 from proa.lora_module import LoraModule
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, digest, read_tokenizer_files
 from proa_gateway.errors import EngineUnavailable
@@ -125,7 +125,8 @@ class ModelRegistry:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.") from None
 
     async def accept(self, address: str, info: ModelInfo, read_files: ReadFiles) -> None:
-        """Register an engine's model. Loads its tokenizer by `read_files` if the model is new.
+        """Register an engine's model. Loads its tokenizer by `read_files` if the model is new. An engine that only
+        prefills does not change what is known of the model, for example its longest context.
 
         Raises `EngineRefused` if its tokenizer or block hashes do not fit the gateway or the model's other engines.
         """
@@ -142,7 +143,8 @@ class ModelRegistry:
                     replicas = ", ".join(sorted(others))
                     raise EngineRefused(f"tokenizer of {info.model_name} differs from that of {replicas}")
                 if known and same:
-                    self._models[info.model_name] = replace(known, info=info)
+                    if info.role is not Role.PREFILL:
+                        self._models[info.model_name] = replace(known, info=info)
                 else:
                     self._models[info.model_name] = ServedModel(info, await self._load(info, read_files))
             self._engines[info.model_name].add(address)
