@@ -169,6 +169,22 @@ async def test_a_request_with_the_same_prompt_does_not_end_the_fetch_of_a_stream
     assert not gateway.gateway.pool.exchange.num_open
 
 
+async def test_a_stream_does_not_move_to_an_engine_with_a_shorter_context(engines: list[FakeEngine]) -> None:
+    leaving, _ = engines
+    async with (
+        running_gateway(leaving) as gateway,
+        FakeEngine(movers=leaving.movers, script=say(TEXT, repeat=True), max_model_len=600) as other,
+    ):
+        stream = Stream(gateway)
+        await until(lambda: len(stream.text) > 10)
+        pool = gateway.gateway.pool
+        pool.set_engines({engine.address: engine.address for engine in (leaving, other)})
+        await until(lambda: sum(one.usable for one in pool.engines) == 2)
+        await leaving.drain()
+        assert await stream.task == text_of(400)
+        assert not other.requests
+
+
 async def test_a_stream_does_not_move_to_an_engine_that_is_silent(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:

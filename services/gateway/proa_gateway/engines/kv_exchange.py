@@ -103,11 +103,13 @@ class KvExchange:
             return []
         if attempts.request.sampling_params.prompt_logprobs is not None and not attempts.num_received:
             return []
+        length = attempts.model.max_model_len if attempts.model is not None else 0
         return [
             one
             for one in self._peers_of(engine)
             if one.usable
             and not one.suspect
+            and (one.hello is not None and one.hello.model.max_model_len >= length)
             and self._rates.get((engine.address, one.address))
             and (attempts.lora is None or one.loras.get(attempts.lora) is not None)
         ]
