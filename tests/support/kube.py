@@ -134,7 +134,7 @@ class Release:
 
     def _helm_upgrade(self, values: dict[str, Any]) -> list[str]:
         images = {"image__registry": self.registry, "engine__image__tag": self.tag, "gateway__image__tag": self.tag}
-        pools = {} if "engines" in values else {"engines__builtin": {}}
+        pools: dict[str, Any] = {} if "engines" in values else {"engines__builtin": {}}
         settings = [
             f"--set={path.replace('__', '.')}={value}"
             if isinstance(value, str)
