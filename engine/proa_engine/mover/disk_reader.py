@@ -59,6 +59,7 @@ class DiskReader:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="proa-mover-read")
         self._lock = Lock()
         self._running: set[int] = set()  # ids of jobs that are not cancelled
+        self._answered = 0.0  # when a read last ended
         self._reads_at = 0.0  # when reading may go on after a read that hung
 
     def fetch(self, job: FetchJob) -> None:
@@ -145,7 +146,7 @@ class DiskReader:
                     if place is None:
                         remaining = iter(())
                         break
-                    reads.append((key, place, self._threads.submit(segments.read, key, place)))
+                    reads.append((key, place, self._threads.submit(self._read_unit, segments, key, place)))
                 if not reads:
                     return
                 key, place, content = reads.popleft()
@@ -154,11 +155,19 @@ class DiskReader:
                 except FileNotFoundError:  # the segment was deleted
                     return
                 except TimeoutError:
-                    self._reads_at = self._clock() + _PAUSE_SECONDS
+                    now = self._clock()
+                    if now - self._answered >= seconds:  # otherwise the reads of other jobs took that time
+                        self._reads_at = now + _PAUSE_SECONDS
                     raise _Ended("the disk did not answer in time") from None
         finally:
             for _, _, content in reads:
                 content.cancel()
+
+    def _read_unit(self, segments: Segments, key: Key, place: Place) -> memoryview:
+        try:
+            return segments.read(key, place)
+        finally:
+            self._answered = self._clock()
 
     def _put(self, unit: int, read: tuple[Key, Place, memoryview], job: FetchJob, filled: _Filled) -> None:
         """Copy a unit that was read into the arena."""

@@ -377,6 +377,26 @@ def test_a_reset_that_cannot_be_carried_out_lets_nothing_be_written(tmp_path: Pa
         assert bench.on_disk == {CHAIN[3]}
 
 
+def test_a_job_that_ends_because_others_are_read_first_stops_no_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_mover(disk=settings(tmp_path)) as mover:
+        written(mover, CHAIN)
+        read = Segments.read
+
+        def slow(self: Segments, key: tuple[int, bytes], place: object) -> memoryview:
+            time.sleep(0.05)
+            return read(self, key, place)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patches:
+            patches.setattr(Segments, "read", slow)
+            for job_id in range(1, 41):
+                mover.fetch(make_job("", CHAIN, first_page=10, job_id=job_id, num_ranks=0, wait_ms=1000))
+            errors = {mover.fetched().error for _ in range(40)}
+        assert errors == {"", "the disk did not answer in time"}
+        assert read_chain(mover, CHAIN, job_id=41) == (6, "")
+
+
 def test_a_read_that_hangs_ends_the_job_and_writes_nothing_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
