@@ -13,7 +13,7 @@ from proa_engine.core.types import NO_STATE, StoredCheckpoint
 
 
 class Adoption:
-    """Into `cache`, of all `pages` and `states`, which are free. Used on the core's thread only."""
+    """Caches units in `cache`. All `pages` and `states` must be free. Used on the core's thread only."""
 
     def __init__(self, cache: PrefixCache, pages: BlockPool, states: BlockPool | None) -> None:
         self.is_stale = False  # the cache was emptied since the start: nothing more is cached

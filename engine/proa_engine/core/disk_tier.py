@@ -1,10 +1,10 @@
 """DiskTier: which blocks and checkpoints the mover has on disk, and which it is asked to write.
 
-A prefix is written when a request loads a part of it from host memory, for then it was computed and came back. So
-prompts that are sent once never reach the disk. A threshold of more uses would keep almost everything from it: few
-prefixes stay in host memory that long.
+A prefix is written when a request loads a part of it from host memory, which is its second use. So prompts that are
+sent once are never written. With a threshold of more uses almost nothing would be written, because few prefixes stay in
+host memory that long.
 
-What is known here is a hint. The mover reads what is there, and a request computes what is not.
+The sets of blocks and checkpoints are hints. The mover reads what is on disk, and a request computes the rest.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ class DiskTier:
     def keep(self, request: Request, block_hashes: Sequence[bytes]) -> None:
         """Have a prefix written, of which a request loads a part from host memory, as far as that has it.
 
-        Not for a request that loads what it has computed or fetched itself: nobody came back to it. Nor with a
-        `cache_salt`, whose blocks no other request can find.
+        Nothing is written for a request that loads blocks that it has computed or fetched itself, which is no second
+        use, nor for one with a `cache_salt`, whose blocks other requests cannot find.
         """
         if request.has_cache_salt or request.fetch is not None or request.status is RequestStatus.PREEMPTED:
             return

@@ -36,7 +36,7 @@ class KVCacheManager:
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
     `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier; `mover`
-    None: nothing is fetched from other engines. `has_disk`: the mover has a disk.
+    None: nothing is fetched. `has_disk`: the mover has a disk.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class KVCacheManager:
         return self._fetches.begin(request, source, now)
 
     def is_fetching(self, request: Request) -> bool:
-        """Whether the request waits for blocks from another engine."""
+        """Whether the request waits for blocks from disk or from another engine."""
         return self._fetches is not None and self._fetches.is_fetching(request)
 
     def take_fetched(self, fetched: Fetched, now: float) -> Sequence[Request]:
@@ -206,7 +206,7 @@ class KVCacheManager:
         self._host.adopt(adopted)
 
     def end_fetch(self, request: Request) -> None:
-        """Stop waiting for the request's blocks from another engine, when it has ended."""
+        """Stop waiting for the request's blocks from disk or from another engine, when it has ended."""
         if self._fetches is not None:
             self._fetches.end(request)
 

@@ -30,11 +30,12 @@ class Sleep(Operation[None]):
     """Free the executor's memory when no request is unfinished; unfinished ones are aborted unless `wait`.
 
     Done when the executor sleeps, or when a later `WakeUp` has cancelled the call. An engine that sleeps already keeps
-    its level.
+    its level. `since`: see `ResetPrefixCache`, which level 2 includes; 0: when it falls asleep.
     """
 
     level: SleepLevel
     wait: bool = False
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

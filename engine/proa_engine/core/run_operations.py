@@ -24,6 +24,7 @@ class Operations:
         self._executor = executor
         self._on_lora_read = on_lora_read
         self._is_asleep = False
+        self._since = 0.0  # of the call that set `sleep_level`
         self._falling_asleep: list[Future[None]] = []  # calls of `Sleep` that are not done
 
     @property
@@ -42,7 +43,8 @@ class Operations:
             case Sleep() if self._is_asleep:
                 operation.done.set_result(None)
             case Sleep():
-                self.sleep_level = self.sleep_level or operation.level
+                if self.sleep_level == 0:
+                    self.sleep_level, self._since = operation.level, operation.since
                 self._falling_asleep.append(operation.done)
                 return [] if operation.wait else self._scheduler.abort_all(now)
             case WakeUp():
@@ -62,7 +64,7 @@ class Operations:
     def fall_asleep(self, now: float) -> None:
         """Free the executor's memory. The device's KV cache is lost; the host tier is kept at level 1."""
         assert self.sleep_level != 0
-        self._scheduler.reset_prefix_cache(now, keep_host=self.sleep_level == 1)
+        self._scheduler.reset_prefix_cache(self._since or now, keep_host=self.sleep_level == 1)
         self._executor.sleep(self.sleep_level)
         self._is_asleep = True
         self._settle()

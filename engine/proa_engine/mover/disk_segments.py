@@ -249,7 +249,7 @@ class Segments:
         self._close_active()
 
     def _mark(self) -> None:
-        """Let nobody adopt what is in the folder."""
+        """Mark the folder, so that its content is not adopted."""
         os.close(os.open(self._folder / _DISCARD, os.O_CREAT | os.O_WRONLY, 0o600))
 
     def _adopt(self, *, adopts: bool) -> None:
@@ -381,7 +381,8 @@ class Segments:
             os.close(active.index)
 
     def _sync(self, active: _Active, end: int) -> None:
-        """Have the kernel write the data now and free their memory, which counts to the container's."""
+        """Have the kernel write the data now and free their memory, which counts towards the
+        container's limit."""
         os.fdatasync(active.data)
         os.posix_fadvise(active.data, active.num_synced, end - active.num_synced, os.POSIX_FADV_DONTNEED)
         active.num_synced = end

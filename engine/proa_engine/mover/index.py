@@ -131,8 +131,8 @@ class Index:
             return self._changed.wait_for(lambda: self._copied >= serial, timeout)
 
     def blocks(self, chain: Sequence[bytes], timeout: float, is_wanted: Callable[[], bool]) -> list[Entry]:
-        """Return the leading blocks of table 0 that can be served. If there is none, wait for one, `timeout` seconds at
-        most, and about as long as `is_wanted`."""
+        """Return the leading blocks of table 0 that can be served. If there is none, wait for one: `timeout` seconds at
+        most, or until `is_wanted`, which is called twice a second, returns False."""
         with self._changed:
             self._wait(lambda: not chain or self._find((0, chain[0])) is not None, timeout, is_wanted)
             found: list[Entry] = []
@@ -148,7 +148,7 @@ class Index:
     ) -> tuple[StoredCheckpoint, list[tuple[Key, Entry]]] | None:
         """Return the last checkpoint in the chain that can be served as a whole, and its units.
 
-        Waits `timeout` seconds at most, and about as long as `is_wanted`, for one at the chain's end.
+        Waits for one at the chain's end as `blocks` does.
         """
         with self._changed:
             self._wait(lambda: not chain or self._whole(chain[-1]) is not None, timeout, is_wanted)

@@ -114,8 +114,8 @@ def refusal_of(request: BlocksRequest, init: Init, since: float) -> Refusal | No
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the peer has not closed the connection. A fetch that ended early would keep its place for all its
-    wait."""
+    """Whether the peer has not closed the connection. Otherwise a fetch that the peer has ended would occupy one of
+    `MAX_CONNECTIONS` until its wait is over."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return not poll.poll(0)

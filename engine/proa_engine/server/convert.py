@@ -212,9 +212,9 @@ def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:
     """Raises `InvalidRequest`."""
     match message.level:
         case 0 | 1:
-            return Sleep(1, message.wait)
+            return Sleep(1, message.wait, message.since)
         case 2:
-            return Sleep(2, message.wait)
+            return Sleep(2, message.wait, message.since)
         case level:
             raise InvalidRequest(f"level must be 1 or 2, got {level}")
 

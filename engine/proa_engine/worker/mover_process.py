@@ -45,8 +45,9 @@ _EXIT_SECONDS = 5.0
 class MoverProcess:
     """The constructor returns when the mover works. Raises `ValueError`, with a sentence for the user, if it cannot.
 
-    `on_message` is called from a thread of its own with what the mover sends to the core, and with the ends of what its
-    death ends. `log` is called with lines about deaths.
+    `on_message` is called, from any thread, with what the mover sends to the core. If the mover dies, it is called with
+    an end of each open job, and an empty answer for each range of pages that the mover has not answered. `log` is
+    called with lines about deaths.
     """
 
     def __init__(
