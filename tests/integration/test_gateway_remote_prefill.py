@@ -150,6 +150,25 @@ async def test_the_prompts_of_concurrent_requests_count_before_the_engine_report
         await asyncio.gather(*tasks)
 
 
+async def test_requests_that_wait_for_blocks_do_not_fill_their_engine() -> None:
+    movers: dict[str, FakeEngine] = {}
+    async with (
+        FakeEngine(movers=movers, role=service_pb2.ROLE_PREFILL, step_delay=None) as prefill,
+        FakeEngine(movers=movers, role=service_pb2.ROLE_DECODE, max_num_seqs=8) as decode,
+        running_gateway(prefill, decode) as gateway,
+    ):
+        decode.prefill_rate, prefill.prefill_rate, decode.fetch_wait = 1000.0, 1e6, 30.0
+        (client,) = [one for one in gateway.gateway.pool.engines if one.usable]
+        await until(lambda: all(one.load_stats.prefill_tokens_per_second for one in gateway.gateway.pool.engines))
+        tasks = [asyncio.create_task(complete(gateway, [number, *PROMPT])) for number in range(4)]
+        await until(lambda: client.load_stats.num_waiting_reqs == 4)
+        tasks += [asyncio.create_task(complete(gateway, [number, *PROMPT])) for number in range(4, 8)]
+        await decode.until(lambda engine: len(engine.requests) == 8)
+        await prefill.step()
+        assert await asyncio.gather(*tasks) == [0] * 8
+        assert decode.num_computed_tokens < 8 * 32
+
+
 async def test_without_measured_rates_the_less_loaded_engine_computes_the_prompt() -> None:
     async with running() as (gateway, engines):
         for engine in (engines.prefill, engines.first):

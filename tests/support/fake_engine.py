@@ -355,6 +355,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         return core_pb2.SchedulerStats(
             num_running_reqs=len(self._running) + self.foreign_load,
             num_waiting_reqs=len(self._waiting),
+            num_fetching_reqs=sum(not item.is_ready for item in self._waiting),
             num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting) + self.foreign_tokens,
             kv_cache_usage=usage,
             sleep_level=self.sleep_level,

@@ -176,7 +176,8 @@ class AdmissionControl:
         capacity: int | None = None
         for engine in self.pool.engines:
             if engine.usable and engine.hello is not None and engine.hello.model.model_name == model:
-                size, num_waiting = engine.hello.model.max_num_seqs, engine.load_stats.num_waiting_reqs
+                size, stats = engine.hello.model.max_num_seqs, engine.load_stats
+                num_waiting = stats.num_waiting_reqs - stats.num_fetching_reqs
                 capacity = (capacity or 0) + engine_capacity(size, load=engine.load, num_waiting=num_waiting)
                 if capacity >= enough:
                     break
@@ -266,7 +267,8 @@ def engine_capacity(max_num_seqs: int, *, load: int, num_waiting: int) -> int:
 
     An engine serves first come, first served: what has been sent cannot be reordered. Those that wait in it take the
     slots of requests that end before the gateway learns of it, a step or two later. An engine in which more wait lacks
-    KV cache or time for prompts, and gets none. `load`: running and waiting.
+    KV cache or time for prompts, and gets none. `load`: running and waiting. `num_waiting`: without those that wait for
+    blocks from other engines.
     """
     extra = max(1, max_num_seqs // 8)
     return 0 if num_waiting > extra else max(0, max_num_seqs + extra - load)
