@@ -165,6 +165,18 @@ def test_a_cancelled_fetch_keeps_its_pages_until_the_mover_answers(cancel: Calla
     assert run.executor.host.num_stored > 0
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_after_sleep_at_level_2_blocks_are_fetched_from_engines_that_slept_at_the_same_time(wait: bool) -> None:
+    run = run_with_source(num_pages=8)
+    asleep = run.core.operate(Sleep(2, wait, since=123.0))
+    run.steps(1)
+    assert asleep.done()
+    run.core.operate(WakeUp())
+    run.submit(fetching())
+    run.steps(2)
+    assert [job.since for job in jobs(run)] == [123.0]
+
+
 def test_a_pinned_page_is_not_evicted() -> None:
     """A job goes on behind the pages that are held, so stores must leave these as they are."""
     run, request = run_with_source(num_pages=12), fetching()

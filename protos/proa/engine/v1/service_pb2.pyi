@@ -310,12 +310,14 @@ class ResetPrefixCacheResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SleepRequest(_message.Message):
-    __slots__ = ("level", "wait")
+    __slots__ = ("level", "wait", "since")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     level: int
     wait: bool
-    def __init__(self, level: _Optional[int] = ..., wait: _Optional[bool] = ...) -> None: ...
+    since: float
+    def __init__(self, level: _Optional[int] = ..., wait: _Optional[bool] = ..., since: _Optional[float] = ...) -> None: ...
 
 class SleepResponse(_message.Message):
     __slots__ = ()

@@ -95,8 +95,10 @@ async def reset_prefix_cache(channel: grpc.aio.Channel, *, since: float, seconds
     await EngineServiceStub(channel).ResetPrefixCache(request, timeout=seconds)
 
 
-async def sleep(channel: grpc.aio.Channel, *, level: int, wait: bool, seconds: float) -> None:
-    await EngineServiceStub(channel).Sleep(service_pb2.SleepRequest(level=level, wait=wait), timeout=seconds)
+async def sleep(channel: grpc.aio.Channel, *, level: int, wait: bool, since: float, seconds: float) -> None:
+    """`since`: as for `reset_prefix_cache`."""
+    request = service_pb2.SleepRequest(level=level, wait=wait, since=since)
+    await EngineServiceStub(channel).Sleep(request, timeout=seconds)
 
 
 async def wake_up(channel: grpc.aio.Channel, *, seconds: float) -> None:

@@ -54,7 +54,13 @@ async def sleep(
     """Free the engines' memory; answered when that is done. Level 1 keeps the weights in host memory, level 2 drops
     them. Unfinished requests are aborted, or waited for."""
     gateway = gateway_of(request)
-    call = partial(convert.sleep, level=level, wait=mode == "wait", seconds=gateway.config.deadlines.request)
+    call = partial(
+        convert.sleep,
+        level=level,
+        wait=mode == "wait",
+        since=time.time(),
+        seconds=gateway.config.deadlines.request,
+    )
     await call_engines(gateway.pool, model, call)
     return Response()
 
