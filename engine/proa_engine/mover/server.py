@@ -42,12 +42,22 @@ class Server:
                 time.sleep(_RETRY_SECONDS)
                 continue
             connection.settimeout(_IDLE_SECONDS)
-            if self._free.acquire(blocking=False):
-                Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
+            if self._begin(connection):
                 continue
             with suppress(OSError), connection:
                 if self._tls is None:  # a handshake would delay other connections
                     _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
+
+    def _begin(self, connection: socket.socket) -> bool:
+        """Serve a connection on a thread of its own. Returns False if there are as many as there can be."""
+        if not self._free.acquire(blocking=False):
+            return False
+        try:
+            Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
+        except RuntimeError:  # the container's limit of threads is reached
+            self._free.release()
+            return False
+        return True
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection. Whatever is wrong with one ends the connection."""

@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+from proa_engine.mover import server
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import Header, Kind, encode_request
 from proa_engine.mover.index import Index
@@ -75,6 +76,21 @@ def test_a_source_that_dies_within_a_checkpoint_leaves_the_blocks_before_it() ->
             assert fetched.num_blocks == min(cut // page, 3), cut
             assert (fetched.checkpoint == chain[-1]) is (cut >= ends[-1]), cut
             assert "closed the connection" in fetched.error
+
+
+def test_a_source_that_cannot_start_a_thread_refuses_and_serves_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Thread:
+        raise RuntimeError("can't start new thread")
+
+    chain = hashes(1)
+    with running_mover() as source, running_mover() as target:
+        source.store(chain)
+        with monkeypatch.context() as patches:
+            patches.setattr(server, "Thread", fail)
+            target.fetch(make_job(source, chain, wait_ms=20_000))
+            assert target.fetched().num_blocks == 0
+        target.fetch(make_job(source, chain, job_id=2, wait_ms=20_000))
+        assert target.fetched().num_blocks == 1
 
 
 class FailingListener(socket.socket):
