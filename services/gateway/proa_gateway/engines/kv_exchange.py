@@ -191,7 +191,7 @@ class KvExchange:
     ) -> OpenFetch | None:
         """Send the prompt to a prefill engine, if the target would compute it later. Return the fetch from there.
 
-        `num_fetched`: leading blocks that the target can fetch without.
+        `num_fetched`: leading blocks that the target can fetch from engines that have them.
         """
         hints, target = attempts.hints, _target(engine, attempts.num_cached_tokens, ())
         if target is None or not _may_prefill(request):
@@ -267,7 +267,7 @@ class KvExchange:
                 self._rates.add_failure(pair)
 
     def _sink(self, fetch: OpenFetch, num_blocks: int, sequence: OutputSink, span: AttemptSpan) -> FetchingSink:
-        """`num_blocks`: that the request needs of the fetch; 0: all that the source will have."""
+        """`num_blocks`: number of the fetch's blocks that the request needs. 0: all that the source will have."""
         self._metrics.observe_kv_source(fetch.kind)
         if not fetch.num_waiting:
             self._open.setdefault(fetch.pair[1], []).append(fetch)

@@ -18,7 +18,7 @@ class Supplier(Protocol):
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """Of the prompt, as reported; None: not known."""
+        """Cached tokens of the prompt, as the source reported them. None: not known."""
 
     def release(self) -> None:
         """The fetch has ended, or no request waits for it any more."""
@@ -118,8 +118,8 @@ def _set_cached_tokens(output: EngineCoreOutput, supplier: Supplier) -> None:
 
 
 class LeavingRequest:
-    """A request on an engine that drains, whose sequence moves to another engine. It goes on, and its engine with it,
-    until the other one has fetched its blocks."""
+    """A request on an engine that drains, whose sequence moves to another engine. The request, and so its engine, goes
+    on until the other engine has fetched its blocks."""
 
     num_cached_tokens = None
 
@@ -142,7 +142,7 @@ PrefillOutcome = Literal["used", "unused", "rejected", "lost", "aborted"]
 class RemotePrefill:
     """A request that computes a prompt on a prefill engine, for requests at other engines that fetch the blocks.
 
-    Whatever becomes of it does not matter to these: what does not come they compute.
+    These requests do not depend on it: they compute the blocks that do not come.
     """
 
     def __init__(self, num_tokens: int, span: AttemptSpan, on_end: Callable[["RemotePrefill"], None]) -> None:

@@ -86,7 +86,8 @@ def remote_wait(
     It should if it had computed the prompt before the other one begins, or before the blocks were sent. While a rate is
     not known, the prefill engine is used if it has no more requests.
 
-    `num_tokens`: that both lack of the prompt. `num_bytes`: of their blocks. `bandwidth`: bytes per second.
+    `num_tokens`: tokens of the prompt that the engine that generates lacks. `num_bytes`: size of their blocks.
+    `bandwidth`: bytes per second.
     """
     if not own.rate or not remote.rate:
         return 0.0 if remote.load <= own.load else None
