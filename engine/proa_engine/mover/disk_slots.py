@@ -49,7 +49,8 @@ def take_slot(path: Path, fingerprint: bytes) -> tuple[Path, int]:
 def delete_abandoned(path: Path, now: float) -> list[Path]:
     """Delete slots that no engine has used for a week: of a model that was replaced, or of replicas that are gone.
 
-    Returns their folders. `now` is in Unix seconds. Raises `OSError`.
+    Returns their folders. Slots of other users, which it may not delete, stay. `now` is in Unix seconds. Raises
+    `OSError`.
     """
     deleted = []
     for folder in path.glob("*/*/"):
@@ -57,14 +58,22 @@ def delete_abandoned(path: Path, now: float) -> list[Path]:
         if not is_slot:
             continue
         try:
-            is_abandoned = now - _last_change(folder) >= _ABANDONED_SECONDS
-        except FileNotFoundError:  # the engine that has it deleted a file
+            if _delete_abandoned(folder, now):
+                deleted.append(folder)
+        except (FileNotFoundError, PermissionError):  # the engine that has it deleted a file; another user's
             continue
-        if is_abandoned and (descriptor := lock_folder(folder)) is not None:
-            shutil.rmtree(folder)
-            os.close(descriptor)
-            deleted.append(folder)
     return deleted
+
+
+def _delete_abandoned(folder: Path, now: float) -> bool:
+    """Delete a slot if it is abandoned. Returns whether it was. Raises `OSError`."""
+    if now - _last_change(folder) < _ABANDONED_SECONDS or (descriptor := lock_folder(folder)) is None:
+        return False
+    try:
+        shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _last_change(folder: Path) -> float:

@@ -67,6 +67,18 @@ def test_slots_that_no_engine_uses_are_deleted_after_a_week(tmp_path: Path) -> N
     assert (foreign / "lock").exists()
 
 
+def test_slots_that_must_not_be_deleted_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, lock = take_slot(tmp_path, FINGERPRINT)
+    os.close(lock)
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(f"{folder} is another user's")
+
+    monkeypatch.setattr("proa_engine.mover.disk_slots.shutil.rmtree", refuse)
+    assert delete_abandoned(tmp_path, (old / "lock").stat().st_mtime + WEEK + 100) == []
+    assert old.exists()
+
+
 class FakeTime:
     def __init__(self) -> None:
         self.now = 100.0
