@@ -117,7 +117,7 @@ class HostTier:
     @property
     def usage(self) -> float:
         """Share of the pages that hold cached blocks, 0 to 1."""
-        return sum(map(len, (self.cache.cached_blocks, *self.cache.cached_window_blocks))) / self.pages.num_blocks
+        return self._num_cached_pages / self.pages.num_blocks
 
     @property
     def has_stores(self) -> bool:
@@ -127,10 +127,9 @@ class HostTier:
     @property
     def occupancy(self) -> HostOccupancy:
         """The current sizes. From any thread, because only lengths are read."""
-        maps = (self.cache.cached_blocks, *self.cache.cached_window_blocks)
         return HostOccupancy(
             num_pages=self.pages.num_blocks,
-            num_cached_pages=sum(map(len, maps)),
+            num_cached_pages=self._num_cached_pages,
             num_stored_pages=self._num_stored_pages,
             num_loaded_pages=self._num_loaded_pages,
             num_loaded_tokens=self._num_loaded_tokens,
@@ -304,6 +303,10 @@ class HostTier:
         assert not self._stored_states
         loads = self._loads.values()
         return [block for load in loads for block in load.blocks], [state for load in loads for state in load.states]
+
+    @property
+    def _num_cached_pages(self) -> int:
+        return sum(map(len, (self.cache.cached_blocks, *self.cache.cached_window_blocks)))
 
     def _find(self, block_hashes: Iterable[bytes]) -> list[_Place]:
         """Return the leading blocks that are cached on the device or in host memory."""

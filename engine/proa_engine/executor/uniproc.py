@@ -176,7 +176,7 @@ class UniProcExecutor:
         if mover is None or mover.port is None:
             return
         self.kv_transfer = KvTransfer(
-            fingerprint=self._worker.cache_fingerprint(), ports=(mover.port,), block_bytes=sum(block_bytes)
+            fingerprint=self._worker.cache_fingerprint, ports=(mover.port,), block_bytes=sum(block_bytes)
         )
 
     def _on_mover(self, message: ToCore) -> None:

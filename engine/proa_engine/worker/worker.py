@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -156,8 +157,10 @@ class Worker:
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
 
+    @cached_property
     def cache_fingerprint(self) -> bytes:
-        """Return what engines must have in common to exchange blocks."""
+        """What engines must have in common to exchange blocks, of the weights that were loaded at the start. Once
+        computed it is kept, since it reads a part of every tensor's file."""
         assert self._loaded is not None
         layers, dtype = self._loaded.model.cache_layers(), self._placement.cache_dtype
         return cache_fingerprint(self._config, self._folder, layers, self._plan, dtype)
@@ -173,7 +176,7 @@ class Worker:
         try:
             for folder in delete_abandoned(path, time.time()):
                 self._log(f"kv_disk_path: deleted {folder}, which no engine has used for a week")
-            folder, lock = take_slot(path, self.cache_fingerprint())
+            folder, lock = take_slot(path, self.cache_fingerprint)
         except OSError as error:
             raise ValueError(f"kv_disk_path: {path} cannot be used: {error.strerror or error}") from error
         self._at_exit.callback(os.close, lock)
@@ -193,7 +196,7 @@ class Worker:
             port=port,
             rank=self._rank,
             num_ranks=self._config.tensor_parallel_size,
-            fingerprint=self.cache_fingerprint(),
+            fingerprint=self.cache_fingerprint,
             since=self._arena.memory.since,
             epoch=self._arena.memory.epoch,
             disk=self._disk_settings(self._arena.memory.layout),
@@ -270,7 +273,7 @@ class Worker:
         )
         if folder is None:
             return anonymous_memory(layout)
-        memory = open_file(Path(folder), self._rank, layout, self.cache_fingerprint())
+        memory = open_file(Path(folder), self._rank, layout, self.cache_fingerprint)
         found = "continues with what an earlier engine has left" if memory.is_adopted else "is empty"
         self._log(f"host memory in {folder} {found}")
         return memory
