@@ -21,7 +21,7 @@ from proa_engine.mover.frames import (
     read_content,
     read_header,
 )
-from proa_engine.mover.index import STATE, Index, Key
+from proa_engine.mover.index import STATE, Filled, Index, Key
 from proa_engine.mover.messages import Init
 from proa_engine.mover.tls import Tls
 
@@ -30,15 +30,11 @@ _GRACE_SECONDS = 1.0  # beyond `wait_ms`, after which the source ends its answer
 
 
 @dataclass(slots=True)
-class _Received:
-    """What a job has received."""
+class _Received(Filled):
+    """What a job has received, and what of its checkpoint, which comes last."""
 
-    num_blocks: int = 0
-    num_bytes: int = 0
-    units: list[tuple[Key, int, int]] = field(default_factory=list)  # what each holds, its number and checksum
     tails: dict[Key, tuple[int, int]] = field(default_factory=dict)  # by table and hash: place and page
     has_state: bool = False
-    checkpoint: StoredCheckpoint | None = None
 
 
 class Client:
@@ -86,20 +82,10 @@ class Client:
             error = str(problem) or type(problem).__name__
         except Exception as problem:  # a job that does not end would keep its requests waiting
             error = f"{type(problem).__name__}: {problem}"
-        checkpoint = received.checkpoint
-        self._index.add_received(received.units, checkpoint, num_resets)
+        self._index.add_received(received.units, received.checkpoint, num_resets)
         with self._lock:
             self._connections.pop(job.job_id, None)
-        self._on_end(
-            Fetched(
-                job_id=job.job_id,
-                num_blocks=received.num_blocks,
-                checkpoint=b"" if checkpoint is None else checkpoint.block_hash,
-                num_bytes=received.num_bytes,
-                is_done=True,
-                error=error,
-            )
-        )
+        self._on_end(received.end(job.job_id, error))
 
     def _receive(self, job: FetchJob, received: _Received) -> None:
         """Receive the job's blocks. Raises `OSError` or `BadFrame`; what is whole is in `received`."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock, Thread
 
@@ -19,7 +18,7 @@ from proa_engine.mover.arena import Arena
 from proa_engine.mover.disk import Disk
 from proa_engine.mover.disk_records import CheckpointRecord
 from proa_engine.mover.disk_segments import Damaged, Place, Segments
-from proa_engine.mover.index import Index, Key
+from proa_engine.mover.index import Filled, Index, Key
 
 _NUM_THREADS = 4  # reads at the same time, of all jobs
 _NUM_AHEAD = 8  # units of a job that are read or wait to be copied
@@ -28,16 +27,6 @@ _PAUSE_SECONDS = 60.0  # without reading, after a read that hung
 
 class _Ended(Exception):
     """The job ends early, for this reason."""
-
-
-@dataclass(slots=True)
-class _Filled:
-    """What a job has filled."""
-
-    num_blocks: int = 0
-    num_bytes: int = 0
-    units: list[tuple[Key, int, int]] = field(default_factory=list)  # what each holds, its number and checksum
-    checkpoint: StoredCheckpoint | None = None
 
 
 class DiskReader:
@@ -75,7 +64,7 @@ class DiskReader:
             self._running.discard(job_id)
 
     def _run(self, job: FetchJob, num_resets: int) -> None:
-        filled, error, segments = _Filled(), "", self._disk.segments
+        filled, error, segments = Filled(), "", self._disk.segments
         try:
             if segments is None:
                 raise _Ended("the disk is not read yet")
@@ -96,18 +85,9 @@ class DiskReader:
         self._disk.count(num_read_bytes=filled.num_bytes)
         if segments is not None:
             self._disk.report()
-        self._on_end(
-            Fetched(
-                job_id=job.job_id,
-                num_blocks=filled.num_blocks,
-                checkpoint=b"" if filled.checkpoint is None else filled.checkpoint.block_hash,
-                num_bytes=filled.num_bytes,
-                is_done=True,
-                error=error,
-            )
-        )
+        self._on_end(filled.end(job.job_id, error))
 
-    def _fill(self, segments: Segments, job: FetchJob, filled: _Filled) -> None:
+    def _fill(self, segments: Segments, job: FetchJob, filled: Filled) -> None:
         """Fill the job's pages, in order, up to the first block that is not on disk; then those of a checkpoint.
 
         Raises `Damaged`, `OSError` or `_Ended`; what is whole is in `filled`.
@@ -169,7 +149,7 @@ class DiskReader:
         finally:
             self._answered = self._clock()
 
-    def _put(self, unit: int, read: tuple[Key, Place, memoryview], job: FetchJob, filled: _Filled) -> None:
+    def _put(self, unit: int, read: tuple[Key, Place, memoryview], job: FetchJob, filled: Filled) -> None:
         """Copy a unit that was read into the arena."""
         key, place, content = read
         buffers = self._arena.buffers(unit)

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from threading import Condition
 from typing import NamedTuple
 
-from proa_engine.core.mover import FetchJob
+from proa_engine.core.mover import Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory, DirectoryEntry
@@ -14,6 +15,28 @@ _CHECK_SECONDS = 0.5  # from one call of `is_wanted` to the next
 STATE = -1  # instead of a table: the state of a checkpoint
 
 Key = tuple[int, bytes]  # table, or `STATE`, and hash
+
+
+@dataclass(slots=True)
+class Filled:
+    """What a job has filled so far."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    units: list[tuple[Key, int, int]] = field(default_factory=list)  # what each holds, its number and checksum
+    checkpoint: StoredCheckpoint | None = None
+
+    def end(self, job_id: int, error: str) -> Fetched:
+        """Return the end of the job, when nothing is written any more. `error`: why it ended early; empty if it did
+        not."""
+        return Fetched(
+            job_id=job_id,
+            num_blocks=self.num_blocks,
+            checkpoint=b"" if self.checkpoint is None else self.checkpoint.block_hash,
+            num_bytes=self.num_bytes,
+            is_done=True,
+            error=error,
+        )
 
 
 class Entry(NamedTuple):
