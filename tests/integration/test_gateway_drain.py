@@ -69,6 +69,23 @@ def leaving_and_other(engines: list[FakeEngine]) -> tuple[FakeEngine, FakeEngine
     return leaving, other
 
 
+async def begin_move(
+    gateway: RunningGateway, engines: list[FakeEngine], num_characters: int
+) -> tuple[Stream, FakeEngine, FakeEngine]:
+    """Let an engine drain when its stream has more than so many characters.
+
+    Returns the stream, the engine that it leaves, and the other one, which has its request and runs no step until its
+    `step_delay` is set.
+    """
+    stream = Stream(gateway)
+    await until(lambda: len(stream.text) > num_characters)
+    leaving, other = leaving_and_other(engines)
+    other.step_delay = None
+    await leaving.drain()
+    await other.until(lambda engine: bool(engine.requests))
+    return stream, leaving, other
+
+
 async def moved(gateway: RunningGateway) -> Scrape:
     return Scrape((await gateway.http.get("/metrics")).text)
 
@@ -99,12 +116,7 @@ async def test_a_stream_moves_without_a_lost_or_doubled_token(
 async def test_a_draining_engine_goes_on_until_its_blocks_are_fetched(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:
-    stream = Stream(gateway)
-    await until(lambda: len(stream.text) > 20)
-    leaving, other = leaving_and_other(engines)
-    other.step_delay = None
-    await leaving.drain()
-    await other.until(lambda engine: bool(engine.requests))
+    stream, leaving, other = await begin_move(gateway, engines, 20)
     await asyncio.sleep(0.1)
     before = len(stream.text)
     await asyncio.sleep(0.1)
@@ -253,12 +265,7 @@ async def test_a_stream_whose_new_engine_is_lost_fails_over(engines: list[FakeEn
 async def test_a_draining_engine_that_dies_costs_the_stream_no_token(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:
-    stream = Stream(gateway)
-    await until(lambda: len(stream.text) > 10)
-    leaving, other = leaving_and_other(engines)
-    other.step_delay = None
-    await leaving.drain()
-    await other.until(lambda engine: bool(engine.requests))
+    stream, leaving, other = await begin_move(gateway, engines, 10)
     await leaving.stop()
     other.step_delay = 0.0
     assert await stream.task == text_of(400)
@@ -267,12 +274,7 @@ async def test_a_draining_engine_that_dies_costs_the_stream_no_token(
 async def test_a_client_that_goes_while_its_stream_moves_aborts_both_requests(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:
-    stream = Stream(gateway)
-    await until(lambda: len(stream.text) > 10)
-    leaving, other = leaving_and_other(engines)
-    other.step_delay = None
-    await leaving.drain()
-    await other.until(lambda engine: bool(engine.requests))
+    stream, leaving, other = await begin_move(gateway, engines, 10)
     stream.task.cancel()
     await leaving.until(lambda engine: bool(engine.aborted))
     await other.until(lambda engine: bool(engine.aborted))
