@@ -9,24 +9,13 @@ import pytest
 from proa.contract import SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.operations import ResetPrefixCache, Sleep, WakeUp
+from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
 
 NUM_TOKENS = 12
 HOST: dict[str, Any] = {"kv_offloading_size": 0.02}
-WINDOWS: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
-    "sliding_window": 24,
-}
-FAMILIES: dict[
-    str, tuple[str, dict[str, Any], int]
-] = {  # model type, options and blocks for one of the longest requests
-    "full": ("qwen3", {}, 16),
-    "windows": ("gemma3_text", WINDOWS, 44),
-    "latent": ("deepseek_v3", {}, 16),
-    "states": ("qwen3_next", {}, 16),
-}
+NUM_BLOCKS = {"full": 16, "windows": 44, "latent": 16, "states": 16}  # for one of the longest requests
 
 
 def make_prompts() -> list[list[int]]:
@@ -49,22 +38,15 @@ def rounds(engine: Engine, num_rounds: int = 2) -> list[Result]:
     return results
 
 
-def logprobs(of: list[Result]) -> list[float]:
-    return [entry.logprob for each in of for entry in each.logprobs]
-
-
-def assert_equal(ours: list[Result], theirs: list[Result]) -> None:
-    """Equal tokens. Log probabilities may differ in the last bits: those of latent attention depend on chunks."""
-    assert [each.token_ids for each in ours] == [each.token_ids for each in theirs]
-    assert logprobs(ours) == pytest.approx(logprobs(theirs), abs=1e-4)
-
-
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A folder with a tiny model, and the configuration of a pressed cache."""
-    model_type, options, num_blocks = FAMILIES[request.param]
-    folder = make_tiny_model(tmp_path, model_type, seed=3, **options)
-    return folder, {"num_gpu_blocks_override": num_blocks, "max_model_len": 256, "max_num_batched_tokens": 48}
+    folder = make_cache_family(tmp_path, request.param)
+    return folder, {
+        "num_gpu_blocks_override": NUM_BLOCKS[request.param],
+        "max_model_len": 256,
+        "max_num_batched_tokens": 48,
+    }
 
 
 def test_a_pressed_cache_with_a_host_gives_the_tokens_of_an_unpressed_one(family: tuple[Path, dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.operations import ResetPrefixCache
 from support import adapters
 from support.adapters import ADAPTERS, lora_modules
+from support.cache_families import FAMILIES, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
 from support.image_chats import ALIKE, image_input_of
 from support.image_chats import PARAMS as GREEDY
@@ -21,17 +22,6 @@ from support.image_models import chat_tokens, make_image_model
 from support.tiny_models import make_tiny_model
 
 BLOCK_SIZE = 16
-WINDOWS: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
-    "sliding_window": 24,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "full": ("qwen3", {}),
-    "windows": ("gemma3_text", WINDOWS),
-    "latent": ("deepseek_v3", {}),
-    "states": ("qwen3_next", {}),
-}
 CONFIG: dict[str, Any] = {"num_gpu_blocks_override": 100, "max_model_len": 256, "max_num_batched_tokens": 64}
 TRANSFER: dict[str, Any] = {"kv_offloading_size": 0.02, "kv_transfer_address": "127.0.0.1:0"}
 PROMPT = [*range(5, 155)]
@@ -79,10 +69,9 @@ def num_computed(engine: Engine, request_id: str, num_output_tokens: int) -> int
     return total - (num_output_tokens - 1)
 
 
-@pytest.mark.parametrize("model", [*MODELS, "built-in"])
+@pytest.mark.parametrize("model", [*FAMILIES, "built-in"])
 def test_a_request_behind_its_prefill_computes_at_most_a_block(model: str, tmp_path: Path) -> None:
-    model_type, options = MODELS.get(model, ("", {}))
-    folder = make_tiny_model(tmp_path, model_type, seed=3, **options) if model_type else builtin_model_folder()
+    folder = builtin_model_folder() if model == "built-in" else make_cache_family(tmp_path, model)
     with build_core(folder, poison=True, **CONFIG) as engine:
         fresh = generate(engine, request("fresh", PROMPT, PARAMS))
         engine.core.operate(ResetPrefixCache())
@@ -95,8 +84,7 @@ def test_a_request_behind_its_prefill_computes_at_most_a_block(model: str, tmp_p
 
 @pytest.mark.parametrize("model", ["full", "states"])
 def test_two_engines_give_the_tokens_of_one(model: str, tmp_path: Path) -> None:
-    model_type, options = MODELS[model]
-    folder = make_tiny_model(tmp_path, model_type, seed=3, **options)
+    folder = make_cache_family(tmp_path, model)
     settings = CONFIG | TRANSFER
     with (
         build_core(folder, role="prefill", **settings) as first,

@@ -17,18 +17,9 @@ from proa_engine.executor.movers import RankMovers
 from proa_engine.mover.messages import Adopt
 from proa_engine.worker import worker
 from proa_engine.worker.arena_memory import open_file
+from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
-from support.tiny_models import make_tiny_model
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "full": ("qwen3", {}),
-    "windows": (
-        "gemma3_text",
-        {"num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 24},
-    ),
-    "latent": ("deepseek_v3", {}),
-    "states": ("qwen3_next", {}),
-}
 CONFIG: dict[str, Any] = {"num_gpu_blocks_override": 100, "max_model_len": 256, "kv_offloading_size": 0.02}
 PROMPT = [*range(5, 155)]
 NUM_CACHED = 144  # full blocks before the last token
@@ -65,17 +56,13 @@ def adopt(engine: Engine) -> None:
 def test_a_restarted_engine_continues_with_the_blocks_of_the_one_before(
     family: str, tmp_path: Path, folder: str
 ) -> None:
-    model_type, options = FAMILIES[family]
-    model = make_tiny_model(tmp_path, model_type, seed=3, **options)
+    model = make_cache_family(tmp_path, family)
     with build_core(model, **CONFIG, kv_offloading_path=folder) as engine:
         computed = ask(engine)
     with build_core(model, **CONFIG, kv_offloading_path=folder) as engine:
         adopted = ask(engine)
     assert (computed.num_cached_tokens, adopted.num_cached_tokens) == (0, NUM_CACHED)
-    assert adopted.token_ids == computed.token_ids
-    assert [each.logprob for each in adopted.logprobs] == pytest.approx(
-        [e.logprob for e in computed.logprobs], abs=1e-4
-    )
+    assert_equal([adopted], [computed])
 
 
 def restarted(folder: str, **config: Any) -> int:

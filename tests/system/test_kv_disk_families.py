@@ -12,18 +12,9 @@ import pytest
 from proa.contract import SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.operations import ResetPrefixCache
+from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
-from support.tiny_models import make_tiny_model
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "full": ("qwen3", {}),
-    "windows": (
-        "gemma3_text",
-        {"num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 24},
-    ),
-    "latent": ("deepseek_v3", {}),
-    "states": ("qwen3_next", {}),
-}
 PROMPT = [*range(5, 155)]
 NUM_CACHED = 144  # full blocks before the last token
 OTHERS = [[(7 * index + salt) % 200 + 5 for index in range(150)] for salt in range(4)]  # more than the device holds
@@ -91,15 +82,9 @@ def running(model: Path | str, disk: Path, **options: Any) -> Iterator[DiskEngin
         yield DiskEngine(engine)
 
 
-def assert_equal(ours: Result, theirs: Result) -> None:
-    assert ours.token_ids == theirs.token_ids
-    assert [each.logprob for each in ours.logprobs] == pytest.approx([e.logprob for e in theirs.logprobs], abs=1e-4)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_later_engine_continues_with_the_blocks_on_disk(family: str, tmp_path: Path) -> None:
-    model_type, options = FAMILIES[family]
-    model = make_tiny_model(tmp_path, model_type, seed=3, **options)
+    model = make_cache_family(tmp_path, family)
     sizes = {"num_gpu_blocks_override": 90} if family == "windows" else {}
     with running(model, tmp_path / "disk", **sizes) as engine:
         computed = engine.write()
@@ -107,7 +92,7 @@ def test_a_later_engine_continues_with_the_blocks_on_disk(family: str, tmp_path:
         later.wait_for(lambda: later.num_on_disk >= NUM_CACHED // 16)
         read = later.ask()
         assert read.num_cached_tokens == NUM_CACHED
-        assert_equal(read, computed)
+        assert_equal([read], [computed])
 
 
 def test_damage_a_salt_and_a_reset(tmp_path: Path) -> None:
@@ -127,10 +112,10 @@ def test_damage_a_salt_and_a_reset(tmp_path: Path) -> None:
         later.wait_for(lambda: later.num_on_disk > 0)
         again = later.ask(OTHERS[0], cache_salt="secret")
         assert again.num_cached_tokens == 0
-        assert_equal(again, secret)
+        assert_equal([again], [secret])
         read = later.ask()
         assert read.num_cached_tokens == 5 * 16, "up to the damaged block"
-        assert_equal(read, computed)
+        assert_equal([read], [computed])
         later.engine.core.operate(ResetPrefixCache(time.time()))
         later.engine.core.step()
         assert later.num_on_disk == 0
@@ -150,7 +135,7 @@ def test_blocks_come_from_disk_when_host_memory_has_lost_them(tmp_path: Path) ->
             engine.ask([(11 * index + salt) % 190 + 5 for index in range(150)])
         read = engine.ask()
         assert read.num_cached_tokens == NUM_CACHED
-        assert_equal(read, computed)
+        assert_equal([read], [computed])
         occupancy = engine.engine.core.cache_occupancy().disk
         assert occupancy is not None
         assert occupancy.reads.num_fetched_tokens > 0
