@@ -116,13 +116,14 @@ def test_adopted_blocks_are_reported(folder: str) -> None:
         assert engine.executor.kv_transfer is None, "its mover serves no other engines"
         engine.core.follow_kv_events()
         stored: dict[bytes, None] = {}
+        num_blocks = NUM_CACHED // 16 + 1  # the last one has generated tokens too
         deadline = time.monotonic() + 20
-        while len(stored) < NUM_CACHED // 16 and time.monotonic() < deadline:
+        while len(stored) < num_blocks and time.monotonic() < deadline:
             engine.core.wait_for_work(timeout=1.0)
             outputs = engine.core.step()
             if outputs is not None and outputs.kv_events is not None and outputs.kv_events.host is not None:
                 stored |= dict.fromkeys(outputs.kv_events.host.snapshot or ()) | outputs.kv_events.host.changes.stored
-        assert len(stored) == NUM_CACHED // 16 + 1  # the last one has generated tokens too
+        assert len(stored) == num_blocks
 
 
 def test_a_mover_that_dies_before_it_answers_adopts_nothing(folder: str) -> None:
