@@ -98,8 +98,13 @@ class MoverProcess:
             self._queue(Copied(copies.serial, tuple(copies.stored_blocks), tuple(copies.stored_checkpoints)))
 
     def close(self) -> None:
-        """End the process, which ends with its socket, or is killed after 5 s."""
+        """End the process, which first takes what was sent to it; it is killed if it hangs."""
         self._closing.set()
+        with self._lock:
+            if self._unsent is not None:
+                self._unsent.put(None)
+            writer = self._writer
+        writer.join(_EXIT_SECONDS)
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join()
