@@ -17,7 +17,7 @@ from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts, rows_per_block
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
-from proa_engine.kernels.moe_pairs import align_pairs, align_pairs_reference
+from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs, align_pairs_reference
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -164,8 +164,9 @@ def test_experts_of_4_bits(tokens: int, dtype: torch.dtype) -> None:
 def test_pairs_are_aligned_in_order(tokens: int, experts: int) -> None:
     chosen = routing(tokens, 8, experts - 1)  # the last expert gets no token
     block_size = rows_per_block(chosen.numel(), experts)
-    ours = align_pairs(chosen.cuda(), experts, block_size)
-    assert_same_blocks(ours, align_pairs_reference(chosen, experts, block_size))
+    for held in (ExpertRange.all(experts), ExpertRange(experts // 3, experts // 2, experts)):
+        ours = align_pairs(chosen.cuda(), held, block_size)
+        assert_same_blocks(ours, align_pairs_reference(chosen, held, block_size))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,9 @@
 """Kernels of 8-bit and 4-bit weights and of experts against their references in Triton's interpreter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 
 from proa_engine.kernels import fp8, fp8_linear, int4, moe_pairs, moe_route, rms_norm, rotate_and_cache, silu_and_mul
@@ -10,6 +14,7 @@ from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
@@ -139,18 +144,71 @@ def check_route(dtype: torch.dtype) -> None:
 
 
 def check_align(dtype: torch.dtype) -> None:
-    for tokens, k, experts, block_size in (
-        (1, 2, 8, 16),
-        (3, 1, 1, 16),
-        (130, 3, 5, 16),
-        (300, 4, 24, 32),
-        (1025, 1, 4, 64),
-        (2500, 8, 9, 128),  # more than one chunk a segment
+    for tokens, k, held, block_size in (
+        (1, 2, ExpertRange.all(8), 16),
+        (3, 1, ExpertRange.all(1), 16),
+        (130, 3, ExpertRange.all(5), 16),
+        (300, 4, ExpertRange.all(24), 32),
+        (1025, 1, ExpertRange.all(4), 64),
+        (2500, 8, ExpertRange.all(9), 128),  # more than one chunk a segment
+        (1, 2, ExpertRange(3, 1, 8), 16),
+        (130, 3, ExpertRange(0, 2, 5), 16),
+        (300, 4, ExpertRange(16, 8, 24), 32),
+        (2500, 8, ExpertRange(4, 5, 9), 128),
     ):
-        chosen = routing(tokens, k, experts)
-        ours = moe_pairs.align_pairs(chosen, experts, block_size)
-        theirs = moe_pairs.align_pairs_reference(chosen, experts, block_size)
+        chosen = routing(tokens, k, held.total)
+        ours = moe_pairs.align_pairs(chosen, held, block_size)
+        theirs = moe_pairs.align_pairs_reference(chosen, held, block_size)
         assert_same_blocks(ours, theirs)
+
+
+def check_ranges_of_experts(dtype: torch.dtype) -> None:
+    """Unequal ranges of experts add up to all of them, whatever memory holds of the pairs of others."""
+    activation, tolerance = ClampedSwiGLU(alpha=1.702, limit=1.5), 5 * TOLERANCE[dtype]
+    for tokens in (1, 100):
+        case = expert_case(tokens, hidden=96, inner=40, experts=7, k=3, dtype=dtype)
+        arguments = (case.x, case.weights, case.experts)
+        gate_up_bias, down_bias = torch.randn(7, 80).to(dtype), torch.randn(7, 96).to(dtype)
+        total = torch.zeros(tokens, 96)
+        for held in (ExpertRange(0, 3, 7), ExpertRange(3, 3, 7), ExpertRange(6, 1, 7)):
+            part = slice(held.first, held.first + held.size)
+            first = Linears(case.gate_up[part], gate_up_bias[part])
+            second = Linears(case.down[part], down_bias[part])
+            fused = FusedExperts(first.matrices, second.matrices, activation=activation, held=held)
+            looped = LoopedExperts(first.products, second.products, activation, held)
+            with unwritten_memory_is_nan():
+                ours, theirs = fused(*arguments), looped(*arguments)
+            close(ours, theirs, tolerance)
+            total += ours.float()
+        whole = LoopedExperts(
+            Linears(case.gate_up, gate_up_bias).products, Linears(case.down, down_bias).products, activation
+        )
+        close(total, whole(*arguments).float(), 3 * tolerance)
+
+
+@dataclass(frozen=True)
+class Linears:
+    """Matrices of experts with biases."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    @property
+    def matrices(self) -> ExpertMatrices:
+        return ExpertMatrices(self.weight, bias=self.bias)
+
+    @property
+    def products(self) -> list[Linear]:
+        return [Linear(weight, bias) for weight, bias in zip(self.weight, self.bias, strict=True)]
+
+
+@contextmanager
+def unwritten_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # `torch.empty` then fills its memory with NaN
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def check_experts(dtype: torch.dtype) -> None:
@@ -222,8 +280,15 @@ def check_experts_in_8_bits(dtype: torch.dtype) -> None:
 
 
 def check_combine(dtype: torch.dtype) -> None:
-    pairs = torch.randn(5, 3, 1100).to(dtype)
-    close(moe_pairs.combine_pairs(pairs), moe_pairs.combine_pairs_reference(pairs))
+    pairs, experts = torch.randn(5, 3, 1100).to(dtype), routing(5, 3, 7)
+    everything, held = ExpertRange.all(7), ExpertRange(2, 3, 7)
+    expected = pairs.double().sum(1)
+    close(moe_pairs.combine_pairs(pairs, experts, everything), expected.to(dtype))
+    is_held = moe_pairs.is_held(experts, held)[..., None]
+    expected = pairs.double().masked_fill(~is_held, 0).sum(1)
+    pairs = pairs.masked_fill(~is_held, torch.nan)
+    for combine in (moe_pairs.combine_pairs, moe_pairs.combine_pairs_reference):
+        close(combine(pairs, experts, held), expected.to(dtype))
 
 
 CHECKS = (
@@ -239,6 +304,7 @@ CHECKS = (
     check_clamped_swiglu,
     check_experts,
     check_experts_with_biases,
+    check_ranges_of_experts,
     check_experts_in_8_bits,
     check_experts_in_4_bits,
 )

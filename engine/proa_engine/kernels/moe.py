@@ -1,7 +1,8 @@
 """Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
 
 On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts. On a
-CPU, the reference: a loop over the experts in use.
+CPU, the reference: a loop over the experts in use. A rank may hold a range of the experts; its sums are then of these
+alone.
 
 `moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
 Weights are floats, or 8-bit floats with scales as in `fp8_linear`. A program computes a tile [BLOCK_M, BLOCK_N].
@@ -17,7 +18,7 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import begin, cdiv, kernel
-from proa_engine.kernels.moe_pairs import ExpertBlocks, align_pairs, combine_pairs
+from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
@@ -186,7 +187,10 @@ class StackedMatrices(Protocol):
 
 
 class FusedExperts:
-    """The GPU's experts. `gate_up` holds each expert's gate and up rows; `form` is set if weights are 8-bit floats."""
+    """The GPU's experts. `gate_up` holds each expert's gate and up rows; `form` is set if weights are 8-bit floats.
+
+    The matrices are those of `held`; None: of all experts.
+    """
 
     def __init__(
         self,
@@ -194,18 +198,22 @@ class FusedExperts:
         down: StackedMatrices,
         form: Fp8Form | None = None,
         activation: ExpertActivation = silu_and_mul,
+        held: ExpertRange | None = None,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.form = form
         self.activation = activation
+        self.held = held or ExpertRange.all(gate_up.num_experts)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
-        (num_tokens, k), num_experts = experts.shape, self.gate_up.num_experts
-        blocks = align_pairs(experts, num_experts, rows_per_block(experts.numel(), num_experts))
+        (num_tokens, k), held = experts.shape, self.held
+        blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))
+        # The rows of pairs whose expert is not held are never written, and never read by the second product.
         hidden = self.gate_up.multiply(x if self.form is None else quantize(x, self.form), blocks, None, k)
-        return combine_pairs(self.down.multiply(self._active(hidden), blocks, weights, k).view(num_tokens, k, -1))
+        pairs = self.down.multiply(self._active(hidden), blocks, weights, k)
+        return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
 
     def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:
         if self.form is None:
@@ -216,20 +224,29 @@ class FusedExperts:
 
 
 class LoopedExperts:
-    """The CPU's experts, and the reference: one product for `gate_up` and one for `down` of each expert."""
+    """The CPU's experts, and the reference: one product for `gate_up` and one for `down` of each expert of `held`;
+    None: of all."""
 
     def __init__(
-        self, gate_up: Sequence[Product], down: Sequence[Product], activation: ExpertActivation = silu_and_mul
+        self,
+        gate_up: Sequence[Product],
+        down: Sequence[Product],
+        activation: ExpertActivation = silu_and_mul,
+        held: ExpertRange | None = None,
     ) -> None:
         self.gate_up = list(gate_up)
         self.down = list(down)
         self.activation = activation
+        self.held = held or ExpertRange.all(len(self.gate_up))
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Shapes as in `FusedExperts`."""
-        pairs = torch.empty((*experts.shape, x.shape[1]), dtype=x.dtype)
+        pairs, held = torch.empty((*experts.shape, x.shape[1]), dtype=x.dtype), self.held
         for expert in experts.unique().tolist():
+            if expert not in held.numbers:
+                continue
+            local = expert - held.first
             token, choice = (experts == expert).nonzero(as_tuple=True)
-            y = self.down[expert](self.activation(self.gate_up[expert](x[token])))
+            y = self.down[local](self.activation(self.gate_up[local](x[token])))
             pairs[token, choice] = (y * weights[token, choice, None]).to(x.dtype)
-        return combine_pairs(pairs)
+        return combine_pairs(pairs, experts, held)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proa_engine.kernels.moe import rows_per_block
-from proa_engine.kernels.moe_pairs import align_pairs_reference
+from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs_reference, is_held
 from support.quantized_cases import routing
 
 
@@ -16,7 +16,7 @@ def test_every_pair_is_in_one_block_of_its_expert(
     tokens: int, k: int, experts: int, used: int, block_size: int
 ) -> None:
     chosen = experts - 1 - routing(tokens, k, used)  # the first experts get no token
-    blocks = align_pairs_reference(chosen, experts, block_size)
+    blocks = align_pairs_reference(chosen, ExpertRange.all(experts), block_size)
     num_used = int(blocks.num_blocks)
     assert num_used <= blocks.max_blocks
     pairs = blocks.pairs[: num_used * block_size].view(num_used, block_size)
@@ -25,6 +25,19 @@ def test_every_pair_is_in_one_block_of_its_expert(
     of_expert = blocks.experts[:num_used, None].expand_as(pairs)[is_pair]
     assert torch.equal(chosen.flatten()[pairs[is_pair].long()], of_expert)
     assert torch.equal(pairs[is_pair], torch.arange(tokens * k)[chosen.flatten().argsort(stable=True)].int())
+
+
+@pytest.mark.parametrize("held", [ExpertRange(0, 3, 11), ExpertRange(4, 5, 11), ExpertRange(10, 1, 11)])
+def test_pairs_of_other_experts_are_in_no_block(held: ExpertRange) -> None:
+    chosen = routing(130, 3, held.total)
+    blocks = align_pairs_reference(chosen, held, 16)
+    num_used = int(blocks.num_blocks)
+    pairs = blocks.pairs[: num_used * 16].view(num_used, 16)
+    is_pair = pairs < chosen.numel()
+    assert is_pair.any(1).all()
+    assert torch.equal(pairs[is_pair].sort().values.long(), is_held(chosen, held).flatten().nonzero().flatten())
+    of_expert = blocks.experts[:num_used, None].expand_as(pairs)[is_pair]
+    assert torch.equal(chosen.flatten()[pairs[is_pair].long()], held.first + of_expert)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 127, 128, 256, 319, 320, 512, 700])
