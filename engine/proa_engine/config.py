@@ -171,6 +171,24 @@ class EngineConfig:
 
     device: Device = option("auto", "device to compute on (auto: a GPU if there is one)")
     tensor_parallel_size: int = option(1, "number of tensor-parallel ranks", minimum=1)
+    decode_context_parallel_size: int = option(
+        1,
+        "tensor-parallel ranks among which the KV cache of latent attention is divided by its tokens, so that it has "
+        "room for as many times the tokens: 1 (each rank has all) or tensor_parallel_size",
+        minimum=1,
+    )
+    nnodes: int = option(
+        1, "number of machines or pods that share the ranks of this engine; each runs as many ranks", minimum=1
+    )
+    node_rank: int = option(
+        0,
+        "number of this node, from 0. Node 0 is the engine; the others only run their ranks, with node 0's configuration",
+        minimum=0,
+    )
+    master_addr: str | None = option(None, "address of node 0 for the other nodes. Needed if nnodes is above 1")
+    master_port: int = option(
+        29501, "port on which node 0 accepts the ranks of the other nodes", minimum=1, maximum=65535
+    )
     worker_sockets: tuple[str, ...] = option(
         (),
         "Unix socket of a worker that runs in a process of its own, such as a sidecar; repeat for each rank from 1 "
@@ -185,12 +203,14 @@ class EngineConfig:
         check_options(self)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
-        if self.worker_sockets and len(self.worker_sockets) != self.tensor_parallel_size - 1:
+        if self.worker_sockets and len(self.worker_sockets) != self.num_ranks - 1:
             raise ValueError(
-                f"worker_sockets must name one for each rank from 1, {self.tensor_parallel_size - 1} for "
-                f"tensor_parallel_size {self.tensor_parallel_size}, got {len(self.worker_sockets)}"
+                f"worker_sockets must name one for each rank from 1, {self.num_ranks - 1} of {self.num_ranks} ranks, "
+                f"got {len(self.worker_sockets)}"
             )
 
+        self._check_decode_context_parallel()
+        self._check_nodes()
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(f"max_cpu_loras must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}")
         if self.lora_modules and not self.enable_lora:
@@ -209,6 +229,50 @@ class EngineConfig:
             raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
         if self.role != "both" and self.kv_transfer_address is None:
             raise ValueError(f"role {self.role} needs kv_transfer_address, over which prompts' blocks are exchanged")
+
+    def _check_decode_context_parallel(self) -> None:
+        size = self.decode_context_parallel_size
+        if size not in (1, self.tensor_parallel_size):
+            raise ValueError(
+                f"decode_context_parallel_size must be 1 or tensor_parallel_size ({self.tensor_parallel_size}), "
+                f"got {size}"
+            )
+        if self.block_size % size:
+            raise ValueError(
+                f"block_size ({self.block_size}) must be a multiple of decode_context_parallel_size ({size}), because "
+                "each rank has an equal part of a block"
+            )
+
+    def _check_nodes(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise ValueError(f"node_rank must be below nnodes ({self.nnodes}), got {self.node_rank}")
+        if self.nnodes == 1:
+            return
+        if self.master_addr is None:
+            raise ValueError("nnodes above 1 needs master_addr, the address of node 0")
+        if self.num_ranks % self.nnodes:
+            raise ValueError(f"the number of ranks ({self.num_ranks}) cannot be divided by nnodes ({self.nnodes})")
+        if self.worker_sockets:
+            raise ValueError("worker_sockets cannot be used with nnodes above 1: each node spawns its ranks")
+        for field in ("kv_transfer_address", "kv_offloading_path", "kv_disk_path"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field} cannot be used with nnodes above 1, only kv_offloading_size")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the engine, on all nodes."""
+        return self.tensor_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each node: node n has those from n * `ranks_per_node`."""
+        return self.num_ranks // self.nnodes
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks that share a machine or container, its cores and its memory. Workers at `worker_sockets` have a
+        container of their own."""
+        return 1 if self.worker_sockets else self.ranks_per_node
 
     @property
     def max_loaded_loras(self) -> int:

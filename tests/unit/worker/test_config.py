@@ -23,12 +23,32 @@ from proa_engine.config import EngineConfig
         ("mm_processor_cache_gb", -1.0, "mm_processor_cache_gb must be at least 0, got -1.0"),
         ("role", "encode", "role must be one of both, prefill, decode, got encode"),
         ("role", "prefill", "role prefill needs kv_transfer_address"),
-        ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 for .* got 1"),
+        ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 of 1 ranks, got 1"),
+        ("node_rank", 1, r"node_rank must be below nnodes \(1\), got 1"),
+        ("master_port", 0, "master_port must be at least 1, got 0"),
     ],
 )
 def test_value_out_of_range_is_rejected(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineConfig(model="m", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"master_addr": None}, "nnodes above 1 needs master_addr"),
+        ({"tensor_parallel_size": 3}, r"the number of ranks \(3\) cannot be divided by nnodes \(2\)"),
+        ({"worker_sockets": ("/run/1.sock",)}, "worker_sockets cannot be used with nnodes above 1"),
+        ({"kv_transfer_address": ":1", "kv_offloading_size": 1.0}, "kv_transfer_address cannot be used with nnodes"),
+        ({"kv_offloading_path": "/d", "kv_offloading_size": 1.0}, "kv_offloading_path cannot be used with nnodes"),
+        ({"kv_disk_path": "/d", "kv_disk_size": 1.0, "kv_offloading_size": 1.0}, "kv_disk_path cannot be used"),
+    ],
+)
+def test_what_does_not_work_on_several_nodes_is_refused(fields: dict[str, Any], message: str) -> None:
+    nodes: dict[str, Any] = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "10.0.0.1"}
+    assert EngineConfig(model="m", kv_offloading_size=1.0, **nodes).ranks_here == 1
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(model="m", **(nodes | fields))
 
 
 def test_sizes_are_unset_by_default() -> None:
