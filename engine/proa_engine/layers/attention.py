@@ -1,6 +1,6 @@
 """The attention layer: projections, optional q/k norm, rotation, KV cache write, paged attention.
 
-Query heads and KV heads are sharded over ranks.
+Query heads and KV heads are sharded over ranks; a KV head is on several ranks if there are fewer KV heads than ranks.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.norm import NormOptions, ShardedNorm
-from proa_engine.layers.parallel import LayerContext
+from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.rotary import RopeConfig
+from proa_engine.layers.shares import HeadShares
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 
@@ -61,47 +62,48 @@ class AttentionOptions:
     def make(self, weights: Weights, context: LayerContext) -> "Attention":
         return Attention(weights / "self_attn", context, self)
 
+    def shares(self, parallel: ParallelContext) -> HeadShares:
+        """This rank's query heads, and the KV heads that they use."""
+        return parallel.heads(self.num_heads, self.num_kv_heads, "attention heads")
+
     def projections(self, weights: Weights, context: LayerContext) -> list[Projection]:
         """This rank's rows of q, k and v, and of the output's gate."""
-        hidden_size, parallel = context.hidden_size, context.parallel
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden_size, shares = context.hidden_size, self.shares(context.parallel)
+        q, kv = shares.heads.times(self.head_dim), shares.shared.times(self.head_dim)
         if not self.output_gate:
             stored_as = "qkv_proj" if self.stored_merged else None
             count = 1 if self.only_reads else 2 if self.values_are_keys else 3
-            names, sizes = ("q_proj", "k_proj", "v_proj")[:count], (q_size, kv_size, kv_size)[:count]
-            return column_projections(weights, names, hidden_size, sizes, parallel, stored_as)
-        num_heads = parallel.share(self.num_heads, "number of attention heads")
-        starts = [2 * self.head_dim * (parallel.rank * num_heads + head) for head in range(num_heads)]
+            return column_projections(
+                weights, ("q_proj", "k_proj", "v_proj")[:count], hidden_size, (q, kv, kv)[:count], stored_as
+            )
+        starts = range(2 * q.start, 2 * (q.start + q.length), 2 * self.head_dim)
         query, gate = (
             [
-                Projection(weights / "q_proj", 2 * q_size, hidden_size, Slice(0, start + offset, self.head_dim))
+                Projection(weights / "q_proj", 2 * q.total, hidden_size, Slice(0, start + offset, self.head_dim))
                 for start in starts
             ]
             for offset in (0, self.head_dim)
         )
-        kv = column_projections(weights, ("k_proj", "v_proj"), hidden_size, (kv_size, kv_size), parallel)
-        return [*query, *kv, *gate]
+        return [*query, *column_projections(weights, ("k_proj", "v_proj"), hidden_size, (kv, kv)), *gate]
 
 
 class Attention:
     def __init__(self, weights: Weights, context: LayerContext, options: AttentionOptions) -> None:
         parallel, head_dim = context.parallel, options.head_dim
-        self.num_heads = parallel.share(options.num_heads, "number of attention heads")
-        self.num_kv_heads = parallel.share(options.num_kv_heads, "number of KV heads")
+        shares = options.shares(parallel)
+        self.num_heads, self.num_kv_heads = shares.heads.length, shares.shared.length
         self.head_dim = head_dim
         self.window = options.window
         self.scale = head_dim**-0.5 if options.scale is None else options.scale
-        q_size, kv_size = options.num_heads * head_dim, options.num_kv_heads * head_dim
         self.qkv = MergedColumnParallelLinear(options.projections(weights, context), bias=options.qkv_bias)
         self.input_form = self.qkv.input_form
         self.output = RowParallelLinear(
-            weights / "o_proj", q_size, context.hidden_size, parallel, bias=options.output_bias
+            weights / "o_proj", shares.heads.times(head_dim), context.hidden_size, parallel, bias=options.output_bias
         )
         self.soft_cap = options.soft_cap
         self.sinks: torch.Tensor | None = None
         if options.sinks:
-            part = Slice(0, parallel.rank * self.num_heads, self.num_heads)
-            self.sinks = weights.take("sinks", (options.num_heads,), part, torch.float32)
+            self.sinks = weights.take("sinks", (options.num_heads,), shares.heads.along(0), torch.float32)
         self.interleaved = options.rope.interleaved
         self.gate_size = self.num_heads * head_dim if options.output_gate else 0
         self.rotary = context.rotary.table(options.rope)
@@ -109,8 +111,8 @@ class Attention:
         self.whole_norms: tuple[ShardedNorm, ShardedNorm] | None = None
         if options.qk_norm is not None and options.qk_norm.whole:
             self.whole_norms = (
-                ShardedNorm(weights / "q_norm", q_size, options.qk_norm.norm, parallel),
-                ShardedNorm(weights / "k_norm", kv_size, options.qk_norm.norm, parallel),
+                ShardedNorm(weights / "q_norm", shares.heads.times(head_dim), options.qk_norm.norm, parallel),
+                ShardedNorm(weights / "k_norm", shares.shared.times(head_dim), options.qk_norm.norm, parallel),
             )
         elif options.qk_norm is not None:
             norm = options.qk_norm.norm

@@ -1,8 +1,8 @@
 """The gated delta net (Yang et al. 2024, arXiv 2412.06464), as in Qwen3-Next: projections, a short convolution, the
 gated delta rule, a norm by head times a gate, output projection.
 
-Key heads and value heads are sharded over ranks. What it keeps of the tokens before are the states of its value heads
-and the last inputs of the convolution.
+Key heads and value heads are sharded over ranks; a key head is on several ranks if there are fewer key heads than
+ranks. What it keeps of the tokens before are the states of its value heads and the last inputs of the convolution.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from proa_engine.layers.linear import (
     column_projections,
 )
 from proa_engine.layers.parallel import LayerContext, ParallelContext
+from proa_engine.layers.shares import HeadShares, Share
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 KERNEL_SIZE = 4  # of the convolution, tokens
@@ -54,41 +55,51 @@ class GatedDeltaNetOptions:
     def make(self, weights: Weights, context: LayerContext) -> "GatedDeltaNet":
         return GatedDeltaNet(weights / "linear_attn", context, self)
 
+    def shares(self, parallel: ParallelContext) -> HeadShares:
+        """This rank's value heads, and the key heads that they use."""
+        return parallel.heads(self.num_value_heads, self.num_key_heads, "value heads")
+
     def projections(self, weights: Weights, context: LayerContext) -> tuple[list[Projection], list[Projection]]:
         """This rank's rows of q, k, v and the output's gate z; and of the state's gates b and a."""
-        hidden_size, parallel = context.hidden_size, context.parallel
+        hidden_size, shares = context.hidden_size, self.shares(context.parallel)
         if self.by_key_head:
-            group = self.num_value_heads // self.num_key_heads
-            inputs = (self.key_dim, self.key_dim, group * self.value_dim, group * self.value_dim)
+            keys = (self.key_dim, self.key_dim)
             return (
-                _parts_by_key_head(weights / "in_proj_qkvz", inputs, self.num_key_heads, hidden_size, parallel),
-                _parts_by_key_head(weights / "in_proj_ba", (group, group), self.num_key_heads, hidden_size, parallel),
+                self._parts_by_key_head(weights / "in_proj_qkvz", keys, self.value_dim, context),
+                self._parts_by_key_head(weights / "in_proj_ba", (), 1, context),
             )
-        qkv = column_projections(weights, ("q", "k", "v"), hidden_size, self.widths, parallel, "in_proj_qkv")
-        z = column_projections(weights, ("in_proj_z",), hidden_size, self.widths[2:], parallel)
-        heads = (self.num_value_heads, self.num_value_heads)
-        return qkv + z, column_projections(weights, ("in_proj_b", "in_proj_a"), hidden_size, heads, parallel)
+        key, value = shares.shared.times(self.key_dim), shares.heads.times(self.value_dim)
+        qkv = column_projections(weights, ("q", "k", "v"), hidden_size, (key, key, value), "in_proj_qkv")
+        z = column_projections(weights, ("in_proj_z",), hidden_size, (value,))
+        heads = (shares.heads, shares.heads)
+        return qkv + z, column_projections(weights, ("in_proj_b", "in_proj_a"), hidden_size, heads)
 
-
-def _parts_by_key_head(
-    weights: Weights, parts: tuple[int, ...], num_heads: int, hidden_size: int, parallel: ParallelContext
-) -> list[Projection]:
-    """Return the projections of a matrix that has rows of widths `parts` for each key head: the first part of all of
-    this rank's heads, then the second, and so on."""
-    width, share = sum(parts), parallel.share(num_heads, "number of key heads")
-    heads = range(parallel.rank * share, (parallel.rank + 1) * share)
-    return [
-        Projection(weights, num_heads * width, hidden_size, Slice(0, head * width + sum(parts[:number]), part))
-        for number, part in enumerate(parts)
-        for head in heads
-    ]
+    def _parts_by_key_head(
+        self, weights: Weights, of_key: tuple[int, ...], of_value: int, context: LayerContext
+    ) -> list[Projection]:
+        """Return the projections of a matrix that has, for each key head, rows of widths `of_key`, then twice
+        `of_value` rows for each of its value heads: the first part of all of this rank's heads, then the second, and so
+        on."""
+        shares, group = self.shares(context.parallel), self.num_value_heads // self.num_key_heads
+        # A rank has all value heads of each of its key heads, or some value heads of one key head.
+        first, length = shares.heads.start % group, shares.heads.length // shares.shared.length
+        of_values = Share(group, first, length).times(of_value)
+        parts = [*(Share(width, 0, width) for width in of_key), of_values, of_values]
+        width = sum(part.total for part in parts)
+        starts = [sum(part.total for part in parts[:number]) + part.start for number, part in enumerate(parts)]
+        key_heads = range(shares.shared.start, shares.shared.start + shares.shared.length)
+        total = self.num_key_heads * width
+        return [
+            Projection(weights, total, context.hidden_size, Slice(0, head * width + start, part.length))
+            for start, part in zip(starts, parts, strict=True)
+            for head in key_heads
+        ]
 
 
 class GatedDeltaNet:
     def __init__(self, weights: Weights, context: LayerContext, options: GatedDeltaNetOptions) -> None:
-        parallel = context.parallel
-        parallel.share(options.num_key_heads, "number of key heads")
-        self.num_heads = parallel.share(options.num_value_heads, "number of value heads")
+        shares = options.shares(context.parallel)
+        self.num_heads = shares.heads.length
         self.key_dim, self.value_dim = options.key_dim, options.value_dim
         inputs, gates = options.projections(weights, context)
         # Quantized checkpoints do not quantize the few rows of the gates, or with scales of their own.
@@ -96,13 +107,14 @@ class GatedDeltaNet:
         self.inputs = MergedColumnParallelLinear([*inputs, *gates] if merged else inputs)
         self.gates = None if merged else MergedColumnParallelLinear(gates)
         self.input_form = self.inputs.input_form if merged else None
-        self.conv_weight = _take_conv_weight(weights / "conv1d", options, parallel)
-        heads = Slice(0, parallel.rank * self.num_heads, self.num_heads)
+        self.conv_weight = _take_conv_weight(weights / "conv1d", options, shares)
+        heads = shares.heads.along(0)
         self.a_log = weights.take("A_log", (options.num_value_heads,), heads, torch.float32)
         self.dt_bias = weights.take("dt_bias", (options.num_value_heads,), heads, torch.float32)
         self.norm_weight = (weights / "norm").take("weight", (options.value_dim,))
         self.norm_eps = options.norm_eps
-        self.output = RowParallelLinear(weights / "out_proj", options.widths[2], context.hidden_size, parallel)
+        inputs_of_output = shares.heads.times(options.value_dim)
+        self.output = RowParallelLinear(weights / "out_proj", inputs_of_output, context.hidden_size, context.parallel)
 
     @property
     def cache_layer(self) -> StateLayer:
@@ -146,12 +158,12 @@ class GatedDeltaNet:
         return self.output(gated_rms_norm(out, inputs[:, channels : channels + width], self.norm_weight, self.norm_eps))
 
 
-def _take_conv_weight(weights: Weights, options: GatedDeltaNetOptions, parallel: ParallelContext) -> torch.Tensor:
+def _take_conv_weight(weights: Weights, options: GatedDeltaNetOptions, shares: HeadShares) -> torch.Tensor:
     """This rank's channels of q, k and v, [channels, KERNEL_SIZE]."""
     shape = (sum(options.widths), 1, KERNEL_SIZE)
+    key, value = shares.shared.times(options.key_dim), shares.heads.times(options.value_dim)
     parts, start = [], 0
-    for width in options.widths:
-        size = parallel.share(width, "channels of the convolution")
-        parts.append(weights.take("weight", shape, Slice(0, start + parallel.rank * size, size)))
-        start += width
+    for share in (key, key, value):
+        parts.append(weights.take("weight", shape, Slice(0, start + share.start, share.length)))
+        start += share.total
     return torch.cat(parts).view(-1, KERNEL_SIZE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.gpu_linear import HeadLinear
-from proa_engine.kernels.latent_attention import cache_latents, latent_attention, rotate_part
+from proa_engine.kernels.latent_attention import cache_latents, rotate_part
 from proa_engine.kernels.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
@@ -55,36 +55,30 @@ class LatentAttention:
     def __init__(self, weights: Weights, context: LayerContext, options: LatentAttentionOptions) -> None:
         self.options = options
         parallel, hidden_size = context.parallel, context.hidden_size
-        num_heads = self.num_heads = parallel.share(options.num_heads, "number of attention heads")
-        first_head = parallel.rank * num_heads
+        heads = parallel.heads(options.num_heads, options.num_heads, "attention heads").heads
+        self.num_heads = heads.length
         query_dim = options.nope_dim + options.rope_dim
         latent = _whole(weights / "kv_a_proj_with_mqa", options.rank + options.rope_dim, hidden_size)
-        rows = Slice(0, first_head * query_dim, num_heads * query_dim)
+        rows = heads.times(query_dim)
         if options.query_rank is None:
-            query = Projection(weights / "q_proj", options.num_heads * query_dim, hidden_size, rows)
+            query = Projection(weights / "q_proj", rows.total, hidden_size, rows.along(0))
             self.query_norm = self.query = None
         else:
             query = _whole(weights / "q_a_proj", options.query_rank, hidden_size)
             self.query_norm = RMSNorm(weights / "q_a_layernorm", options.query_rank, options.norm)
-            heads = Projection(weights / "q_b_proj", options.num_heads * query_dim, options.query_rank, rows)
-            self.query = MergedColumnParallelLinear([heads])
+            up = Projection(weights / "q_b_proj", rows.total, options.query_rank, rows.along(0))
+            self.query = MergedColumnParallelLinear([up])
         self.down = MergedColumnParallelLinear([query, latent])
         self.input_form = self.down.input_form
         self.latent_norm = options.norm.take_weight(weights / "kv_a_layernorm", options.rank), options.norm.eps
         head_dim = options.nope_dim + options.value_dim
-        up = Projection(
-            weights / "kv_b_proj",
-            options.num_heads * head_dim,
-            options.rank,
-            Slice(0, first_head * head_dim, num_heads * head_dim),
-        )
-        matrices = weights.method.take_matrix(up).to(self.latent_norm[0].dtype).view(num_heads, head_dim, -1)
+        rows = heads.times(head_dim)
+        up = Projection(weights / "kv_b_proj", rows.total, options.rank, rows.along(0))
+        matrices = weights.method.take_matrix(up).to(self.latent_norm[0].dtype).view(heads.length, head_dim, -1)
         keys, values = matrices.split((options.nope_dim, options.value_dim), dim=1)
         self.absorb = HeadLinear(keys.transpose(1, 2).contiguous())
         self.values = HeadLinear(values.contiguous())
-        self.output = RowParallelLinear(
-            weights / "o_proj", options.num_heads * options.value_dim, hidden_size, parallel
-        )
+        self.output = RowParallelLinear(weights / "o_proj", heads.times(options.value_dim), hidden_size, parallel)
         self.rotary = context.rotary.table(options.rope)
 
     @property

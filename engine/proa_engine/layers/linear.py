@@ -17,6 +17,7 @@ from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, a
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.experts import load_unquantized
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.shares import Share
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts, Weights
 
 
@@ -52,28 +53,20 @@ def take_weight(projections: Sequence[Projection]) -> torch.Tensor:
 
 
 def column_projections(
-    weights: Weights,
-    names: Sequence[str],
-    in_features: int,
-    out_features: Sequence[int],
-    parallel: ParallelContext,
-    stored_as: str | None = None,
+    weights: Weights, names: Sequence[str], in_features: int, outputs: Sequence[Share], stored_as: str | None = None
 ) -> list[Projection]:
-    """Projections of one input, of whose outputs each rank holds its share.
+    """Projections of one input. `outputs` are this rank's shares of their outputs, in the order of `names`.
 
-    `out_features` are full sizes, in the order of `names`; ValueError if one cannot be divided by the ranks.
     `stored_as`: the checkpoint holds them as one matrix of that name, one after the other.
     """
-    projections, total, start = [], sum(out_features), 0
-    for name, full in zip(names, out_features, strict=True):
-        size = parallel.share(full, f"outputs of {name}")
-        offset = parallel.rank * size
+    projections, total, start = [], sum(share.total for share in outputs), 0
+    for name, share in zip(names, outputs, strict=True):
         if stored_as is None:
-            projections.append(Projection(weights / name, full, in_features, Slice(0, offset, size)))
+            projections.append(Projection(weights / name, share.total, in_features, share.along(0)))
         else:
-            part = Slice(0, start + offset, size)
+            part = Slice(0, start + share.start, share.length)
             projections.append(Projection(weights / stored_as, total, in_features, part))
-        start += full
+        start += share.total
     return projections
 
 
@@ -109,23 +102,23 @@ class RowParallelLinear:
     def __init__(
         self,
         weights: Weights,
-        in_features: int,
+        inputs: Share,
         out_features: int,
         parallel: ParallelContext,
         *,
         bias: bool = False,
     ) -> None:
-        size = parallel.share(in_features, f"inputs of {weights.prefix}")
-        projection = Projection(weights, out_features, in_features, Slice(1, parallel.rank * size, size))
+        """`inputs`: this rank's share of them."""
+        projection = Projection(weights, out_features, inputs.total, inputs.along(1))
         # Only rank 0 adds the bias, because the ranks' outputs are summed.
         offset = weights.take("bias", (out_features,)) if bias else None
         loaded = weights.method.load([projection], offset if parallel.rank == 0 else None)
-        # x [T, in_features / world_size] -> [T, out_features], whose sum over the ranks is the output.
+        # x [T, this rank's inputs] -> [T, out_features], whose sum over the ranks is the output.
         self.partial, self.input_form = loaded.product, loaded.input_form
         self.parallel = parallel
 
     def __call__(self, x: Activation) -> torch.Tensor:
-        """x [T, in_features / world_size] -> [T, out_features], on every rank."""
+        """x [T, this rank's inputs] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))
 
 

@@ -37,17 +37,12 @@ class GatedMLPOptions:
 
 class GatedMLP:
     def __init__(self, weights: Weights, context: LayerContext, options: GatedMLPOptions) -> None:
-        hidden_size, inner_size, parallel = context.hidden_size, options.inner_size, context.parallel
-        projections = column_projections(
-            weights,
-            ("gate_proj", "up_proj"),
-            hidden_size,
-            (inner_size, inner_size),
-            parallel,
-            "gate_up_proj" if options.stored_merged else None,
-        )
+        hidden_size, parallel = context.hidden_size, context.parallel
+        inner = parallel.part(options.inner_size, f"inner width of {weights.prefix}")
+        stored_as = "gate_up_proj" if options.stored_merged else None
+        projections = column_projections(weights, ("gate_proj", "up_proj"), hidden_size, (inner, inner), stored_as)
         self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)
-        self.down = RowParallelLinear(weights / "down_proj", inner_size, hidden_size, parallel, bias=options.bias)
+        self.down = RowParallelLinear(weights / "down_proj", inner, hidden_size, parallel, bias=options.bias)
         self.gated = self.gate_up.gated(options.activation, self.down.input_form)
         self.parallel = parallel
         self.input_form = self.gate_up.input_form

@@ -8,6 +8,7 @@ from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, unnormed_rows
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.shares import Share
 from proa_engine.layers.weights import Slice, Weights
 
 
@@ -53,22 +54,24 @@ class RMSNorm:
 
 
 class ShardedNorm:
-    """RMSNorm over `size` values of which each rank holds its share."""
+    """RMSNorm over values of which each rank holds a share. A share may be on several ranks."""
 
-    def __init__(self, weights: Weights, size: int, options: NormOptions, parallel: ParallelContext) -> None:
-        share = parallel.share(size, f"size of {weights.prefix}")
-        self.weight = options.take_weight(weights, size, Slice(0, parallel.rank * share, share))
+    def __init__(self, weights: Weights, share: Share, options: NormOptions, parallel: ParallelContext) -> None:
+        self.weight = options.take_weight(weights, share.total, share.along(0))
         self.eps = options.eps
-        self.size = size
+        self.share = share
         self.parallel = parallel
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, size / world_size] -> the same shape"""
+        """x [T, this rank's values] -> the same shape"""
         if self.parallel.world_size == 1:
             return rms_norm(x, self.weight, self.eps)
         values = x.float()
-        squares = self.parallel.all_reduce(torch.linalg.vector_norm(values, dim=-1, keepdim=True).square())
-        return (values * torch.rsqrt(squares / self.size + self.eps) * self.weight).to(x.dtype)
+        squares = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square()
+        if not self.share.is_counted:
+            squares = torch.zeros_like(squares)
+        squares = self.parallel.all_reduce(squares)
+        return (values * torch.rsqrt(squares / self.share.total + self.eps) * self.weight).to(x.dtype)
 
 
 class ResidualSum:

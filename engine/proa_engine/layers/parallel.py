@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from proa_engine.layers.rotary import RotaryTables
+from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,17 @@ class ParallelContext:
     group: dist.ProcessGroup | None = None
 
     def share(self, total: int, what: str) -> int:
-        """Return this rank's share of `total`. Raises ValueError, naming `what`, if it is not divisible by the
-        ranks."""
-        if total % self.world_size:
-            raise ValueError(f"{what} ({total}) cannot be divided by tensor_parallel_size ({self.world_size})")
-        return total // self.world_size
+        """Return the size of this rank's share of `total`. Raises ValueError as `part`."""
+        return self.part(total, what).length
+
+    def part(self, total: int, what: str) -> Share:
+        """Return this rank's share of `total`, equal on all ranks. Raises ValueError, naming `what`, if it is not
+        divisible by the ranks."""
+        return even_share(total, self.rank, self.world_size, what)
+
+    def heads(self, num_heads: int, num_shared: int, what: str) -> HeadShares:
+        """Return this rank's heads and the shared heads that they use, as `share_heads`."""
+        return share_heads(num_heads, num_shared, self.rank, self.world_size, what)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x [...] over all ranks, on every rank; may overwrite `x`.

@@ -129,9 +129,12 @@ def test_dummy_weights_of_a_part_are_a_part_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("overrides", "world_size", "words"),
     [
-        ({}, 4, r"number of KV heads \(2\) cannot be divided by tensor_parallel_size \(4\)"),
-        ({}, 3, r"number of attention heads \(4\) cannot be divided by tensor_parallel_size \(3\)"),
-        ({"intermediate_size": 97}, 2, r"outputs of gate_proj \(97\) cannot be divided by tensor_parallel_size \(2\)"),
+        ({}, 8, r"attention heads \(4\) are fewer than tensor_parallel_size \(8\), which can be at most 4"),
+        (
+            {"intermediate_size": 97},
+            2,
+            r"inner width of .*\.mlp \(97\) cannot be divided by tensor_parallel_size \(2\)",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_shared_out_are_refused(
