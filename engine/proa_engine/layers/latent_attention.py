@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.gpu_linear import HeadLinear
-from proa_engine.kernels.latent_attention import cache_latents, rotate_part
+from proa_engine.kernels.latent_attention import cache_latents, latent_attention, rotate_part
 from proa_engine.kernels.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
