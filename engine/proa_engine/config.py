@@ -171,6 +171,12 @@ class EngineConfig:
 
     device: Device = option("auto", "device to compute on (auto: a GPU if there is one)")
     tensor_parallel_size: int = option(1, "number of tensor-parallel ranks", minimum=1)
+    pipeline_parallel_size: int = option(
+        1,
+        "number of pipeline stages, each of tensor_parallel_size ranks. The layers are divided among them, and as many "
+        "steps are in flight",
+        minimum=1,
+    )
     decode_context_parallel_size: int = option(
         1,
         "tensor-parallel ranks among which the KV cache of latent attention is divided by its tokens, so that it has "
@@ -209,6 +215,7 @@ class EngineConfig:
                 f"got {len(self.worker_sockets)}"
             )
 
+        self._check_pipeline()
         self._check_decode_context_parallel()
         self._check_nodes()
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
@@ -229,6 +236,13 @@ class EngineConfig:
             raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
         if self.role != "both" and self.kv_transfer_address is None:
             raise ValueError(f"role {self.role} needs kv_transfer_address, over which prompts' blocks are exchanged")
+
+    def _check_pipeline(self) -> None:
+        if self.pipeline_parallel_size == 1:
+            return
+        for field in ("speculative_config", "kv_transfer_address", "kv_offloading_path", "kv_disk_path"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field} cannot be used with pipeline_parallel_size above 1")
 
     def _check_decode_context_parallel(self) -> None:
         size = self.decode_context_parallel_size
@@ -260,8 +274,8 @@ class EngineConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the engine, on all nodes."""
-        return self.tensor_parallel_size
+        """Ranks of the engine, on all nodes. Ranks of one pipeline stage have numbers that follow each other."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_per_node(self) -> int:

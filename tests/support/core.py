@@ -124,6 +124,7 @@ class CoreRun:
         max_num_batched_tokens: int = 32,
         max_waiting_requests: int = 1000,
         async_scheduling: bool = True,
+        num_stages: int = 1,
         policy: Literal["fcfs", "priority"] = "fcfs",
         enable_prefix_caching: bool = True,
         eos_token_ids: frozenset[int] = EOS,
@@ -151,7 +152,8 @@ class CoreRun:
             windows=windows,
             num_state_slots=num_state_slots,
             max_num_seqs=max_num_seqs,
-            max_in_flight=2 if async_scheduling else 1,
+            max_in_flight=num_stages if num_stages > 1 else 1 + async_scheduling,
+            num_stages=num_stages,
             accept=accept,
             max_loras=max_loras,
             encodings=FakeEncodings(encoder_cache_size, max_num_batched_tokens, attends_within=attends_within),
@@ -187,6 +189,7 @@ class CoreRun:
             max_waiting_requests=max_waiting_requests,
             scheduling_policy=policy,
             async_scheduling=async_scheduling,
+            pipeline_parallel_size=num_stages,
             num_speculative_tokens=num_speculative_tokens,
             compute_forced_tokens=compute_forced_tokens,
             eos_token_ids=eos_token_ids,
@@ -262,7 +265,7 @@ class CoreRun:
         for _ in range(count):
             self.step()
 
-    def finish(self, max_steps: int = 2000) -> None:
+    def finish(self, max_steps: int = 6000) -> None:
         """Compile grammars and step until no request is unfinished, and check that nothing has leaked."""
         for _ in range(max_steps):
             if not self.core.has_unfinished_requests():

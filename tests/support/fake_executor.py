@@ -189,6 +189,7 @@ class FakeExecutor:
     num_state_slots: int = 0
     max_num_seqs: int = 256
     max_in_flight: int = 2
+    num_stages: int = 1
     on_execute: Callable[[], None] | None = None
     while_waiting: Callable[[], None] | None = None
     fail_at: int | None = None
@@ -212,6 +213,7 @@ class FakeExecutor:
     _started: SchedulerOutput | None = None
 
     def __post_init__(self) -> None:
+        self._unknown: dict[int, set[str]] = {}  # requests for which each step in flight samples
         self._cache: list[list[tuple[int, int, int] | None]] = []  # by block and offset: table, context, epoch
         self._states: list[tuple[int, int, int] | None] = []  # by slot: number of tokens, context, epoch
         self._allocate()
@@ -229,6 +231,9 @@ class FakeExecutor:
         assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
         self._copy(plan)
         self._apply(plan)
+        if self.num_stages > 1:
+            unknown = set[str]().union(*self._unknown.values())
+            assert unknown.isdisjoint(plan.num_scheduled_tokens), "a token is computed that no stage has sampled yet"
         self._check_loads(plan)
         self.encodings.apply(plan)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
@@ -249,6 +254,7 @@ class FakeExecutor:
         assert list(allowed) == sorted(allowed)
         assert allowed.keys() <= set(plan.grammar_rows)
         output = ModelRunnerOutput(plain_token_ids=[])
+        self._unknown[plan.step] = {name for name in plan.num_scheduled_tokens if self.rows[name].samples}
         for index, request_id in enumerate(plan.num_scheduled_tokens):
             of_row = None if request_id in self.disobeys else allowed.get(index)
             self._add_row(output, request_id, self.rows[request_id], of_row)
@@ -322,6 +328,7 @@ class FakeExecutor:
     def _reach_host(self, step: int) -> None:
         self.log.append(("host", step))
         self.num_in_flight -= 1
+        del self._unknown[step]
         if self.while_waiting is not None:
             self.while_waiting()
 
@@ -329,6 +336,8 @@ class FakeExecutor:
         for request_id in [*plan.finished_request_ids, *plan.preempted_request_ids]:
             assert request_id in self.rows, f"{request_id} is forgotten twice, or was never known"
             del self.rows[request_id]
+        for sampled in self._unknown.values():  # the id may be used again
+            sampled.difference_update(plan.finished_request_ids)
         for new in plan.new_requests:
             self._add(new)
         for known in plan.cached_requests:

@@ -2,6 +2,8 @@
 
 With asynchronous scheduling, step N+1 is scheduled and started before the host waits for the result of step N. If rows
 sample under a grammar, step N+1 is sampled when the host knows the tokens of step N, which its masks depend on.
+
+With pipeline stages as many steps are in flight as there are stages, and no request is in two that sample for it.
 """
 
 import contextlib
@@ -86,7 +88,7 @@ class EngineCore:
         self._loras = scheduler.loras
         self._executor = executor
         self._clock = clock
-        self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # when `step` returns
+        self._max_in_flight = scheduler.config.max_steps_in_flight  # when `step` returns
         self._in_flight: deque[_Started] = deque()
         self._prefill_rate = PrefillRate(1 + scheduler.config.num_speculative_tokens)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()

@@ -14,6 +14,7 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.mover import Adopted, DiskChanges, Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
+from proa_engine.core.pipeline import step_share
 from proa_engine.core.prefill import finish_cached
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
@@ -209,7 +210,9 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""
         running, num_preemptions = self._table.running, self._table.num_preemptions
-        for num_before, request in enumerate(running):  # preemption during the loop removes from the end
+        num_stages = self.config.pipeline_parallel_size
+        requests = enumerate(running) if num_stages == 1 else step_share(running, num_stages)
+        for num_before, request in requests:  # preemption during the loop removes from the end of `running`
             if request.schedule_decode():
                 plan.decodes.append(request)
                 continue
@@ -227,14 +230,15 @@ class Scheduler:
         return self._table.num_preemptions == num_preemptions
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
-        """Start waiting requests. The first that does not fit blocks those behind it, so that it cannot starve.
+        """Start waiting requests. The first that does not fit blocks those behind it, so that it cannot starve. So does
+        a preempted one whose token a step in flight samples, until it is known.
 
         A request gets blocks for all its known tokens at once, so its prefill is never preempted for lack of blocks of
         its own.
         """
         while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
             request = self._next_waiting(plan, now)
-            if request is None or not request.fits(plan.budget):
+            if request is None or request.num_placeholders or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
             budget = request.images.limit(hit.num_tokens, plan.budget)

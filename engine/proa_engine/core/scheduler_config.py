@@ -14,6 +14,7 @@ class SchedulerConfig:
     max_waiting_requests: int = 4096
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
+    pipeline_parallel_size: int = 1  # stages
     num_speculative_tokens: int = 0  # maximum per decode
     # Compute the tokens that a grammar forces in one step. Ignored with drafts. It pays only where a step with chunks
     # costs little more than one with decodes alone, so not where decodes replay CUDA graphs.
@@ -21,6 +22,13 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     last_token_tasks: frozenset[PoolingTask] = frozenset()  # tasks that need the hidden state of the last token only
     whole_prompts: bool = False  # pooled prompts are computed in one step: each token attends to all others
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Number of steps that may be in flight when the next one is scheduled. There is a step for each stage."""
+        if self.pipeline_parallel_size > 1:
+            return self.pipeline_parallel_size - 1
+        return 1 if self.async_scheduling else 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):

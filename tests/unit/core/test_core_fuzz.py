@@ -14,7 +14,7 @@ Policy = Literal["fcfs", "priority"]
 
 
 def random_run(
-    rng: random.Random, *, async_scheduling: bool, policy: Policy, num_speculative_tokens: int = 0, **host: Any
+    rng: random.Random, *, async_scheduling: bool, policy: Policy, num_speculative_tokens: int = 0, **others: Any
 ) -> CoreRun:
     num_blocks = rng.choice([15, 16, 20, 40])  # of 4 tokens: one of the longest requests, up to three
     return CoreRun(
@@ -28,25 +28,13 @@ def random_run(
         block_order=rng.sample(range(num_blocks), num_blocks),
         num_speculative_tokens=num_speculative_tokens,
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if num_speculative_tokens else None,
-        **host,
+        **others,
     )
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 5])
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("async_scheduling", [True, False])
-@pytest.mark.parametrize("seed", seeds(2, thorough=6))
-def test_random_traffic_under_memory_pressure(
-    seed: int, async_scheduling: bool, policy: Policy, num_speculative_tokens: int
-) -> None:
+def check_random_traffic(seed: int, **settings: Any) -> None:
     rng = random.Random(seed)
-    run = random_run(
-        rng,
-        async_scheduling=async_scheduling,
-        policy=policy,
-        num_speculative_tokens=num_speculative_tokens,
-        **random_host(rng, seed),
-    )
+    run = random_run(rng, **settings, **random_host(rng, seed))
     pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
     traffic = Traffic(
         run,
@@ -67,6 +55,25 @@ def test_random_traffic_under_memory_pressure(
         assert rejection.code == {"invalid": "invalid_argument", "busy": "resource_exhausted"}[grammar.text]
     for request_id in run.outputs:
         traffic.check(traffic.requests[request_id])
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 5])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("seed", seeds(2, thorough=6))
+def test_random_traffic_under_memory_pressure(
+    seed: int, async_scheduling: bool, policy: Policy, num_speculative_tokens: int
+) -> None:
+    check_random_traffic(
+        seed, async_scheduling=async_scheduling, policy=policy, num_speculative_tokens=num_speculative_tokens
+    )
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("seed", seeds(3, thorough=8))
+def test_random_traffic_over_pipeline_stages(seed: int, policy: Policy, num_stages: int) -> None:
+    check_random_traffic(seed, async_scheduling=True, policy=policy, num_stages=num_stages)
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
