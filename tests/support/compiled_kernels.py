@@ -52,6 +52,7 @@ _LORA = {"enable_lora": True}
 _FP8_CACHE = {"kv_cache_dtype": "fp8"}
 _INVARIANT = {"batch_invariant": True}
 _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}
+_DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
 CASES = [
     Case("Llama-3.1-8B", models.LLAMA_8B),
@@ -83,6 +84,7 @@ CASES = [
     Case("gpt-oss-20b", models.GPT_OSS_20B),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
+    Case("GLM-4.7-Flash, latents divided among ranks", models.GLM_47_FLASH, _NGRAM | _DIVIDED),
     Case("Gemma-2-9B", models.GEMMA2_9B),
     Case("Gemma-3-4B", models.GEMMA3_4B),
     Case("Gemma-3-4B invariant", models.GEMMA3_4B, _INVARIANT),

@@ -4,7 +4,13 @@ import torch
 
 from proa_engine.kernels import latent_attention
 from proa_engine.kernels.decode_plan import plan_decodes
-from proa_engine.kernels.latent_attention import cache_latents, cache_latents_reference, head_groups
+from proa_engine.kernels.latent_attention import (
+    PartRows,
+    cache_latents,
+    cache_latents_reference,
+    head_groups,
+    latent_attention_part,
+)
 from proa_engine.kernels.paged_attention import plan_attention
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
@@ -64,6 +70,26 @@ def check_latent_prefill(dtype: torch.dtype) -> None:
             assert out[:num_decodes].isnan().all()
 
 
+def check_latent_parts(dtype: torch.dtype) -> None:
+    """Caches that hold only some of the tokens, and query tokens that attend to none of them."""
+    lens = [(2, 33), (2, 1), (2, 300), (2, 0), (7, 50), (20, 3)]  # query tokens; tokens in the cache
+    ends = torch.tensor([32, 33, 0, 1, 120, 300, 0, 0, *range(44, 51), *[0] * 17, 1, 2, 3], dtype=torch.int32)
+    for num_heads, rank, rope_dim in SHAPES:
+        whole = [(num_queries, max(num_queries, length)) for num_queries, length in lens]
+        case = attention_case(whole, num_heads=num_heads, num_kv_heads=1, head_dim=rank + rope_dim, dtype=dtype)
+        cache, metadata = with_gaps(case.key_cache[:, 0]), case.metadata
+        seq_lens = torch.tensor([length for _, length in lens], dtype=torch.int32)
+        table = metadata.tables[0].block_table
+        arguments = case.query, cache, rank, metadata.query_start_loc
+        plan = plan_decodes(seq_lens, 4, head_groups(num_heads), None, 2)
+        assert (plan.first_item.diff() > 1).any()
+        expected = latent_attention_part(*arguments, PartRows(seq_lens, ends, None), table, num_decodes=4, scale=0.25)
+        rows = PartRows(seq_lens, ends, plan)
+        out, log_sums = latent_attention_part(*arguments, rows, table, num_decodes=4, scale=0.25)
+        close(out.float(), expected[0].float(), TOLERANCE[dtype])
+        close(log_sums, expected[1], TOLERANCE[dtype])
+
+
 def check_cache_latents(dtype: torch.dtype) -> None:
     slots = torch.tensor([9, -1, 23, 0, 7])
     for rank, rope_dim, interleaved in ((24, 8, True), (40, 4, False), (7, 2, True)):
@@ -77,4 +103,4 @@ def check_cache_latents(dtype: torch.dtype) -> None:
         close(ours, theirs)
 
 
-CHECKS = (check_latent_decode, check_latent_prefill, check_cache_latents)
+CHECKS = (check_latent_decode, check_latent_prefill, check_latent_parts, check_cache_latents)

@@ -1,19 +1,15 @@
 """Two ranks give the tokens of one with windows in tables, states and latent rows, after hits, preemption and sleep."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proa.contract import SamplingParams
-from proa_engine.core.operations import Operation, Sleep, WakeUp
-from support.engine import Engine, Result, build_core, request, run
-from support.tiny_models import BYTES, LATENT, make_tiny_model
+from proa_engine.core.operations import Sleep, WakeUp
+from support.engine import build_core
+from support.parallel_equality import CONFIG, PROMPTS, TWO, assert_equal_where_sure, generate, operate
+from support.tiny_models import LATENT, make_tiny_model
 
-MARGIN = 1e-4
-CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 48, "max_num_seqs": 8}
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=2)
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOWS,
@@ -29,29 +25,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {},
 }
 WHOLE_ROWS = ("deepseek_v3", "minimax_m2")  # each rank caches all heads, or the latent rows of all
-ROWS = random.Random(5)
-PROMPTS = [ROWS.choices(range(BYTES), k=ROWS.randint(24, 56)) for _ in range(10)]
-TWO = PROMPTS[:2]
-
-
-def operate(engine: Engine, operation: Operation[None]) -> None:
-    done = engine.core.operate(operation)
-    while not done.done():
-        engine.core.step()
-
-
-def generate(engine: Engine, name: str, prompts: list[list[int]]) -> list[Result]:
-    return list(run(engine, [request(f"{name}-{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)]).values())
-
-
-def assert_equal_where_sure(actual: list[Result], expected: list[Result]) -> None:
-    num_sure = 0
-    for index, (told, reference) in enumerate(zip(actual, expected, strict=True)):
-        margins = [step.top_logprobs[0] - step.top_logprobs[1] for step in reference.logprobs]
-        sure = next((step for step, margin in enumerate(margins) if margin < MARGIN), len(margins))
-        assert told.token_ids[:sure] == reference.token_ids[:sure], index
-        num_sure += sure
-    assert num_sure > 0.9 * sum(len(reference.token_ids) for reference in expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -64,7 +64,8 @@ def merge_parts(
     MAY_SEE_NOTHING: tl.constexpr,  # whether a query token may attend to no token of a part
     UNROLL: tl.constexpr,  # parts that are loaded at a time
 ):
-    """Merge a row's parts, in the order of its items. Returns total [BLOCK_M] and acc [BLOCK_M, BLOCK_D]."""
+    """Merge a row's parts, in the order of its items. Returns the state: maximum and total, [BLOCK_M] each, and acc
+    [BLOCK_M, BLOCK_D]."""
     dim = tl.arange(0, BLOCK_D)
     in_head = mask[:, None] & (dim < HEAD_DIM)[None, :]
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -86,7 +87,7 @@ def merge_parts(
         total = total * rescale + part_total * part_scale
         acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
         maximum = new_maximum
-    return total, acc
+    return maximum, total, acc
 
 
 def decode_attention(
@@ -284,7 +285,7 @@ def decode_attention_kernel(
         )
         if num_arrived == num_splits - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
-            total, acc = merge_parts(
+            _, total, acc = merge_parts(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,

@@ -6,6 +6,9 @@ same rows, whose first values are also the values: with the up-projections absor
 once for them; decodes and prefills have separate kernels, as in `paged_attention`.
 """
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 import torch
 import triton.language as tl
 
@@ -146,6 +149,15 @@ def cache_latents_kernel(
     tl.store(out_ptr + RANK + HALF + pair, y * cos + x * sin, mask=is_pair)
 
 
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """A step's batch over a cache that holds, in order, only some tokens of each request."""
+
+    seq_lens: torch.Tensor  # [R] int32: tokens of each request in this cache
+    ends: torch.Tensor  # [T] int32: how many of them each query token attends to
+    plan: DecodePlan | None  # None on a CPU
+
+
 def head_groups(num_heads: int) -> int:
     """Programs for each row of a decode: what `plan_attention` takes as the number of KV heads on a GPU."""
     return -(-num_heads // GROUP)
@@ -181,6 +193,68 @@ def latent_attention(
     return out
 
 
+def latent_attention_part(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    rank: int,
+    query_start_loc: torch.Tensor,
+    rows: PartRows,
+    block_table: torch.Tensor,
+    *,
+    num_decodes: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over those tokens that `cache` holds. Returns out [T, heads, rank], and the binary logarithms of the
+    sums of weights [T, heads] float32, with which `combine_factor` adds the results over all tokens.
+
+    A token that attends to none of them gets zeros and -inf. The arguments are those of `latent_attention`.
+    """
+    if rows.plan is None:
+        return _part_reference(query, cache, rank, query_start_loc, rows, block_table, scale)
+    out = torch.empty(*query.shape[:2], rank, dtype=query.dtype, device=query.device)
+    log_sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    part = rows.ends, log_sums
+    if num_decodes:
+        _decode(query, cache, rows.seq_lens, block_table, out, rows.plan, scale, *part)
+    if num_decodes < rows.seq_lens.shape[0]:
+        _prefill(query, cache, query_start_loc, rows.seq_lens, block_table, out, num_decodes, scale, *part)
+    return out, log_sums
+
+
+def combine_factor(log_sums: torch.Tensor, index: int) -> torch.Tensor:
+    """log_sums [T, parts, heads] -> the factors [T, heads] float32 of part `index` in the sum of all parts' results.
+
+    Zeros where no part has seen a token.
+    """
+    highest = log_sums.amax(1)
+    weights = (log_sums - highest.masked_fill(highest == -torch.inf, 0.0)[:, None]).exp2()
+    return weights[:, index] / weights.sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _part_reference(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    rank: int,
+    query_start_loc: torch.Tensor,
+    rows: PartRows,
+    block_table: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`latent_attention_part` on any device. Token by token, so that a token's bits do not depend on its batch."""
+    out = query.new_zeros(*query.shape[:2], rank)
+    log_sums = torch.full(query.shape[:2], -torch.inf, device=query.device)
+    starts = query_start_loc.tolist()
+    for request, (start, end) in enumerate(pairwise(starts)):
+        num_blocks = -(-int(rows.seq_lens[request]) // cache.shape[1])
+        keys = cache[block_table[request, :num_blocks].long()].flatten(0, 1).to(torch.float32)
+        for token, num_keys in enumerate(rows.ends[start:end].tolist(), start):
+            if num_keys:
+                scores = query[token].float() @ keys[:num_keys].T * scale
+                log_sums[token] = scores.logsumexp(-1) * LOG2_E
+                out[token] = (scores.softmax(-1) @ keys[:num_keys, :rank]).to(out.dtype)
+    return out, log_sums
+
+
 def _decode(
     query: torch.Tensor,
     cache: torch.Tensor,
@@ -189,8 +263,11 @@ def _decode(
     out: torch.Tensor,
     plan: DecodePlan,
     scale: float,
+    ends: torch.Tensor | None = None,
+    log_sums: torch.Tensor | None = None,
 ) -> None:
-    """Write rows 0 … plan.num_rows * plan.width of out [T, heads, rank]. Zeros for padding."""
+    """Write rows 0 … plan.num_rows * plan.width of out [T, heads, rank], and of log_sums [T, heads] float32. Zeros for
+    padding."""
     _, num_heads, rank = out.shape
     assert query.is_contiguous()
     assert cache[0].is_contiguous()
@@ -199,9 +276,11 @@ def _decode(
         query,
         cache,
         out,
+        log_sums,
         torch.empty(max_items, plan.width, num_heads, rank, dtype=torch.float32, device=query.device),
         torch.empty(2, max_items, plan.width, num_heads, dtype=torch.float32, device=query.device),
         seq_lens,
+        ends,
         block_table,
         plan.item_row,
         plan.first_item,
@@ -227,8 +306,10 @@ def _prefill(
     out: torch.Tensor,
     num_decodes: int,
     scale: float,
+    ends: torch.Tensor | None = None,
+    log_sums: torch.Tensor | None = None,
 ) -> None:
-    """Write out [T, heads, rank] of all requests behind the first `num_decodes`."""
+    """Write out [T, heads, rank], and log_sums [T, heads] float32, of all requests behind the first `num_decodes`."""
     num_tokens, num_heads, rank = out.shape
     assert query.is_contiguous()
     assert cache[0].is_contiguous()
@@ -237,8 +318,10 @@ def _prefill(
         query,
         cache,
         out,
+        log_sums,
         query_start_loc,
         seq_lens,
+        ends,
         block_table,
         num_decodes,
         num_requests,

@@ -6,6 +6,9 @@ program of a row that finishes last merges the parts, in the order of the items.
 Prompts and chunks of prompts, all requests in one launch: a program computes `QUERIES` tokens of one request for a
 group of heads. Grid as that of `prefill_attention`. A token's result does not depend on its place in a chunk or on the
 rest of the batch. The state in both is that of `attention_tile`.
+
+With `ends` the cache holds only some of the tokens, in order: each query token attends to the first `ends` of them, and
+the logarithm of its sum of weights is stored too, so that results over the other tokens can be added.
 """
 
 import triton
@@ -84,14 +87,29 @@ def attend_latents(
     return maximum, total, acc
 
 
+@triton.jit
+def store_log_sums(
+    log_sums_ptr,  # None: they are not needed
+    place,  # [BLOCK_M]
+    mask,  # [BLOCK_M]
+    maximum,  # [BLOCK_M] float32, as `total` the state
+    total,
+):
+    """Store the binary logarithm of each row's sum of weights; -inf for a row that has seen nothing."""
+    if log_sums_ptr is not None:
+        tl.store(log_sums_ptr + place, maximum + tl.log2(total), mask=mask)
+
+
 @kernel(do_not_specialize=["max_items", "stride_table_request"])
 def latent_decode_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, RANK + ROPE_DIM]
     cache_ptr,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM]
     out_ptr,  # [num_tokens, NUM_HEADS, RANK]
+    log_sums_ptr,  # [num_tokens, NUM_HEADS] float32, with `ends`; None without
     part_acc_ptr,  # [max_items, WIDTH, NUM_HEADS, RANK] float32: what items of split rows leave
     part_state_ptr,  # [2, max_items, WIDTH, NUM_HEADS] float32: maximum and total
     seq_lens_ptr,  # [num_rows]
+    ends_ptr,  # [num_tokens] int32: tokens of the cache that a query token attends to; None: up to itself
     block_table_ptr,  # [num_rows, max_blocks]
     item_row_ptr,  # [max_items]
     first_item_ptr,  # [num_rows + 1]
@@ -131,7 +149,10 @@ def latent_decode_kernel(
     place = (row.to(tl.int64) * WIDTH + query_index) * NUM_HEADS + head
     latent, rope = load_queries(query_ptr, place, mask, RANK, ROPE_DIM, BLOCK_RANK, BLOCK_ROPE)
     # Negative: padding, which attends to nothing.
-    position = tl.zeros([GROUP], tl.int32) + seq_len - WIDTH + query_index
+    last = seq_len - WIDTH + query_index
+    if ends_ptr is not None:
+        last = tl.load(ends_ptr + row * WIDTH + query_index) - 1
+    position = tl.zeros([GROUP], tl.int32) + last
     table_ptr = block_table_ptr + row.to(tl.int64) * stride_table_request
     maximum, total, acc = attend_latents(
         latent,
@@ -154,6 +175,7 @@ def latent_decode_kernel(
 
     if num_splits == 1:
         store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)
+        store_log_sums(log_sums_ptr, place, mask, maximum, total)
     else:
         part_size: tl.constexpr = WIDTH * NUM_HEADS
         state = query_index * NUM_HEADS + head
@@ -165,7 +187,7 @@ def latent_decode_kernel(
         )
         if num_arrived == num_splits - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
-            total, acc = merge_parts(
+            maximum, total, acc = merge_parts(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,
@@ -180,6 +202,7 @@ def latent_decode_kernel(
                 UNROLL=1,  # more would spill registers
             )
             store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)
+            store_log_sums(log_sums_ptr, place, mask, maximum, total)
 
 
 @kernel(do_not_specialize=["first_request", "num_requests", "stride_table_request"])
@@ -187,8 +210,10 @@ def latent_prefill_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, RANK + ROPE_DIM]
     cache_ptr,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM]
     out_ptr,  # [num_tokens, NUM_HEADS, RANK]
+    log_sums_ptr,  # [num_tokens, NUM_HEADS] float32, with `ends`; None without
     query_start_loc_ptr,  # [first_request + num_requests + 1]
     seq_lens_ptr,  # [first_request + num_requests]
+    ends_ptr,  # [num_tokens] int32: tokens of the cache that a query token attends to; None: up to itself
     block_table_ptr,  # [first_request + num_requests, max_blocks]
     first_request,
     num_requests,
@@ -225,9 +250,13 @@ def latent_prefill_kernel(
     place = (query_start + query_index).to(tl.int64) * NUM_HEADS + head
     latent, rope = load_queries(query_ptr, place, mask, RANK, ROPE_DIM, BLOCK_RANK, BLOCK_ROPE)
     position = seq_len - query_len + query_index
-    end = tl.minimum(seq_len - query_len + first_query + QUERIES, seq_len)
+    if ends_ptr is not None:
+        position = tl.load(ends_ptr + query_start + query_index, mask=query_index < query_len, other=0) - 1
+        end = tl.max(position) + 1
+    else:
+        end = tl.minimum(seq_len - query_len + first_query + QUERIES, seq_len)
     table_ptr = block_table_ptr + request.to(tl.int64) * stride_table_request
-    _, total, acc = attend_latents(
+    maximum, total, acc = attend_latents(
         latent,
         rope,
         position,
@@ -246,3 +275,4 @@ def latent_prefill_kernel(
         TILE,
     )
     store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)
+    store_log_sums(log_sums_ptr, place, mask, maximum, total)

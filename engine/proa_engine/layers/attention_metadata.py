@@ -1,15 +1,21 @@
 """A step's batch as attention sees it: `AttentionMetadata`, and what all layers compute of it once, `AttentionStep`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
+from proa_engine.kernels.decode_plan import DecodePlan, plan_decodes
 from proa_engine.kernels.latent_attention import head_groups
+from proa_engine.kernels.launch import INTERPRETED
 from proa_engine.kernels.paged_attention import AttentionPlan, plan_attention
 from proa_engine.kernels.state_rows import StatePlan, StateRows, plan_states
 from proa_engine.kernels.store_kv import CacheRows, cache_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.rotary import RotaryTable, Rotation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,14 @@ class AttentionStep:
     _plans: dict[tuple[object, ...], AttentionPlan] = field(default_factory=dict)
     _rows: dict[tuple[object, ...], CacheRows] = field(default_factory=dict)
     _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
+    _others: dict[tuple[object, ...], Any] = field(default_factory=dict)
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Return what `make` returned at the first call with this key in the step."""
+        if key not in self._others:
+            self._others[key] = make()
+        made: T = self._others[key]
+        return made
 
     def inputs(self, cache: LayerCache, rotary: RotaryTable, window: int | None) -> AttentionInputs:
         key = cache.layout, rotary, window
@@ -111,6 +125,14 @@ class AttentionStep:
         num_blocks, block_size, row_size = cache.tensors[0].shape
         groups = 1 if self.positions.is_cpu else head_groups(num_heads)
         return self._plan(cache, torch.Size((num_blocks, groups, block_size, row_size)), None)
+
+    def latent_part_plan(self, seq_lens: torch.Tensor, num_heads: int) -> DecodePlan | None:
+        """The plan of latent layers whose rank holds `seq_lens` [R] int32 tokens of the requests; None on a CPU."""
+        if seq_lens.is_cpu and not INTERPRETED:
+            return None
+        metadata = self.metadata
+        groups = head_groups(num_heads)
+        return plan_decodes(seq_lens, metadata.num_decodes, groups, None, metadata.decode_width)
 
     def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
         key = window, cache.layout if self.positions.is_cpu else cache_shape[1]

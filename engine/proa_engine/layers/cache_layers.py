@@ -20,10 +20,12 @@ class KeyValueLayer:
 
 @dataclass(frozen=True, slots=True)
 class LatentLayer:
-    """One row of `rank + rope_dim` values for every token, the same on every rank (multi-head latent attention)."""
+    """One row of `rank + rope_dim` values for every token (multi-head latent attention): the same on every rank, or a
+    share of each block's tokens on each of `num_shares` ranks."""
 
     rank: int
     rope_dim: int
+    num_shares: int = 1
 
 
 @dataclass(frozen=True, slots=True)

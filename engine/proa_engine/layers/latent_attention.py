@@ -2,7 +2,7 @@
 token.
 
 The up-projections of keys and values are absorbed: queries are mapped to the latent's space and outputs back from it,
-so that attention reads each row once for all heads. Heads are sharded over ranks; every rank caches the rows.
+so that attention reads each row once for all heads. Heads are sharded over ranks; where rows are, see `latent_rows`.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.gpu_linear import HeadLinear
-from proa_engine.kernels.latent_attention import cache_latents, latent_attention, rotate_part
+from proa_engine.kernels.latent_attention import cache_latents, rotate_part
 from proa_engine.kernels.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
+from proa_engine.layers.latent_rows import latent_rows
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.norm import NormOptions, RMSNorm
 from proa_engine.layers.parallel import LayerContext
@@ -80,14 +81,15 @@ class LatentAttention:
         self.values = HeadLinear(values.contiguous())
         self.output = RowParallelLinear(weights / "o_proj", heads.times(options.value_dim), hidden_size, parallel)
         self.rotary = context.rotary.table(options.rope)
+        self.rows = latent_rows(parallel, options.num_heads)
 
     @property
     def cache_layer(self) -> LatentLayer:
-        return LatentLayer(self.options.rank, self.options.rope_dim)
+        return self.rows.layer(self.options.rank, self.options.rope_dim)
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's rows to `cache`."""
-        options, metadata, table = self.options, step.metadata, step.metadata.tables[cache.table]
+        options = self.options
         (rows,) = cache.tensors
         rotation = step.rotation(self.rotary)
         query, compressed = self._project(x)
@@ -97,22 +99,13 @@ class LatentAttention:
             rotation.cos,
             rotation.sin,
             rows,
-            table.slot_mapping,
+            self.rows.slot_mapping(step, cache),
             interleaved=options.interleaved,
         )
         nope, rope = query.split((options.nope_dim, options.rope_dim), dim=-1)
         rotated = rotate_part(rope, rotation.cos, rotation.sin, interleaved=options.interleaved)
-        out = latent_attention(
-            torch.cat((self.absorb(nope), rotated), dim=-1),
-            rows,
-            options.rank,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            table.block_table,
-            step.latent_plan(cache, self.num_heads),
-            num_decodes=metadata.num_decodes,
-            scale=options.scale,
-        )
+        query = torch.cat((self.absorb(nope), rotated), dim=-1)
+        out = self.rows.attend(query, step, cache, options.rank, options.scale)
         return self.output(self.values(out).flatten(1))
 
     def _project(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ class ParallelContext:
     rank: int = 0
     world_size: int = 1
     group: dist.ProcessGroup | None = None
+    divides_latents: bool = False  # the rows of latent attention are divided among the ranks
 
     def share(self, total: int, what: str) -> int:
         """Return the size of this rank's share of `total`. Raises ValueError as `part`."""
@@ -55,6 +56,16 @@ class ParallelContext:
     def all_gather_last_dim(self, x: torch.Tensor) -> torch.Tensor:
         """Concatenate all ranks' x [..., N] in rank order, on every rank: [..., N * world_size]."""
         return x if self.world_size == 1 else torch.cat(self._all_gather(x), dim=-1)
+
+    def reduce_scatter_last_dim(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x [..., N * world_size] over all ranks, and return this rank's part [..., N] of the sum, in rank
+        order."""
+        if not x.is_cuda:
+            return self.all_reduce(x).chunk(self.world_size, dim=-1)[self.rank]
+        parts = torch.stack(x.chunk(self.world_size, dim=-1))
+        part = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(part, parts, group=self.group)
+        return part
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Rank `source`'s x [...], on every rank; overwrites the other ranks' `x`, whose type and shape must equal

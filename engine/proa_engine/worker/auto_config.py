@@ -7,6 +7,7 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import check_speculation
+from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.models.config import ModelConfig, make_batch_invariant
 from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.worker.host import available_cores, threads_per_rank
@@ -39,6 +40,8 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
     check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)
     if config.batch_invariant and device.type != "cpu":  # kernels of a CPU never depend on the batch
         model = make_batch_invariant(model, config.tensor_parallel_size)
+    if config.decode_context_parallel_size > 1 and any(layer.cache_kind is not LatentLayer for layer in model.layers):
+        raise ValueError("decode_context_parallel_size must be 1 for a model that has layers without latent attention")
     return replace(model, max_position_embeddings=resolve_max_model_len(config, model))
 
 

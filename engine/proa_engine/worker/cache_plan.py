@@ -111,18 +111,18 @@ def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int
 def _round_up(num_bytes: int, layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype) -> int:
     """Round up to a multiple of the bytes of one head of each layer in a block: on a CPU, blocks are whole rows of
     heads."""
-    rows = {_row_size(layer) * block_size * dtype.itemsize for layer in layers}
+    rows = {_row_bytes(layer, block_size, dtype) for layer in layers}
     multiple = math.lcm(*rows)
     return -(-num_bytes // multiple) * multiple
 
 
-def _row_size(layer: CacheLayer) -> int:
-    """Return the number of values in a token's row: of one head, or of all heads."""
+def _row_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one head of a block, or of its latent rows."""
     match layer:
         case KeyValueLayer():
-            return layer.head_dim
+            return layer.head_dim * block_size * dtype.itemsize
         case LatentLayer():
-            return layer.rank + layer.rope_dim
+            return _block_bytes(layer, block_size, dtype)
         case _:
             raise AssertionError(layer)
 
@@ -138,8 +138,8 @@ def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
     match layer:
         case KeyValueLayer(num_kv_heads, head_dim):
             return 2 * num_kv_heads * head_dim * block_size * dtype.itemsize
-        case LatentLayer(rank, rope_dim):
-            return (rank + rope_dim) * block_size * dtype.itemsize
+        case LatentLayer(rank, rope_dim, num_shares):
+            return (rank + rope_dim) * (block_size // num_shares) * dtype.itemsize
         case StateLayer(parts):
             return sum(torch.Size(shape).numel() * part_dtype.itemsize for shape, part_dtype in parts)
         case SharedLayer():
@@ -200,7 +200,7 @@ def allocate_caches(
 def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
     """The shape of one block of the layer."""
     if isinstance(layer, LatentLayer):
-        return block_size, layer.rank + layer.rope_dim
+        return block_size // layer.num_shares, layer.rank + layer.rope_dim
     return 2, layer.num_kv_heads, block_size, layer.head_dim
 
 

@@ -113,7 +113,8 @@ class Worker:
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(self._memory(), self._ranks_here))
-        self._placement = Placement(self.device, dtype, cache_dtype, self._join(rendezvous, store))
+        parallel = replace(self._join(rendezvous, store), divides_latents=config.decode_context_parallel_size > 1)
+        self._placement = Placement(self.device, dtype, cache_dtype, parallel)
 
     @explain_out_of_memory()
     def load_model(self, compile_pool: CompilePool | None = None) -> WorkerSizes:

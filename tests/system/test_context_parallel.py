@@ -1,0 +1,53 @@
+"""Ranks that divide the rows of latent attention by their tokens give the tokens of one rank, and each holds its share."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa_engine.config import SpeculativeConfig
+from proa_engine.core.operations import Sleep, WakeUp
+from support.engine import build_core
+from support.parallel_equality import CONFIG, PROMPTS, TWO, assert_equal_where_sure, generate, operate
+from support.tiny_models import LATENT, make_tiny_model
+
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("latent"), "deepseek_v3", **LATENT, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [(2, {"kv_offloading_size": 0.01, "speculative_config": DRAFTS}), (4, {})],
+    ids=["two ranks with host memory and drafts", "four ranks"],
+)
+def test_ranks_with_a_share_of_the_latents_each_give_the_tokens_of_one(
+    num_ranks: int, options: dict[str, Any], folder: Path
+) -> None:
+    with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
+        expected = generate(alone, "alone", PROMPTS)
+        [whole] = alone.executor.rank_sizes
+    parallel = {"tensor_parallel_size": num_ranks, "decode_context_parallel_size": num_ranks}
+    with build_core(folder, num_gpu_blocks_override=40, **CONFIG, **parallel, **options) as engine:
+        assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
+        assert engine.core.stats().num_preemptions > 0
+        generate(engine, "two", TWO)
+        again = generate(engine, "again", TWO)
+        assert all(each.num_cached_tokens > 0 for each in again)
+        assert_equal_where_sure(again, expected[:2])
+        operate(engine, Sleep(1))
+        operate(engine, WakeUp())
+        assert_equal_where_sure(generate(engine, "awake", TWO), expected[:2])
+        assert {sizes.block_bytes for sizes in engine.executor.rank_sizes} == {whole.block_bytes // num_ranks}
+
+
+def test_a_model_without_latent_attention_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "qwen3", "qwen3")
+    with (
+        pytest.raises(ValueError, match="decode_context_parallel_size must be 1 for a model that has layers without"),
+        build_core(folder, tensor_parallel_size=2, decode_context_parallel_size=2, **CONFIG),
+    ):
+        pass
