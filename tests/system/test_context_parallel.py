@@ -1,4 +1,4 @@
-"""Ranks that divide the rows of latent attention by their tokens give the tokens of one rank, and each holds its share."""
+"""Ranks that divide the rows of latent attention by their tokens give the tokens of one rank; each holds its share."""
 
 from pathlib import Path
 from typing import Any
