@@ -27,6 +27,11 @@ ENGINE = (*ENGINE_POD, "containers", 0)
 GPUS = {"enginePool.gpu.allocation": "devicePlugin", "enginePool.tensorParallelSize": 2}
 SIDECAR = {"enginePool.tensorParallelSize": 2, "enginePool.tensorParallel.mode": "sidecar"}
 CLAIMED = {**SIDECAR, "enginePool.gpu.allocation": "dra"}
+LEADER_WORKER_SETS = "leaderworkerset.x-k8s.io/v1"
+TWO_NODES = {"enginePool.nodes": 2, "enginePool.tensorParallelSize": 2}
+GROUP = ("LeaderWorkerSet", "proa-engine-builtin", "spec")
+LEADER = (*GROUP, "leaderWorkerTemplate", "leaderTemplate", "spec")
+WORKER = (*GROUP, "leaderWorkerTemplate", "workerTemplate", "spec")
 OPTIONAL = {
     "enginePool.lora.enabled": True,
     "enginePool.lora.maxCpuLoras": 8,
@@ -102,8 +107,11 @@ class Case:
             assert found == (self.value if self.expected is None else self.expected)
 
 
-def template(values: Mapping[str, Any] | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run `helm template` with values by dotted path; `enginePool.X` sets `engines.builtin.X`."""
+def template(
+    values: Mapping[str, Any] | None = None, *flags: str, custom_api: str = LEADER_WORKER_SETS
+) -> subprocess.CompletedProcess[str]:
+    """Run `helm template` with values by dotted path; `enginePool.X` sets `engines.builtin.X`. The cluster has
+    `custom_api` besides Kubernetes' own APIs, or none if it is empty."""
     nested: dict[str, Any] = {}
     for path, value in (values or {}).items():
         *parents, last = path.replace("enginePool.", "engines.builtin.", 1).split(".")
@@ -111,7 +119,7 @@ def template(values: Mapping[str, Any] | None = None, *flags: str) -> subprocess
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
-    return _template(json.dumps(nested), flags)
+    return _template(json.dumps(nested), (*flags, *([f"--api-versions={custom_api}"] if custom_api else [])))
 
 
 @cache

@@ -47,7 +47,25 @@ PROMETHEUS_TRIGGER = record(
         "metadata": record({"serverAddress": TEXT, "query": TEXT, "threshold": NUMBER_AS_TEXT}),
     }
 )
+SCALE_TARGET = record({"apiVersion": TEXT, "kind": {"enum": ["Deployment", "LeaderWorkerSet"]}, "name": TEXT})
 PARENT = record({"name": TEXT}, {"namespace": TEXT, "sectionName": TEXT, "group": TEXT, "kind": TEXT, "port": PORT})
+
+POD_TEMPLATE = record({"metadata": {"type": "object"}, "spec": {"type": "object"}})
+PODS_OR_PERCENT: Schema = {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]}
+GROUP = record(
+    {
+        "size": {"type": "integer", "minimum": 1},
+        "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+        "leaderTemplate": POD_TEMPLATE,
+        "workerTemplate": POD_TEMPLATE,
+    }
+)
+ROLLOUT = record(
+    {
+        "type": {"const": "RollingUpdate"},
+        "rollingUpdateConfiguration": record({"maxUnavailable": PODS_OR_PERCENT, "maxSurge": PODS_OR_PERCENT}),
+    }
+)
 
 SCHEMAS: dict[str, Schema] = {
     "HTTPRoute": custom_object(
@@ -65,8 +83,20 @@ SCHEMAS: dict[str, Schema] = {
     "ScaledObject": custom_object(
         "keda.sh/v1alpha1",
         record(
-            {"scaleTargetRef": record({"name": TEXT}), "triggers": some(PROMETHEUS_TRIGGER)},
+            {"scaleTargetRef": SCALE_TARGET, "triggers": some(PROMETHEUS_TRIGGER)},
             {"minReplicaCount": COUNT, "maxReplicaCount": COUNT, "cooldownPeriod": COUNT},
+        ),
+    ),
+    "LeaderWorkerSet": custom_object(
+        "leaderworkerset.x-k8s.io/v1",
+        record(
+            {
+                "rolloutStrategy": ROLLOUT,
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "networkConfig": record({"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}}),
+                "leaderWorkerTemplate": GROUP,
+            },
+            {"replicas": COUNT},
         ),
     ),
 }

@@ -70,7 +70,7 @@ volumeMounts:
 {{- /* CPU, memory and disk of a container by default: a GPU engine holds libraries and staging buffers for each rank, and
 weights only while they are loaded. Context: the pool */ -}}
 {{- define "proa.engine.defaultResources" -}}
-{{- $ranks := ternary (int .tensorParallelSize) 1 (eq .tensorParallel.mode "process") -}}
+{{- $ranks := int (include "proa.engine.containerRanks" .) -}}
 {{- $onGpus := ne .gpu.allocation "none" -}}
 requests:
 {{- if $onGpus }}
@@ -86,8 +86,8 @@ requests:
 limits: {{ ternary (dict) (dict "memory" "4Gi") $onGpus | toJson }}
 {{- end -}}
 
-{{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. A request that is not
-set is at most the limit. Context: the pool */ -}}
+{{- /* CPU and memory of a container, and the GPUs of the pod's ranks: each rank sees all of them and uses its own. A request that is
+not set is at most the limit. Context: the pool */ -}}
 {{- define "proa.engine.resources" -}}
 {{- $defaults := include "proa.engine.defaultResources" . | fromYaml -}}
 {{- $limits := .resources.limits | default dict -}}
@@ -96,7 +96,7 @@ set is at most the limit. Context: the pool */ -}}
 {{- end -}}
 {{- $resources := include "proa.resources" (mergeOverwrite $defaults (deepCopy .resources)) | fromYaml -}}
 {{- if eq .gpu.allocation "devicePlugin" -}}
-{{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int .tensorParallelSize)) ($resources.limits | default dict)) -}}
+{{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int (include "proa.engine.podRanks" .))) ($resources.limits | default dict)) -}}
 {{- else if eq .gpu.allocation "dra" -}}
 {{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
 {{- end -}}
@@ -109,7 +109,7 @@ set is at most the limit. Context: the pool */ -}}
 
 {{- /* A ResourceClaimTemplate is immutable, so its name contains a hash of its content: (dict "root" $ "name" $name "pool" $pool) */ -}}
 {{- define "proa.engine.claimTemplate" -}}
-{{- $what := printf "%d %s" (int .pool.tensorParallelSize) .pool.gpu.deviceClassName -}}
+{{- $what := printf "%s %s" (include "proa.engine.podRanks" .pool) .pool.gpu.deviceClassName -}}
 {{- printf "%s-engine-%s-gpus-%s" (include "proa.fullname" .root) .name (sha256sum $what | trunc 8) -}}
 {{- end -}}
 

@@ -4,11 +4,14 @@
 {{- .Values.fullnameOverride | default $full -}}
 {{- end -}}
 
-{{- /* Labels that select the pods of a component, or of a pool: (dict "root" $ "component" "engine" "pool" $name) */ -}}
+{{- /* Labels that select the pods of a component, of a pool, or of a component of a pool:
+(dict "root" $ "component" "engine" "pool" $name) */ -}}
 {{- define "proa.selector" -}}
 app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
-app.kubernetes.io/component: {{ .component }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
 {{- with .pool }}
 proa/pool: {{ . | quote }}
 {{- end }}
@@ -79,11 +82,10 @@ capabilities: {drop: [ALL]}
 - --tls-key=/etc/proa/tls/tls.key
 {{- end -}}
 
-{{- /* Topology spread constraints with the labelSelector added: (dict "constraints" list "selector" "a: b") */ -}}
+{{- /* Topology spread constraints with default fields added: (dict "constraints" list "defaults" dict) */ -}}
 {{- define "proa.spread" -}}
-{{- $selector := dict "labelSelector" (dict "matchLabels" (fromYaml .selector)) -}}
 {{- range .constraints }}
-- {{ merge (deepCopy .) $selector | toJson }}
+- {{ merge (deepCopy .) $.defaults | toJson }}
 {{- end }}
 {{- end -}}
 
@@ -98,6 +100,14 @@ capabilities: {drop: [ALL]}
   {{- with .Values.networkPolicy.otlp.to }}
   to: {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Egress rules of all engine pods */ -}}
+{{- define "proa.engine.egress" -}}
+{{- include "proa.commonEgress" . }}
+{{- with .Values.networkPolicy.engine.egress }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

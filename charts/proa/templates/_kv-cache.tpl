@@ -2,8 +2,7 @@
 
 {{- /* GiB of a container's ranks, of an amount for all ranks: (dict "pool" $pool "gb" $gb) */ -}}
 {{- define "proa.engine.shareGb" -}}
-{{- $ranks := ternary (int .pool.tensorParallelSize) 1 (eq .pool.tensorParallel.mode "process") -}}
-{{- divf (mulf .gb $ranks) (int .pool.tensorParallelSize) -}}
+{{- divf (mulf .gb (include "proa.engine.containerRanks" .pool)) (include "proa.engine.ranks" .pool) -}}
 {{- end -}}
 
 {{- define "proa.engine.hostCacheGb" -}}
@@ -19,7 +18,7 @@
 
 {{- /* GiB of the volume of all containers. A pod with a fuller one is evicted */ -}}
 {{- define "proa.engine.diskVolumeGb" -}}
-{{- addf .diskCache.sizeGb (int .tensorParallelSize) | ceil -}}
+{{- addf .diskCache.sizeGb (include "proa.engine.ranks" .) | ceil -}}
 {{- end -}}
 
 {{- /* The size limit of /dev/shm */ -}}
@@ -69,7 +68,7 @@
 {{- /* What decides, as far as values show it, whether blocks of one pool can be used by another one */ -}}
 {{- define "proa.engine.blockKind" -}}
 {{- $flags := list "--revision" "--load-format" "--seed" "--dtype" "--quantization" "--kv-cache-dtype" "--block-size" "--batch-invariant" "--speculative-config" -}}
-{{- $found := dict "tensorParallelSize" (int .tensorParallelSize) "onGpus" (ne .gpu.allocation "none") -}}
+{{- $found := dict "tensorParallelSize" (int .tensorParallelSize) "pipelineParallelSize" (int .pipelineParallelSize) "onGpus" (ne .gpu.allocation "none") -}}
 {{- $last := "" -}}
 {{- range .extraArgs -}}
 {{- if hasPrefix "--" . -}}
@@ -98,7 +97,7 @@
 {{- end -}}
 {{- if $pool.kvTransfer.enabled -}}
 {{- $first := int .root.Values.engine.kvPort -}}
-{{- $last := sub (add $first (int $pool.tensorParallelSize)) 1 -}}
+{{- $last := sub (add $first (int (include "proa.engine.ranks" $pool))) 1 -}}
 {{- range $port := list .root.Values.engine.port .root.Values.engine.metricsPort .root.Values.engine.healthPort -}}
 {{- if and (ge (int $port) $first) (le (int64 $port) $last) -}}
 {{- fail (printf "%s engine.kvPort %d and the ports of further ranks up to %d contain %d, another port of the pod." $at $first $last (int $port)) -}}
@@ -141,7 +140,7 @@ Arguments as above */ -}}
 {{- fail (printf "engines.%s: all pools of model %s have role prefill; add one of role decode, which generates the outputs." .name $model) -}}
 {{- end -}}
 {{- if and $others (not $partners) -}}
-{{- fail (printf "engines.%s: role %s, but no blocks can be exchanged with %s: the pools need kvTransfer.enabled, and equal tensorParallelSize, kind of device (gpu.allocation) and model flags in extraArgs, here %s." .name .pool.role (join ", " $others) (include "proa.engine.blockKind" .pool)) -}}
+{{- fail (printf "engines.%s: role %s, but no blocks can be exchanged with %s: the pools need kvTransfer.enabled, and equal tensorParallelSize, pipelineParallelSize, kind of device (gpu.allocation) and model flags in extraArgs, here %s." .name .pool.role (join ", " $others) (include "proa.engine.blockKind" .pool)) -}}
 {{- end -}}
 {{- end -}}
 

@@ -20,8 +20,6 @@
 {{- define "proa.engine.validate" -}}
 {{- $at := printf "engines.%s:" .name -}}
 {{- $pool := .pool -}}
-{{- $tp := int $pool.tensorParallelSize -}}
-{{- $parallelSidecars := and (eq $pool.tensorParallel.mode "sidecar") (gt $tp 1) -}}
 {{- $version := .root.Capabilities.KubeVersion.Version -}}
 {{- if gt (len .name) 20 -}}
 {{- fail (printf "%s a pool name may have at most 20 characters." $at) -}}
@@ -30,7 +28,7 @@
 {{- if ne $pool.model (get (include "proa.models" .root | fromYaml) $served) -}}
 {{- fail (printf "%s model %s has the same served model name as another pool's model: %s; set servedModelName." $at $pool.model $served) -}}
 {{- end -}}
-{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" "--kv-offloading-path" "--kv-disk-path" "--kv-disk-size" "--kv-disk-write-mb-per-second" "--kv-transfer-address" "--role" -}}
+{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--pipeline-parallel-size" "--enable-expert-parallel" "--nnodes" "--node-rank" "--master-addr" "--master-port" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" "--kv-offloading-path" "--kv-disk-path" "--kv-disk-size" "--kv-disk-write-mb-per-second" "--kv-transfer-address" "--role" -}}
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}
@@ -50,12 +48,6 @@
 {{- fail (printf "%s the memory request %v is more than the limit %v." $at . $resources.limits.memory) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-{{- if and (eq $pool.model "builtin") (gt $tp 2) -}}
-{{- fail (printf "%s tensorParallelSize %d does not divide the built-in model's 6 attention heads and vocabulary of 2048; use 1 or 2." $at $tp) -}}
-{{- end -}}
-{{- if and $parallelSidecars (eq $pool.gpu.allocation "devicePlugin") -}}
-{{- fail (printf "%s tensorParallel.mode sidecar cannot share GPUs that a device plugin allocates to one container; use mode process, or gpu.allocation dra." $at) -}}
 {{- end -}}
 {{- if and (eq $pool.gpu.allocation "dra") (or (semverCompare "<1.34-0" $version) (not (.root.Capabilities.APIVersions.Has "resource.k8s.io/v1"))) -}}
 {{- fail (printf "%s gpu.allocation dra requires resource.k8s.io/v1 (Kubernetes 1.34 or newer), the cluster has %s; use devicePlugin." $at $version) -}}
@@ -97,6 +89,7 @@
 {{- fail (printf "%s keda.minReplicas 0 requires gateway.scaleFromZero.timeoutSeconds, or every request fails while no pod runs." $at) -}}
 {{- end -}}
 {{- include "proa.validateRollingUpdate" (dict "at" $at "update" $pool.rollingUpdate) -}}
+{{- include "proa.engine.validateRanks" . -}}
 {{- include "proa.engine.validateKvCache" . -}}
 {{- end -}}
 

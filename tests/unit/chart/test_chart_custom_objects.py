@@ -22,6 +22,7 @@ CUSTOM = {
     "enginePool.keda.enabled": True,
     "enginePool.keda.minReplicas": 1,
     "engines.big": {"model": "org/big", "keda": {"enabled": True, "minReplicas": 1, "target": 3}},
+    "engines.wide": {"model": "org/wide", "tensorParallelSize": 8, "nodes": 2},
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.chart import ENGINE, ENGINE_POD, GATEWAY, GATEWAY_POD, Case, needs_helm
+from support.chart import ENGINE, ENGINE_POD, GATEWAY, GATEWAY_POD, LEADER, TWO_NODES, Case, needs_helm
 
 pytestmark = needs_helm
 ARGUMENTS = (*GATEWAY, "args")
@@ -126,6 +126,9 @@ CASES = {
     "engine.port": Case(value=6000, at=(*GATEWAY, "args"), contains="--engine-service=proa-engine.here:6000"),
     "engine.metricsPort": Case(value=6001, at=(*ENGINE, "args"), contains="--metrics-port=6001"),
     "engine.healthPort": Case(value=6002, at=(*ENGINE, "args"), contains="--health-port=6002"),
+    "engine.masterPort": Case(
+        value=6003, at=(*LEADER, "containers", 0, "args"), contains="--master-port=6003", also=TWO_NODES
+    ),
     "engine.kvPort": Case(
         value=6003, at=(*ENGINE, "args"), contains="--kv-transfer-address=:6003",
         also={"enginePool.hostCache.sizeGb": 1, "enginePool.kvTransfer.enabled": True},

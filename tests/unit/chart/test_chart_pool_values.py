@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.chart import ENGINE, ENGINE_POD, Case, needs_helm
+from support.chart import ENGINE, ENGINE_POD, GROUP, Case, needs_helm
 
 pytestmark = needs_helm
 ARGUMENTS = (*ENGINE, "args")
@@ -85,6 +85,11 @@ CASES = {
     "enginePool.tensorParallel.mode": Case(
         value="sidecar", at=(*ENGINE_POD, "initContainers", 0, "name"), expected="tp-worker-1",
         also={"enginePool.tensorParallelSize": 2},
+    ),
+    "enginePool.pipelineParallelSize": Case(value=2, at=ARGUMENTS, contains="--pipeline-parallel-size=2"),
+    "enginePool.expertParallel": Case(value=True, at=ARGUMENTS, contains="--enable-expert-parallel"),
+    "enginePool.nodes": Case(
+        value=2, at=(*GROUP, "leaderWorkerTemplate", "size"), also={"enginePool.tensorParallelSize": 2}
     ),
     "enginePool.gpu.allocation": Case(
         value="devicePlugin", at=(*ENGINE, "resources", "limits", "nvidia.com/gpu"), expected=1
