@@ -39,7 +39,10 @@ _KERNEL_TITLES = [
     *("kernel", "types", "constants", "registers", "spilled", "shared", "warps", "programs", "in-flight"),
     *("tensor-cores", "launched-by"),
 ]
-_STEP_TITLES = ["model", "step", "Triton", "torch", "floor-MB", "activations-MB", "floor-ms", "activations-ms"]
+_STEP_TITLES = [
+    *("model", "step", "Triton", "torch", "outside-graphs", "floor-MB", "activations-MB", "floor-ms"),
+    "activations-ms",
+]
 
 Use = tuple[KernelFacts, list[str]]  # a variant and the names of the cases that launch it
 
@@ -99,6 +102,7 @@ def step_row(name: str, workload: str, cost: StepCost) -> list[str]:
         workload,
         str(cost.triton),
         str(cost.torch),
+        str(cost.num_launches - cost.replayed),
         f"{floor_bytes / 1e6:,.0f}",
         f"{cost.activation_bytes / 1e6:,.0f}",
         f"{floor_seconds(SHAPES[model], step, H200, fp8=fp8) * 1e3:.2f}",

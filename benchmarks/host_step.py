@@ -38,7 +38,7 @@ from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
 from proa_engine.worker.async_output import StepTensors, collect
-from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
+from proa_engine.worker.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.worker.step_inputs import InputBuilder, StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.session import Session as GatewaySession
@@ -55,8 +55,8 @@ TOKENIZER = Path(proa_engine.__file__).parent / "builtin/model/tokenizer.json"
 
 
 class NoCapture:
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        return lambda: None, torch.empty(0)
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        return [Graph(lambda: None, torch.empty(0))]
 
 
 class HostExecutor:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import record
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.decode_graphs import GraphShape
+from proa_engine.worker.decode_graphs import Graph, GraphShape
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import Worker
@@ -35,8 +36,13 @@ _NO_LAUNCH = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach"
 class StepCost:
     triton: int = 0  # launches of Triton's kernels
     torch: int = 0  # operators of torch that launch a kernel or a copy: at least as many launches
+    replayed: int = 0  # of both: launched by graphs
     activation_bytes: int = 0  # read and written: of floating-point tensors but for weights and KV cache
     kernels: dict[str, int] = field(default_factory=dict)  # launches by name
+
+    @property
+    def num_launches(self) -> int:
+        return self.triton + self.torch
 
 
 class StepCounter:
@@ -61,6 +67,7 @@ class StepCounter:
         inputs = runner.prepare_inputs(last)
         assert inputs is not None
         with _counting(self._worker.fixed_memory()) as cost:
+            self._worker.captured.cost = cost
             runner.execute_model(inputs)
             runner.sample_tokens()
         runner.prepare_inputs(finish_step(names))
@@ -78,7 +85,8 @@ class _AllLayers(MetaWorker):
         sizes = self.load_model().cache
         self.groups = self.cache_groups(sizes)
         self._runner = self._make_model_runner(sizes, shapes)
-        self.model_runner.capture_graphs(_RunAgain())
+        self.captured = _RunAgain()
+        self.model_runner.capture_graphs(self.captured)
 
     def _read_model_config(self) -> ModelConfig:
         return Worker._read_model_config(self)  # not MetaWorker's, which keeps one layer of each kind
@@ -92,11 +100,25 @@ class _AllLayers(MetaWorker):
 
 
 class _RunAgain:
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        def replay() -> None:
-            work()
+    """Captures graphs that run their function again, and counts what it launches by `cost`, if that is set."""
 
-        return replay, work()
+    def __init__(self) -> None:
+        self.cost: StepCost | None = None
+
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        graphs = [self._capture(first)]
+        for work in others:
+            graphs.append(self._capture(partial(work, graphs[-1].result)))
+        return graphs
+
+    def _capture(self, work: Callable[[], Tensor]) -> Graph:
+        def replay() -> None:
+            assert self.cost is not None
+            before = self.cost.num_launches
+            work()
+            self.cost.replayed += self.cost.num_launches - before
+
+        return Graph(replay, work())
 
 
 @contextmanager

@@ -64,11 +64,13 @@ def test_splits_of_a_context_change_no_token(tmp_path: Path, monkeypatch: pytest
     assert generate(folder, params, enforce_eager=True) == split
 
 
-def test_sampled_tokens_are_the_same_with_and_without_cuda_graphs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others", [{}, {"top_p": 0.95, "top_k": 50}, {"top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1}]
+)
+def test_sampled_tokens_are_the_same_with_and_without_cuda_graphs(others: dict[str, Any], tmp_path: Path) -> None:
+    """Steps with penalties are sampled outside the graphs, the others by a graph."""
     folder = make_tiny_model(tmp_path, "llama", head_dim=64)
-    params = SamplingParams(
-        temperature=0.9, top_p=0.95, top_k=50, repetition_penalty=1.1, key=77, max_tokens=NUM_TOKENS, ignore_eos=True
-    )
+    params = SamplingParams(temperature=0.9, key=77, max_tokens=NUM_TOKENS, ignore_eos=True, **others)
     expected = generate(folder, params, enforce_eager=True)
     assert generate(folder, params) == expected
     assert generate(folder, params, speculative_config=DRAFTS) == expected

@@ -13,7 +13,7 @@ import torch
 from proa_engine.kernels import decode_attention, decode_plan
 from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from proa_engine.kernels.drafts import accept_drafts, propose_ngrams
-from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -249,6 +249,13 @@ def test_choice_of_tokens(dtype: torch.dtype) -> None:
             ours = draw_tokens(on_gpu[0], on_gpu[1], on_gpu[2], on_gpu[3], has_limits=has_limits).cpu()
             theirs = draw_tokens_reference(*arguments, has_limits=has_limits)
             assert (ours != theirs).sum() <= 1, "but for two tokens of the same noise to the last bit"
+        rows = torch.stack([on_gpu[2], on_gpu[3], torch.ones_like(on_gpu[2])])
+        rows[:, -1] = 0
+        token_ids = torch.full((len(case.params), 5001), -1, dtype=torch.int32, device="cuda")
+        drawn = draw_decodes(on_gpu[0], on_gpu[1], rows, token_ids)
+        assert torch.equal(drawn, draw_tokens(on_gpu[0], on_gpu[1], rows[0], rows[1], has_limits=True))
+        written = torch.full_like(token_ids, -1).index_put_((rows[0, :-1], rows[1, :-1]), drawn[:-1].int())
+        assert torch.equal(token_ids, written), "padding writes nothing"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,7 +20,7 @@ from proa_engine.kernels import (
     store_kv,
 )
 from proa_engine.kernels.decode_plan import plan_decodes
-from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.store_kv import cache_rows
@@ -338,6 +338,18 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
             assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
 
 
+def check_draw_decodes(dtype: torch.dtype) -> None:
+    """The last row is padding, which has no tokens."""
+    for case in sampling_cases(dtype):
+        rows = torch.stack([case.slots, case.positions, torch.ones_like(case.slots)])
+        rows[:, -1] = 0
+        token_ids = torch.full((len(case.params), 5001), -1, dtype=torch.int32)
+        drawn = draw_decodes(case.logits, case.params, rows, token_ids)
+        assert torch.equal(drawn, draw_tokens_reference(case.logits, case.params, *rows[:2], has_limits=True))
+        written = torch.full_like(token_ids, -1).index_put_((rows[0, :-1], rows[1, :-1]), drawn[:-1].int())
+        assert torch.equal(token_ids, written)
+
+
 def check_lora(dtype: torch.dtype) -> None:
     for case in lora_cases(dtype):
         ours, theirs = case.y.clone(), case.y.clone()
@@ -367,4 +379,5 @@ CHECKS = (
     check_token_bitmask,
     check_token_limits,
     check_draw_tokens,
+    check_draw_decodes,
 )

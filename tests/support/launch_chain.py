@@ -32,7 +32,7 @@ def check_captured_chain(hidden: int, inner: int, *, num_layers: int, num_replay
         return x
 
     expected = chain(torch.cuda.synchronize)
-    replay, result = CudaGraphCapture().capture(lambda: chain(lambda: None))
+    (graph,) = CudaGraphCapture().capture(lambda: chain(lambda: None))
     for _ in range(num_replays):
-        replay()
-        assert torch.equal(result, expected)
+        graph.replay()
+        assert torch.equal(graph.result, expected)

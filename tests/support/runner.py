@@ -16,7 +16,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.cache_plan import CacheMemory
-from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
+from proa_engine.worker.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.worker.drafts import DraftColumns
 from proa_engine.worker.images import ImageColumns, ImageEncodings
 from proa_engine.worker.input_batch import Features, InputBatch
@@ -82,19 +82,29 @@ class FakeModel:
 
 
 class FakeCapture:
-    """Replays by calling `work` again. Like a CUDA graph it writes its result to the same tensor every time."""
+    """Replays by calling the functions again. Like a CUDA graph, each writes its result to the same tensor every time.
+
+    Counts the replays of the layers, and the draws, the replays of the graphs that sample from their results.
+    """
 
     def __init__(self) -> None:
-        self.num_replays = 0
+        self.num_replays = self.num_draws = 0
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        result = work()
-
-        def replay() -> None:
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        def run_first() -> None:
             self.num_replays += 1
-            result.copy_(work())
+            hidden.copy_(first())
 
-        return replay, result
+        def run_draw() -> None:
+            self.num_draws += 1
+            drawn.copy_(draw(hidden))
+
+        hidden = first()
+        if not others:
+            return [Graph(run_first, hidden)]
+        (draw,) = others
+        drawn = draw(hidden)
+        return [Graph(run_first, hidden), Graph(run_draw, drawn)]
 
 
 @dataclass

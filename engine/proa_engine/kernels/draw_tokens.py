@@ -3,7 +3,8 @@
     token = argmax over x >= threshold of  x / temperature + noise(key, position, token id)
 
 Two kernels: the best token of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows).
-The noise has the bits of `sampling.gumbel`. Logits are read once, in their own type, and are not changed.
+The noise has the bits of `sampling.gumbel`. Logits are read once, in their own type, and are not changed. For decodes
+the second kernel also writes the tokens to the token table, where the next step reads them.
 """
 
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 
 CHUNK = 8192
@@ -32,6 +33,39 @@ def draw_tokens(
     Row r uses row slots[r] of `params` (columns as in `sampling_params`), and its token gets position positions[r];
     both are [rows] int64. Without `has_limits` no row has top-k, top-p or min-p.
     """
+    return _draw(logits, params, slots, positions, has_limits=has_limits)
+
+
+def draw_decodes(
+    logits: torch.Tensor, params: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """logits [R, vocab] of decodes -> their next tokens [R] int64, which are also written to `token_ids`.
+
+    rows [3, R] int64 are slots, ends and numbers of tokens, as `decode_inputs` takes them: a row's next token has its
+    end as position. A padding row, of no tokens, writes nothing. token_ids [slots, length] int32 is by slot.
+    """
+    assert rows.is_contiguous()
+    assert token_ids.is_contiguous()
+    slots, ends, num_tokens = rows
+    if logits.is_cpu and not INTERPRETED:
+        drawn = draw_tokens_reference(logits, params, slots, ends, has_limits=True)
+        is_decode = num_tokens > 0
+        token_ids[slots[is_decode], ends[is_decode]] = drawn[is_decode].int()
+        return drawn
+    # The host does not know whether a row has limits when this is captured; rows without return at once.
+    return _draw(logits, params, slots, ends, has_limits=True, token_ids=token_ids, num_tokens=num_tokens)
+
+
+def _draw(
+    logits: torch.Tensor,
+    params: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    has_limits: bool,
+    token_ids: torch.Tensor | None = None,
+    num_tokens: torch.Tensor | None = None,
+) -> torch.Tensor:
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     assert params.is_contiguous()
@@ -39,7 +73,7 @@ def draw_tokens(
     num_chunks = cdiv(vocab_size, CHUNK)
     best = torch.empty(rows, num_chunks, dtype=torch.float32, device=logits.device)
     best_id = torch.empty(rows, num_chunks, dtype=torch.int32, device=logits.device)
-    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     draw_chunk_kernel[(rows, num_chunks)](
         logits,
         params,
@@ -60,8 +94,20 @@ def draw_tokens(
         CHUNK=CHUNK,
         num_warps=8,
     )
-    best_of_chunks_kernel[(rows,)](best, best_id, token_ids, num_chunks, BLOCK=next_power_of_2(num_chunks), num_warps=1)
-    return token_ids
+    best_of_chunks_kernel[(rows,)](
+        best,
+        best_id,
+        drawn,
+        slots,
+        positions,
+        num_tokens,
+        token_ids,
+        num_chunks,
+        0 if token_ids is None else token_ids.shape[1],
+        BLOCK=next_power_of_2(num_chunks),
+        num_warps=1,
+    )
+    return drawn
 
 
 def draw_tokens_reference(
@@ -150,16 +196,28 @@ def draw_chunk_kernel(
     tl.store(best_id_ptr + row * num_chunks + chunk, chunk * CHUNK + best_index)
 
 
-@kernel
+@kernel(
+    do_not_specialize=["token_width"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "num_tokens_ptr"],
+)
 def best_of_chunks_kernel(
     best_ptr,  # [rows, num_chunks] float32
     best_id_ptr,  # [rows, num_chunks] int32
-    token_ids_ptr,  # [rows] int64
+    drawn_ptr,  # [rows] int64
+    slots_ptr,  # [rows] int64
+    positions_ptr,  # [rows] int64
+    num_tokens_ptr,  # [rows] int64, 0: the row writes no token; or None
+    token_ids_ptr,  # [slots, token_width] int32, or None
     num_chunks,
+    token_width,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
     _, best_chunk = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(token_ids_ptr + row, tl.load(best_id_ptr + row * num_chunks + best_chunk).to(tl.int64))
+    drawn = tl.load(best_id_ptr + row * num_chunks + best_chunk)
+    tl.store(drawn_ptr + row, drawn.to(tl.int64))
+    if token_ids_ptr is not None:
+        place = tl.load(slots_ptr + row) * token_width + tl.load(positions_ptr + row)
+        tl.store(token_ids_ptr + place, drawn, mask=tl.load(num_tokens_ptr + row) > 0)

@@ -4,6 +4,11 @@ A row has one token, or one and the draft tokens that the step verifies; all row
 batch is padded to the next captured number of rows, and rows to the width. A graph reads and writes fixed memory, so
 each step's input is copied into one static tensor of rows. Results of padding are dropped, and padding writes nothing
 to the KV cache.
+
+A shape has two graphs: one of the layers, and a small one that computes logits from its hidden states and samples. A
+step with penalties, token rules, log probabilities, grammars or drafts replays the first alone. One graph of both would
+save a launch, but such steps would need another graph of the layers, or compute the logits twice. Logits are no graph's
+result, so that all graphs share their memory.
 """
 
 import gc
@@ -11,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -82,9 +88,15 @@ def pad_rows(
     return rows.reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    replay: Callable[[], None]
+    result: Tensor  # of the captured function, after a replay
+
+
 class GraphCapture(Protocol):
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture `work`. Return a function that replays it, and the tensor with its result after a replay."""
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        """Capture each function as a graph. Each of `others` is called with the result of the function before it."""
         ...
 
 
@@ -98,20 +110,27 @@ class DecodeGraphs:
         most = max(shape.num_rows for shape in shapes)
         self._num_columns = 5 if has_states else 3  # without adapters
         self._rows = torch.empty((self._num_columns + 1) * most, dtype=torch.int64, device=device)
-        self._graphs: dict[GraphShape, tuple[Callable[[], None], Tensor]] = {}
+        self._graphs: dict[GraphShape, list[Graph]] = {}
 
-    def capture(self, decode: Callable[[Tensor, GraphShape], Tensor], capture: GraphCapture) -> None:
-        """Capture `decode` for every shape. It takes the columns of `pad_rows`, [columns, num_rows] int64, and the
-        shape, and returns [num_rows * width, …].
+    def capture(
+        self,
+        decode: Callable[[Tensor, GraphShape], Tensor],
+        capture: GraphCapture,
+        draw: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Capture `decode` for every shape, and `draw` unless it is None.
 
-        The largest shape is captured first, so that the smaller graphs reuse its memory.
+        `decode` takes the columns of `pad_rows`, [columns, num_rows] int64, and the shape, and returns hidden states
+        [num_rows * width, …]. `draw` takes the same columns and these, and returns [num_rows] token ids. The largest
+        shape is captured first, so that the smaller graphs reuse its memory.
         """
         for shape in reversed(self._shapes):
             num_columns = self._num_columns + shape.has_loras
             rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
             rows.zero_()  # padding reads slot 0, which always exists
             rows[3:] = _PADDING
-            self._graphs[shape] = capture.capture(lambda rows=rows, shape=shape: decode(rows, shape))  # type: ignore[misc]
+            others = [] if draw is None else [partial(draw, rows)]
+            self._graphs[shape] = capture.capture(partial(decode, rows, shape), *others)
 
     def shape_for(self, num_rows: int, most_tokens: int, *, has_loras: bool = False) -> GraphShape | None:
         """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is
@@ -123,14 +142,19 @@ class DecodeGraphs:
         return GraphShape(sizes[bisect_left(sizes, num_rows)], width, has_loras)
 
     def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
-        """Run the graph of this shape on `rows`, as returned by `pad_rows`.
+        """Run the graph of the layers of this shape on `rows`, as returned by `pad_rows`.
 
-        Returns [num_rows * width, …]; the next replay overwrites it.
+        Returns hidden states [num_rows * width, …]; the next replay overwrites them.
         """
         self._rows[: rows.numel()].copy_(rows)
-        replay, result = self._graphs[shape]
-        replay()
-        return result
+        return _run(self._graphs[shape][0])
+
+    def draw(self, shape: GraphShape) -> Tensor:
+        """Run the graph that samples from the hidden states of `replay`, which must have run before.
+
+        Returns token ids [num_rows]; the next call overwrites them.
+        """
+        return _run(self._graphs[shape][1])
 
     def clear(self) -> None:
         """Delete the graphs. A process group cannot be destroyed while graphs that use it exist."""
@@ -144,7 +168,13 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        graphs = [self._capture(first)]
+        for work in others:
+            graphs.append(self._capture(partial(work, graphs[-1].result)))
+        return graphs
+
+    def _capture(self, work: Callable[[], Tensor]) -> Graph:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -156,7 +186,12 @@ class CudaGraphCapture:
                 result = work()
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        return graph.replay, result
+        return Graph(graph.replay, result)
+
+
+def _run(graph: Graph) -> Tensor:
+    graph.replay()
+    return graph.result
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture
+from proa_engine.worker.decode_graphs import CudaGraphCapture, Graph, GraphCapture
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,16 @@ class MemoryUsage:
 
 
 class MeasuringCapture:
-    """Captures graphs and measures the free memory before the first capture and after each."""
+    """Captures graphs and measures the free memory before the first capture and after each; the graphs of one call
+    count as one."""
 
     def __init__(self, inner: GraphCapture, free_bytes: Callable[[], int]) -> None:
         self._inner = inner
         self._free_bytes = free_bytes
         self._free = [free_bytes()]
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        captured = self._inner.capture(work)
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        captured = self._inner.capture(first, *others)
         self._free.append(self._free_bytes())
         return captured
 

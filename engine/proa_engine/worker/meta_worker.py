@@ -14,7 +14,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.observability.worker_spans import WorkerTracer
-from proa_engine.worker.decode_graphs import GraphCapture, GraphShape
+from proa_engine.worker.decode_graphs import Graph, GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.worker import Worker
 
@@ -74,5 +74,8 @@ class MetaParallel(ParallelContext):
 
 
 class _RunOnce:
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        return lambda: None, work()
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        results = [first()]
+        for work in others:
+            results.append(work(results[-1]))
+        return [Graph(lambda: None, result) for result in results]

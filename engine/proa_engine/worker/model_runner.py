@@ -120,7 +120,7 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
         assert self._graphs is not None
-        self._graphs.capture(self._decode, capture)
+        self._graphs.capture(self._decode, capture, self._draw if self._features.drafts is None else None)
 
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
@@ -134,6 +134,10 @@ class ModelRunner:
     def _sample_step(
         self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
     ) -> StepTensors:
+        if (shape := inputs.draw_shape) is not None:
+            assert self._graphs is not None, "only captured graphs have DecodeRows"
+            token_ids = self._graphs.draw(shape)[: len(inputs.request_ids)]
+            return StepTensors(token_ids.clone(), None, [])  # the next draw may run before the copy to the host
         prompt_rows = inputs.prompt_logprobs
         prompt_logprobs = [] if prompt_rows is None else self._prompt_logprobs(prompt_rows, arrays, hidden)
         pooled = [] if inputs.pooling is None else self._pool(inputs.pooling, arrays, hidden)
@@ -218,6 +222,11 @@ class ModelRunner:
             states=forward.states,
         )
         return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
+
+    def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
+        """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.
+        Can be captured."""
+        return self._sampler.draw_decodes(self._model.compute_logits(hidden), rows[:3])
 
     def _prompt_logprobs(self, rows: PromptLogprobRows, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
         """Compute the log probabilities of the step's prompt tokens, in slices of `_PROMPT_LOGITS_BYTES`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.draw_tokens import draw_tokens
+from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens
 from proa_engine.kernels.sampling_params import LIMITS, SamplingOperation
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.worker.input_batch import InputBatch
@@ -96,6 +96,14 @@ class Sampler:
             token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
+
+    def draw_decodes(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Sample a token for each decode whose sampling `is_plain`, and write it to the token table. Returns the tokens
+        of `sample`, [rows] int64.
+
+        `rows` [3, rows] are columns of `pad_rows`. Can be captured: everything else is read from the device's tables.
+        """
+        return draw_decodes(logits, self._params, rows, self._tables.token_ids)
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
         """Return the log probabilities of `token_ids` [rows] int64 and of each row's most likely tokens. Logits: [rows,

@@ -35,6 +35,13 @@ class SamplingInputs:
     logprobs: LogprobInputs | None  # None: no row requests any
     rules: PackedRules | None  # None: no row has any
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether one token is sampled after every token of the step, with nothing but temperature, min-p, top-k and
+        top-p."""
+        has_penalties = self.needs[SamplingOperation.PENALTIES].count > 0
+        return self.hidden_rows is None and self.logprobs is None and self.rules is None and not has_penalties
+
 
 class SamplingColumns(Columns):
     """Sampling parameters, with the columns of log probabilities and token rules.

@@ -50,6 +50,13 @@ class StepInputs:
     pooling: PoolingInputs | None
     encoder_work: EncoderWork | None  # before the forward pass
 
+    @property
+    def draw_shape(self) -> GraphShape | None:
+        """The shape whose graph samples the step's tokens, one for each row; None if the sampler does."""
+        if self.drafts is not None or self.is_constrained or self.sampling is None or not self.sampling.is_plain:
+            return None
+        return self.rows.shape if isinstance(self.rows, DecodeRows) else None
+
 
 def build_step_inputs(
     scheduler_output: SchedulerOutput, batch: InputBatch, graphs: DecodeGraphs | None = None

@@ -79,6 +79,74 @@ def test_replayed_steps_sample_the_same_tokens(count: int) -> None:
     assert outputs[0] == outputs[1]
 
 
+PLAIN = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, key=3),
+    SamplingParams(temperature=0.9, key=4, top_k=20, top_p=0.9),
+    SamplingParams(temperature=1.2, key=5, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_plain_steps_are_sampled_by_their_graph_and_give_the_same_tokens(count: int) -> None:
+    outputs = []
+    for graphs in (False, True):
+        harness = RunnerHarness(max_num_seqs=8, graphs=graphs)
+        prompts = {f"r{i}": (list(range(i, 2 * i + 3)), i + 3, PLAIN[i % 4]) for i in range(count)}
+        steps = [harness.step(prompts)]
+        steps += [harness.step(known={name: row[1] + step for name, row in prompts.items()}) for step in range(9)]
+        outputs.append(steps)
+        assert harness.capture.num_draws == harness.capture.num_replays == 9 * graphs
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0, logprobs=0),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2),
+        SamplingParams(temperature=0.0, logit_bias={7: 3.0}),
+        SamplingParams(temperature=0.0, bad_words_token_ids=((1,),)),
+    ],
+)
+def test_a_row_that_is_not_plain_is_sampled_by_the_sampler_and_so_are_the_rows_beside_it(
+    params: SamplingParams,
+) -> None:
+    outputs = []
+    for graphs in (False, True):
+        harness = RunnerHarness(max_num_seqs=8, graphs=graphs)
+        steps = [harness.step({"a": ([1, 2, 3], 3, PLAIN[0]), "b": ([4, 5], 2, params)})]
+        steps += [harness.step(known={"a": 3 + step, "b": 2 + step}) for step in range(3)]
+        assert (harness.capture.num_replays, harness.capture.num_draws) == (3 * graphs, 0)
+        steps.append(harness.step(known={"a": 6}, finished=["b"]))
+        assert harness.capture.num_draws == graphs
+        outputs.append(steps)
+    assert outputs[0] == outputs[1]
+
+
+def test_a_row_that_computes_a_known_token_keeps_the_token_behind_it() -> None:
+    """A chunk of one token of a prompt is replayed like a decode, but samples nothing."""
+    harness = RunnerHarness(max_num_seqs=8, graphs=True)
+    harness.step({"a": ([1, 2, 3], 3, PLAIN[0])})
+    prompt = [4, 5, 6, 7]
+    harness.step({"b": (prompt, 4, PLAIN[0])}, known={"a": 3}, scheduled={"b": 1})
+    assert (harness.capture.num_replays, harness.capture.num_draws) == (1, 0)
+    assert harness.batch.tables.token_ids[harness.batch.slots_of(["b"])[0], :4].tolist() == prompt
+
+
+def test_the_results_of_a_draw_are_kept_when_the_next_step_draws() -> None:
+    harness = RunnerHarness(max_num_seqs=4, graphs=True)
+    harness.step({"a": ([1, 2, 3], 3, PLAIN[1])})
+    tensors = []
+    for computed in (3, 4):
+        inputs = harness.runner.prepare_inputs(harness.schedule(known={"a": computed}))
+        assert inputs is not None
+        harness.runner.execute_model(inputs)
+        tensors.append(harness.runner.sample_tokens().token_ids)
+    drawn = torch.cat([token_ids for token_ids in tensors if token_ids is not None])
+    assert drawn.tolist() == harness.batch.tables.token_ids[harness.batch.slots_of(["a"])[0], 4:6].tolist()
+
+
 def test_a_step_with_a_prefill_or_prompt_logprobs_is_not_replayed() -> None:
     harness = RunnerHarness(max_num_seqs=4, graphs=True)
     harness.step({"a": ([1, 2, 3], 3, PARAMS[0])})
@@ -146,7 +214,7 @@ def test_cleared_graphs_are_not_replayed_and_their_memory_is_freed() -> None:
     four = GraphShape(4, 1)
     graphs = DecodeGraphs([GraphShape(2, 1), four], CPU)
     graphs.capture(lambda rows, _: rows[0], FakeCapture())
-    result = weakref.ref(graphs._graphs[four][1])
+    result = weakref.ref(graphs._graphs[four][0].result)
     assert graphs.shape_for(3, 1) == four
     graphs.clear()
     assert graphs.shape_for(3, 1) is None
