@@ -195,6 +195,11 @@ class EngineConfig:
     master_port: int = option(
         29501, "port on which node 0 accepts the ranks of the other nodes", minimum=1, maximum=65535
     )
+    enable_expert_parallel: bool = option(
+        False,
+        "tensor-parallel ranks hold whole experts of a mixture, in place of a share of the width of each (always so "
+        "where the width cannot be divided)",
+    )
     worker_sockets: tuple[str, ...] = option(
         (),
         "Unix socket of a worker that runs in a process of its own, such as a sidecar; repeat for each rank from 1 "

@@ -22,3 +22,6 @@ class StoredWeights:
         assert dtype is None or tensor.dtype == dtype or (tensor.is_floating_point() and dtype.is_floating_point)
         taken = tensor if part is None else tensor.narrow(part.dim, part.start, part.length)
         return taken.clone(memory_format=torch.contiguous_format).to(dtype or tensor.dtype)
+
+    def leave(self, prefix: str) -> None:
+        pass

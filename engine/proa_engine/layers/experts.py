@@ -1,6 +1,6 @@
 """How a checkpoint stores the experts of a layer: matrix by matrix, or each matrix as one tensor of all experts.
 
-Every rank holds a share of each expert's width.
+Every rank holds a share of each expert's width, or some experts whole (`expert_split`).
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,11 @@ import torch
 
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.layers.expert_split import expert_range
 from proa_engine.layers.parallel import LayerContext
+from proa_engine.layers.shares import Share
 from proa_engine.layers.weights import Experts, Projection, Slice, StackedExperts, Weights
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]  # of gate and up, and of down
@@ -19,25 +22,25 @@ Biases = tuple[torch.Tensor | None, torch.Tensor | None]  # of gate and up, and 
 
 def load_unquantized(experts: StackedExperts, activation: ExpertActivation) -> Experts:
     """Load experts that are stored and multiplied in the model's own type."""
-    return make_experts(take_matrices(experts), take_biases(experts), activation)
+    return make_experts(take_matrices(experts), take_biases(experts), activation, experts.held)
 
 
 def make_experts(
-    matrices: tuple[torch.Tensor, torch.Tensor], biases: Biases, activation: ExpertActivation
+    matrices: tuple[torch.Tensor, torch.Tensor], biases: Biases, activation: ExpertActivation, held: ExpertRange
 ) -> FusedExperts | LoopedExperts:
-    """`matrices`: gate and up [experts, 2N, hidden_size], and down [experts, hidden_size, N]."""
+    """`matrices`: gate and up [held experts, 2N, hidden_size], and down [held experts, hidden_size, N]."""
     if not matrices[0].is_cpu:
         gate_up, down = (ExpertMatrices(weight, bias=bias) for weight, bias in zip(matrices, biases, strict=True))
-        return FusedExperts(gate_up, down, activation=activation)
+        return FusedExperts(gate_up, down, activation=activation, held=held)
     first, second = (
         [Linear(weight, None if bias is None else bias[number]) for number, weight in enumerate(stacked)]
         for stacked, bias in zip(matrices, biases, strict=True)
     )
-    return LoopedExperts(first, second, activation)
+    return LoopedExperts(first, second, activation, held)
 
 
 def take_matrices(experts: StackedExperts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gate and up [experts, 2 * length, hidden_size], and down [experts, hidden_size, length]."""
+    """Return gate and up [held experts, 2 * length, hidden_size], and down [held experts, hidden_size, length]."""
     hidden = (experts.hidden_size,)
     if not experts.inputs_first:
         return take_gate_up(experts, "gate_up_proj", after=hidden), take_inner(experts, "down_proj", before=hidden)
@@ -47,12 +50,13 @@ def take_matrices(experts: StackedExperts) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def take_biases(experts: StackedExperts) -> Biases:
-    """[experts, 2 * length] and, on the rank that adds it, [experts, hidden_size]; None without biases."""
+    """[held experts, 2 * length] and, on the rank that adds it, [held experts, hidden_size]; None without biases."""
     if not experts.bias:
         return None, None
-    gate_up = take_gate_up(experts, "gate_up_proj_bias")
-    down = experts.weights.take("down_proj_bias", (experts.num_experts, experts.hidden_size))
-    # Only rank 0 adds down's bias, because the ranks' outputs are summed.
+    gate_up, held = take_gate_up(experts, "gate_up_proj_bias"), experts.held
+    shape, part = (held.total, experts.hidden_size), Slice(0, held.first, held.size)
+    down = experts.weights.take("down_proj_bias", shape, part)
+    # The ranks' outputs are summed, so one adds down's bias: the first one with a part of the expert.
     return gate_up, down if experts.start == 0 else None
 
 
@@ -64,15 +68,19 @@ def take_gate_up(
     after: tuple[int, ...] = (),
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Take a tensor [experts, *before, 2 * inner_size, *after] -> [experts, *before, 2 * length, *after], gate before
-    up."""
+    """Take a tensor [experts, *before, 2 * inner_size, *after] -> [held experts, *before, 2 * length, *after], gate
+    before up."""
     dim, inner, length = 1 + len(before), experts.inner_size, experts.length
-    shape = (experts.num_experts, *before, 2 * inner, *after)
+    shape = (experts.held.total, *before, 2 * inner, *after)
     take = experts.weights.take
+    whole = Slice(0, experts.held.first, experts.held.size)
     if experts.interleaved:
-        both = take(name, shape, Slice(dim, 2 * experts.start, 2 * length), dtype)
+        part = whole if experts.are_whole else Slice(dim, 2 * experts.start, 2 * length)
+        both = take(name, shape, part, dtype)
         pairs = both.view(*both.shape[:dim], length, 2, *after)
         return pairs.transpose(dim, dim + 1).flatten(dim, dim + 1)
+    if experts.are_whole:
+        return take(name, shape, whole, dtype)
     parts = [take(name, shape, Slice(dim, first + experts.start, length), dtype) for first in (0, inner)]
     return torch.cat(parts, dim)
 
@@ -80,9 +88,9 @@ def take_gate_up(
 def take_inner(
     experts: StackedExperts, name: str, *, before: tuple[int, ...] = (), after: tuple[int, ...] = ()
 ) -> torch.Tensor:
-    """Take a tensor [experts, *before, inner_size, *after] -> [experts, *before, length, *after]."""
-    shape = (experts.num_experts, *before, experts.inner_size, *after)
-    return experts.weights.take(name, shape, Slice(1 + len(before), experts.start, experts.length))
+    """Take a tensor [experts, *before, inner_size, *after] -> [held experts, *before, length, *after]."""
+    shape = (experts.held.total, *before, experts.inner_size, *after)
+    return experts.weights.take(name, shape, experts.inner_part(1 + len(before)))
 
 
 class ExpertStorage(Protocol):
@@ -102,16 +110,19 @@ class SeparateExperts:
     down: str = "down_proj"
 
     def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
-        start, size = _share(inner_size, context)
+        held, width = _share(num_experts, inner_size, context)
         gate_up, down = [], []
         for number in range(num_experts):
             expert = weights / str(number)
-            rows, columns = Slice(0, start, size), Slice(1, start, size)
+            if number not in held.numbers:
+                expert.leave()
+                continue
+            rows, columns = width.along(0), width.along(1)
             gate_up.append(
                 [Projection(expert / name, inner_size, context.hidden_size, rows) for name in (self.gate, self.up)]
             )
             down.append(Projection(expert / self.down, context.hidden_size, inner_size, columns))
-        return weights.method.load_experts(gate_up, down)
+        return weights.method.load_experts(gate_up, down, held)
 
 
 PLAIN_EXPERTS = SeparateExperts()
@@ -127,14 +138,14 @@ class ExpertTensors:
     bias: bool = False
 
     def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
-        start, size = _share(inner_size, context)
+        held, width = _share(num_experts, inner_size, context)
         stacked = StackedExperts(
             weights=weights,
-            num_experts=num_experts,
+            held=held,
             hidden_size=context.hidden_size,
             inner_size=inner_size,
-            start=start,
-            length=size,
+            start=width.start,
+            length=width.length,
             interleaved=self.interleaved,
             inputs_first=self.inputs_first,
             bias=self.bias,
@@ -154,7 +165,10 @@ class SeparateOrTogether:
         return storage.load(weights, context, num_experts, inner_size)
 
 
-def _share(inner_size: int, context: LayerContext) -> tuple[int, int]:
-    """This rank's start and length of an expert's width."""
-    size = context.parallel.share(inner_size, "inner width of an expert")
-    return context.parallel.rank * size, size
+def _share(num_experts: int, inner_size: int, context: LayerContext) -> tuple[ExpertRange, Share]:
+    """This rank's experts, and its share of the width of each."""
+    parallel = context.parallel
+    if context.expert_parallel:
+        held = expert_range(num_experts, parallel.rank, parallel.world_size)
+        return held, Share(inner_size, 0, inner_size)
+    return ExpertRange.all(num_experts), parallel.part(inner_size, "inner width of an expert")

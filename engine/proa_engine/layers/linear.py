@@ -13,6 +13,7 @@ from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, activate_and_mul_fp8
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.experts import load_unquantized
@@ -27,6 +28,10 @@ class Unquantized:
 
     batch_invariant: bool = False  # for linear layers, not for experts
 
+    @property
+    def width_unit(self) -> int:
+        return 1
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         linear = make_linear(take_weight(projections), bias, batch_invariant=self.batch_invariant)
         if isinstance(linear, GpuLinear):
@@ -36,11 +41,13 @@ class Unquantized:
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return take_weight([projection])
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
         first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]
         if first[0].is_cpu:
-            return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second])
-        return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)))
+            return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second], held=held)
+        return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)), held=held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return load_unquantized(experts, activation)

@@ -8,6 +8,7 @@ import torch
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
 from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
@@ -69,6 +70,10 @@ class LoraMethod:
     inner: LinearMethod
     products: LoraProducts
 
+    @property
+    def width_unit(self) -> int:
+        return self.inner.width_unit
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         loaded, tokens = self.inner.load(projections, bias), self.products.tokens
         if _is_in_encoder(projections[0].weights.prefix):  # its rows are not the step's tokens
@@ -80,8 +85,10 @@ class LoraMethod:
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return self.inner.take_matrix(projection)
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        return self.inner.load_experts(gate_up, down)
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
+        return self.inner.load_experts(gate_up, down, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return self.inner.load_stacked_experts(experts, activation)

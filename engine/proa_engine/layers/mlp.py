@@ -11,6 +11,7 @@ from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
+from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.parallel import LayerContext, ParallelContext
@@ -25,8 +26,8 @@ class GatedMLPOptions:
     stored_merged: bool = False  # the checkpoint has one matrix gate_up_proj
 
     @property
-    def num_experts(self) -> int:
-        return 0
+    def routed_experts(self) -> ExpertSizes | None:
+        return None
 
     def num_parameters(self, hidden_size: int) -> int:
         return 3 * hidden_size * self.inner_size
@@ -90,13 +91,17 @@ class MoEOptions:
     name: str = "mlp"
 
     @property
+    def routed_experts(self) -> ExpertSizes:
+        return ExpertSizes(self.num_experts, self.expert_size)
+
+    @property
     def inner_size(self) -> int:
         shared = 0 if self.shared is None else self.shared.mlp.inner_size
         return self.router.routing.num_chosen * self.expert_size + shared
 
     def num_parameters(self, hidden_size: int) -> int:
         shared = 0 if self.shared is None else self.shared.mlp.num_parameters(hidden_size)
-        return 3 * hidden_size * self.expert_size * self.num_experts + shared
+        return self.routed_experts.num_parameters(hidden_size) + shared
 
     def make(self, weights: Weights, context: LayerContext) -> "SparseMoE":
         moe = weights / self.name

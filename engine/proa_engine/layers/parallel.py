@@ -85,3 +85,4 @@ class LayerContext:
     hidden_size: int
     parallel: ParallelContext
     rotary: RotaryTables  # shared, so that equal tables exist once
+    expert_parallel: bool = False  # each rank holds some experts whole; False: a share of the width of all

@@ -12,6 +12,7 @@ import torch
 from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_linear import BLOCK, Fp8BlockLinear, Fp8Linear, dequantize_blocks
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.linear import take_weight
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -24,17 +25,23 @@ class Fp8Method:
     __slots__ = ()
     product: ClassVar[type[Fp8Linear] | type[Fp8BlockLinear]] = Fp8Linear
 
+    @property
+    def width_unit(self) -> int:
+        return 1
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         form = self._form(projections)
         return LoadedLinear(self.product(*self._tensors(projections), bias, form), form)
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
         form = self._expert_form()
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
         if matrices[0][0][0].is_cpu:
             first, second = ([self.product(*tensors, None, form) for tensors in each] for each in matrices)
-            return LoopedExperts(first, second)
-        return FusedExperts(_stack(matrices[0]), _stack(matrices[1]), form)
+            return LoopedExperts(first, second, held=held)
+        return FusedExperts(_stack(matrices[0]), _stack(matrices[1]), form, held=held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
@@ -107,6 +114,10 @@ class BlockFp8(Fp8Method):
     scale_name: str  # "weight_scale_inv" in Hugging Face's format (not an inverse), or "weight_scale"
 
     product = Fp8BlockLinear
+
+    @property
+    def width_unit(self) -> int:
+        return BLOCK
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return dequantize_blocks(*self._tensors([projection]))

@@ -13,6 +13,7 @@ import torch
 
 from proa_engine.kernels.int4 import PACKED, Int4Linear, Int4Weight
 from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where of eight, from the lowest bits on, AWQ keeps outputs 0 to 7
@@ -24,15 +25,22 @@ class Int4Method:
 
     __slots__ = ()
     name: ClassVar[str]
+    group_size: int | None  # inputs; None: all
+
+    @property
+    def width_unit(self) -> int:
+        return self.group_size or PACKED
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         raise ValueError(f"{projection.weights.prefix}: latent attention quantized by {self.name} is not supported")
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
         raise ValueError(f"experts quantized by {self.name} are not supported; supported: 8-bit floats, or none")
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        return self.load_experts((), ())
+        return self.load_experts((), (), experts.held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,29 @@ import torch
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_mxfp4 import GROUP, LARGEST_EXPONENT, dequantize_mxfp4, pack_mxfp4
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.experts import take_biases, take_gate_up
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, StackedExperts
 
 Stored = tuple[torch.Tensor, torch.Tensor]  # blocks [experts, outputs, groups, 16]; scales [experts, outputs, groups]
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
+    @property
+    def width_unit(self) -> int:
+        return GROUP
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return Unquantized().load(projections, bias)
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return Unquantized().take_matrix(projection)
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
         raise ValueError("experts of mxfp4 in one tensor each are not supported; supported: all experts in one tensor")
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
@@ -37,9 +44,9 @@ class Mxfp4:
         biases = take_biases(experts)
         if not stored[0][0].is_cpu:
             gate_up, down = (pack_mxfp4(*each, bias) for each, bias in zip(stored, biases, strict=True))
-            return FusedExperts(gate_up, down, activation=activation)
+            return FusedExperts(gate_up, down, activation=activation, held=experts.held)
         first, second = (_dequantized(*each, bias) for each, bias in zip(stored, biases, strict=True))
-        return LoopedExperts(first, second, activation)
+        return LoopedExperts(first, second, activation, experts.held)
 
 
 class DequantizedLinear:
@@ -68,8 +75,8 @@ def _take_gate_up(experts: StackedExperts) -> Stored:
 
 
 def _take_down(experts: StackedExperts) -> Stored:
-    shape = (experts.num_experts, experts.hidden_size, experts.inner_size // GROUP)
-    part = Slice(2, experts.start // GROUP, experts.length // GROUP)
+    shape = (experts.held.total, experts.hidden_size, experts.inner_size // GROUP)
+    part = experts.inner_part(2, GROUP)
     take = experts.weights.take
     return _checked(
         experts,

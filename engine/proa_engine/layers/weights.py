@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.skinny_gemm import InputForm
 
 
@@ -37,6 +38,10 @@ class WeightSource(Protocol):
         """
         ...
 
+    def leave(self, prefix: str) -> None:
+        """Leave the tensors under `prefix` to other ranks."""
+        ...
+
     def __contains__(self, name: str) -> bool: ...
 
 
@@ -55,6 +60,10 @@ class Weights:
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         return self.source.take((self / name).prefix, shape, part, dtype)
+
+    def leave(self) -> None:
+        """Leave these weights to other ranks."""
+        self.source.leave(self.prefix)
 
     def has(self, name: str) -> bool:
         return (self / name).prefix in self.source
@@ -78,10 +87,13 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """The matrices of all experts as two tensors: `gate_up_proj`, the rows of gate and up, and `down_proj`."""
+    """The matrices of all experts as two tensors: `gate_up_proj`, the rows of gate and up, and `down_proj`.
+
+    A rank holds a share of the width of all experts, or some experts whole.
+    """
 
     weights: Weights
-    num_experts: int
+    held: ExpertRange
     hidden_size: int
     inner_size: int  # full width of one expert
     start: int  # of this rank's share of the width
@@ -89,6 +101,16 @@ class StackedExperts:
     interleaved: bool  # rows of gate and up alternate; False: all of gate, then all of up
     inputs_first: bool  # unquantized matrices are [experts, inputs, outputs]; False: [experts, outputs, inputs]
     bias: bool  # `gate_up_proj_bias` and `down_proj_bias`
+
+    @property
+    def are_whole(self) -> bool:
+        return self.length == self.inner_size
+
+    def inner_part(self, dim: int, per: int = 1) -> Slice:
+        """This rank's part of a tensor [experts, ...] whose dimension `dim` has an entry for `per` of the width."""
+        if self.are_whole:
+            return Slice(0, self.held.first, self.held.size)
+        return Slice(dim, self.start // per, self.length // per)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +128,11 @@ Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # 
 class LinearMethod(Protocol):
     """How the matrices of linear layers are stored and multiplied."""
 
+    @property
+    def width_unit(self) -> int:
+        """The number of which each rank's share of an inner width must be a multiple, if it is cut."""
+        ...
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         """Load several projections of one input, sharded along the same dimension, as one product with concatenated
         outputs.
@@ -121,9 +148,11 @@ class LinearMethod(Protocol):
         """
         ...
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        """Load gate and up, and down, of each expert. Raises ValueError if the format has no experts or cannot be
-        sharded so."""
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
+        """Load gate and up, and down, of each expert of `held`. Raises ValueError if the format has no experts or
+        cannot be sharded so."""
         ...
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:

@@ -32,6 +32,7 @@ class SafetensorsCheckpoint:
         self._files = [_open(path) for path in paths]
         self._file_of = {name: file for file in self._files for name in _names(file)}
         self._taken: set[str] = set()
+        self._left: set[str] = set()  # prefixes
         self._problems: list[str] = []
         report(f"loading {len(self._file_of)} tensors from {len(paths)} files of {folder}")
 
@@ -71,6 +72,9 @@ class SafetensorsCheckpoint:
         )
         return tensor.to(device=self.device, dtype=dtype, copy=True).view(wanted).contiguous()
 
+    def leave(self, prefix: str) -> None:
+        self._left.add(prefix)
+
     def _problem(self, name: str, shape: list[int], dtype: torch.dtype) -> str | None:
         if name not in self._file_of:
             return f"missing {name} {shape}"
@@ -83,10 +87,11 @@ class SafetensorsCheckpoint:
         return None
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        """Close the files. Raises ValueError naming tensors that were missing, wrong, or left over and not
-        `ignored`."""
-        left = sorted(name for name in self._file_of.keys() - self._taken if not ignored(name))
-        problems = self._problems + [f"unexpected {name}" for name in left]
+        """Close the files. Raises ValueError naming tensors that were missing, wrong, or neither taken nor left to
+        other ranks nor `ignored`."""
+        names = sorted(self._file_of.keys() - self._taken)
+        unexpected = [name for name in names if self._left.isdisjoint(_prefixes(name)) and not ignored(name)]
+        problems = self._problems + [f"unexpected {name}" for name in unexpected]
         self._files.clear()
         self._file_of.clear()
         if problems:
@@ -127,6 +132,9 @@ class RandomWeights:
             tensor = _draw(name, shape, dtype or self.dtype, generator)
         return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).clone()
 
+    def leave(self, prefix: str) -> None:
+        pass  # is not drawn
+
 
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if name.endswith("g_idx"):
@@ -161,6 +169,11 @@ def tensor_shape(folder: Path, name: str) -> list[int]:
             shape: list[int] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
             return shape
     raise ValueError(f"{folder} has no tensor {name}")
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _names(file: safe_open) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 
 from proa.contract import PoolingTask
 from proa_engine.layers.cache_layers import LatentLayer, StateLayer
+from proa_engine.layers.expert_split import ExpertSplit, split_experts
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.parallel import ParallelContext
@@ -83,6 +84,7 @@ class ModelConfig:
     images: ImageConfig | None = None  # None: it reads none
     image_encoder: ImageEncoderOptions | None = None  # of `images`
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
+    expert_parallel: bool = False  # divide experts by expert even where they can be divided by width
 
     @property
     def layers(self) -> tuple[LayerDeclaration, ...]:
@@ -97,6 +99,14 @@ class ModelConfig:
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state, which cannot forget a token."""
         return any(layer.cache_kind is StateLayer for layer in self.layers)
+
+    def expert_split(self, num_ranks: int) -> ExpertSplit | None:
+        """How tensor parallel ranks divide the experts of every layer; None: it has none, or `transformers` makes
+        them. Raises ValueError if they cannot be divided."""
+        unit = self.linear_method.width_unit
+        kinds = dict.fromkeys(layer.routed_experts for layer in self.layers)
+        splits = [split_experts(sizes, num_ranks, unit, wanted=self.expert_parallel) for sizes in kinds if sizes]
+        return max(splits, key=lambda split: split.by_expert, default=None)
 
     @classmethod
     def from_folder(
@@ -247,7 +257,7 @@ def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> Mode
     it."""
     if not isinstance(config.linear_method, Unquantized):
         raise ValueError("batch_invariant on a GPU is not supported with quantized weights")
-    if any(layer.mlp.num_experts for layer in config.layers):
+    if any(layer.routed_experts for layer in config.layers):
         raise ValueError("batch_invariant on a GPU is not supported with a mixture of experts")
     if any(layer.cache_kind is LatentLayer for layer in config.layers):  # `HeadLinear` is a batched product
         raise ValueError("batch_invariant on a GPU is not supported with latent attention")
@@ -256,3 +266,28 @@ def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> Mode
             f"batch_invariant on a GPU is not supported with tensor_parallel_size {tensor_parallel_size}, only with 1"
         )
     return replace(config, batch_invariant=True, linear_method=Unquantized(batch_invariant=True))
+
+
+def make_expert_parallel(config: ModelConfig) -> ModelConfig:
+    """Return the configuration in which ranks divide experts by expert. Raises ValueError if the model has none."""
+    if is_adapted(config.architecture):
+        raise ValueError(f"enable_expert_parallel is not supported: {config.architecture} is run by transformers")
+    if not any(layer.routed_experts for layer in config.layers):
+        raise ValueError(f"enable_expert_parallel needs a mixture of experts, which {config.architecture} is not")
+    return replace(config, expert_parallel=True)
+
+
+def at_stage(config: ModelConfig, index: int, count: int) -> ModelConfig:
+    """Return the configuration of pipeline stage `index` of `count`. The cost of a layer is the number of its
+    parameters, which a step reads. Raises ValueError if the model cannot be divided so."""
+    if count == 1:
+        return config
+    undivided = config.decoder.undivided
+    if is_encoder(config.architecture) or is_adapted(config.architecture):
+        undivided = "transformers runs it"
+    if undivided:
+        raise ValueError(f"pipeline_parallel_size must be 1 for {config.architecture}: {undivided}")
+    costs = [layer.num_parameters(config.hidden_size) for layer in config.layers]
+    head = config.vocab_size * config.hidden_size if config.has_lm_head else 0
+    num_first = config.decoder.num_first_stage_layers if config.images is not None else 1
+    return replace(config, stage=cut(costs, count, first_cost=head, num_first=num_first)[index])

@@ -40,7 +40,9 @@ class DecoderForCausalLM:
         # In the weights' type, as in the models' own code.
         self.embedding_scale = float(torch.tensor(options.embedding_scale, dtype=rows.dtype))
         tables = RotaryTables(config.max_position_embeddings, rows.device)
-        context = LayerContext(config.hidden_size, parallel, tables)
+        split = config.expert_split(parallel.world_size)
+        by_expert = split is not None and split.by_expert
+        context = LayerContext(config.hidden_size, parallel, tables, expert_parallel=by_expert)
         self.layers = [
             layer.make(inner / "layers" / str(number), context) for number, layer in enumerate(options.layers)
         ]

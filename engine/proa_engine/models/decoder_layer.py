@@ -8,6 +8,7 @@ import torch
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.norm import NormOptions, ResidualSum, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
@@ -47,9 +48,7 @@ class FeedForwardOptions(Protocol):
     """Declares a `FeedForward`: a frozen dataclass, equal for equal layers."""
 
     @property
-    def num_experts(self) -> int:
-        """0: not a mixture of experts."""
-        ...
+    def routed_experts(self) -> ExpertSizes | None: ...
 
     @property
     def inner_size(self) -> int:
@@ -101,6 +100,11 @@ class LayerDeclaration(Protocol):
     def mlp(self) -> FeedForwardOptions: ...
 
     @property
+    def routed_experts(self) -> ExpertSizes | None:
+        """None: the layer has none, or `transformers` makes them."""
+        ...
+
+    @property
     def cache_kind(self) -> type[CacheLayer]:
         """The kind of what the layer caches, or reads of an earlier layer's cache."""
         ...
@@ -119,6 +123,10 @@ class LayerOptions:
     norm: NormOptions
     norms: NormNames = PRE_NORM
     residual_scale: float = 1.0  # of the outputs of attention and of the feed-forward layer
+
+    @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return self.mlp.routed_experts
 
     @property
     def cache_kind(self) -> type[CacheLayer]:

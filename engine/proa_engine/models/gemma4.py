@@ -18,6 +18,7 @@ from proa_engine.layers.attention import AttentionOptions, QkNorm
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LayerCache, SharedLayer
 from proa_engine.layers.embedding import VocabParallelEmbedding, take_vocab_share
+from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.mlp import GatedMLPOptions
 from proa_engine.layers.norm import NormOptions, RMSNorm
@@ -35,8 +36,7 @@ class Gemma4Step(AttentionStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4ExpertsOptions:
-    num_experts: int
-    expert_size: int
+    sizes: ExpertSizes
     routing: Routing
 
     def make(self, weights: Weights, context: LayerContext, norm: NormOptions) -> "Gemma4Experts":
@@ -52,12 +52,16 @@ class Gemma4LayerOptions:
     per_layer_size: int
 
     @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return None if self.experts is None else self.experts.sizes
+
+    @property
     def cache_kind(self) -> type[KeyValueLayer]:
         return self.attention.cache_kind
 
     def num_parameters(self, hidden_size: int) -> int:
-        experts = 0 if self.experts is None else 3 * self.experts.num_experts * self.experts.expert_size
-        rest = hidden_size * (experts + 2 * self.per_layer_size)
+        experts = 0 if self.experts is None else self.experts.sizes.num_parameters(hidden_size)
+        rest = experts + 2 * hidden_size * self.per_layer_size
         return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + rest
 
     def make(self, weights: Weights, context: LayerContext) -> "Gemma4Layer":
@@ -111,14 +115,14 @@ class Gemma4Experts:
     def __init__(
         self, weights: Weights, context: LayerContext, norm: NormOptions, options: Gemma4ExpertsOptions
     ) -> None:
-        hidden_size = context.hidden_size
+        hidden_size, sizes = context.hidden_size, options.sizes
         router = weights / "router"
         self.router_scale = router.take("scale", (hidden_size,), dtype=torch.float32) * hidden_size**-0.5
-        self.router = make_linear((router / "proj").take("weight", (options.num_experts, hidden_size)))
+        self.router = make_linear((router / "proj").take("weight", (sizes.num_experts, hidden_size)))
         self.routing = options.routing
-        self.expert_factors = router.take("per_expert_scale", (options.num_experts,), dtype=torch.float32)
+        self.expert_factors = router.take("per_expert_scale", (sizes.num_experts,), dtype=torch.float32)
         storage = ExpertTensors(activation=partial(activate_and_mul, activation="gelu_tanh"))
-        self.experts = storage.load(weights / "experts", context, options.num_experts, options.expert_size)
+        self.experts = storage.load(weights / "experts", context, sizes.num_experts, sizes.inner_size)
         self.parallel = context.parallel
         self.eps = norm.eps
         self.input_norm, self.mlp_norm, self.output_norm = (
@@ -312,7 +316,6 @@ def _experts(fields: read.Fields) -> Gemma4ExpertsOptions | None:
     if not fields.get("enable_moe_block"):
         return None
     return Gemma4ExpertsOptions(
-        num_experts=fields["num_experts"],
-        expert_size=fields["moe_intermediate_size"],
+        sizes=ExpertSizes(fields["num_experts"], fields["moe_intermediate_size"]),
         routing=Routing(fields["top_k_experts"], normalize=True),
     )

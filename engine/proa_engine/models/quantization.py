@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int4 import Awq, Gptq
@@ -53,15 +54,21 @@ class ExceptFor:
     ignored: tuple[str, ...]  # a module's name or the last part of it, or "re:" and a pattern of the whole name
     inner: LinearMethod
 
+    @property
+    def width_unit(self) -> int:
+        return self.inner.width_unit
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return self._method(projections).load(projections, bias)
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return self._method([projection]).take_matrix(projection)
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
         everything = [projection for pair in gate_up for projection in pair]
-        return self._method([*everything, *down]).load_experts(gate_up, down)
+        return self._method([*everything, *down]).load_experts(gate_up, down, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         method = Unquantized() if self.ignores(experts.weights.prefix) else self.inner

@@ -12,6 +12,7 @@ import torch
 
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import SeparateOrTogether
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
@@ -78,6 +79,10 @@ class DeepStackOptions:
     @property
     def mlp(self) -> FeedForwardOptions:
         return self.layer.mlp
+
+    @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return self.layer.routed_experts
 
     @property
     def cache_kind(self) -> type[CacheLayer]:

@@ -233,9 +233,15 @@ def weights_room(memory: HostMemory, ranks_here: int) -> int:
 
 
 def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
-    """Estimate the bytes of one rank's weights. Every rank has the whole image encoder."""
+    """Estimate the bytes of the weights of the rank with the most. Every rank has the whole image encoder."""
     num_shared = 0 if model.images is None else model.images.num_parameters
-    return num_parameters(model) * dtype_bytes // num_ranks + num_shared * dtype_bytes
+    num_divided, split = num_parameters(model), model.expert_split(num_ranks)
+    if split is not None:
+        routed = [layer.routed_experts for layer in model.layers]
+        num_routed = sum(sizes.num_parameters(model.hidden_size) for sizes in routed if sizes is not None)
+        num_divided -= num_routed
+        num_shared += int(num_routed * split.largest_share)
+    return (num_divided // num_ranks + num_shared) * dtype_bytes
 
 
 def check_weights(weight_bytes: int, room: int) -> None:

@@ -108,6 +108,9 @@ class Worker:
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = self._read_model_config()
         self.max_model_len = self.model_config.max_position_embeddings
+        split = self.model_config.expert_split(config.tensor_parallel_size)
+        if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.enable_expert_parallel):
+            self._log(str(split))
         dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
         cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet

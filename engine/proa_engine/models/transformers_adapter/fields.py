@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from proa_engine.layers.cache_layers import KeyValueLayer
+from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
@@ -91,7 +92,10 @@ class AdaptedMLP:
     """What is known of a layer's feed-forward layer. `transformers` makes it."""
 
     inner_size: int
-    num_experts: int  # 1: some
+
+    @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return None
 
     def num_parameters(self, hidden_size: int) -> int:
         return 0  # counted with the layer
@@ -105,6 +109,10 @@ class AdaptedLayer:
     number: int
     size: int  # parameters
     mlp: AdaptedMLP
+
+    @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return None
 
     @property
     def cache_kind(self) -> type[KeyValueLayer]:
@@ -125,8 +133,7 @@ def read_options(fields: Mapping[str, Any]) -> AdaptedOptions:
     model = build_on_meta(fields, torch.float32)
     embeddings = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each}
     size = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in embeddings)
-    experts = any("experts" in name for name, _ in model.named_modules())
-    mlp = AdaptedMLP(_field(config, "intermediate_size") or 4 * config.hidden_size, int(experts))
+    mlp = AdaptedMLP(_field(config, "intermediate_size") or 4 * config.hidden_size)
     layers = config.num_hidden_layers
     return AdaptedOptions(
         layers=tuple(AdaptedLayer(number, size // layers, mlp) for number in range(layers)),
