@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 from proa_engine.core.mover import FetchJob
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
@@ -42,7 +42,7 @@ class RunningMover:
         return times.user + times.system
 
 
-def start(layout: ArenaLayout, fingerprint: bytes = bytes(32), tls: TransferTls | None = None) -> RunningMover:
+def start(layout: ArenaLayout, fingerprint: bytes = bytes(32), tls: PeerTls | None = None) -> RunningMover:
     descriptor = os.memfd_create("proa-bench")
     os.ftruncate(descriptor, layout.num_bytes)
     control, theirs = socket.socketpair()
@@ -109,7 +109,7 @@ def main() -> None:
     num_pages = arguments.mib * 1024 // arguments.page_kib
     layout = ArenaLayout(num_pages=num_pages, page_bytes=arguments.page_kib * 1024)
     chain = [index.to_bytes(16, "little") for index in range(num_pages)]
-    tls = None if arguments.tls is None else TransferTls(*arguments.tls)
+    tls = None if arguments.tls is None else PeerTls(*arguments.tls)
     source, target = start(layout, tls=tls), start(layout, tls=tls)
     fill(source, chain)
     fetch(source, target, chain, 0)  # waits for the checksums

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
 
+import msgspec
+
 from proa.options import HelpFormatter, Parser, add_options, from_arguments
 from proa_engine.server.options import ServeOptions
 
@@ -33,11 +35,15 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="load a model and serve it", formatter_class=HelpFormatter)
     serve.set_defaults(run=_serve)
     add_options(serve, ServeOptions)
-    worker = commands.add_parser("worker", help="run one tensor-parallel rank of an engine")
+    worker = commands.add_parser("worker", help="run one rank of an engine on its machine")
     worker.set_defaults(run=_worker)
     worker.add_argument("--rank", type=int, required=True, help="rank of this worker, from 1")
-    worker.add_argument("--tensor-parallel-size", type=int, required=True, help="number of tensor-parallel ranks")
+    worker.add_argument("--tensor-parallel-size", type=int, required=True, help="the engine's")
+    worker.add_argument("--pipeline-parallel-size", type=int, default=1, help="the engine's (default: 1)")
     worker.add_argument("--socket", required=True, help="Unix socket on which to listen for the engine")
+    node_worker = commands.add_parser("node-worker")  # started by nodes; not shown in the help
+    node_worker.set_defaults(run=_node_worker)
+    node_worker.add_argument("setup")
     mover = commands.add_parser("mover")  # started by workers; not shown in the help
     mover.set_defaults(run=_mover)
     mover.add_argument("--control", type=int, required=True)
@@ -50,6 +56,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         options = from_arguments(ServeOptions, arguments)
     except ValueError as error:
         return _print_error(str(error), status=2)
+    if options.config.node_rank:
+        from proa_engine.worker.node import run_node
+
+        return run_node(options.engine_config)
     from proa_engine.server.serve import StartError, serve
 
     try:
@@ -62,11 +72,22 @@ def _worker(arguments: argparse.Namespace) -> int:
     from proa_engine.worker.main import run_worker
 
     try:
-        return run_worker(arguments.rank, arguments.tensor_parallel_size, arguments.socket)
+        num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+        return run_worker(arguments.rank, num_ranks, arguments.socket)
     except ValueError as error:
         return _print_error(str(error), status=2)
     except OSError as error:
         return _print_error(f"cannot listen on {arguments.socket}: {error}", status=1)
+
+
+def _node_worker(arguments: argparse.Namespace) -> int:
+    from proa_engine.worker.connect import NodeRank, RankRefused
+    from proa_engine.worker.main import run_node_worker
+
+    try:
+        return run_node_worker(msgspec.json.decode(arguments.setup, type=NodeRank))
+    except (RankRefused, ValueError) as error:
+        return _print_error(str(error), status=1)
 
 
 def _mover(arguments: argparse.Namespace) -> int:

@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r".*:\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
-class TransferTls:
-    """Paths of the PEM files with which movers of engines know each other."""
+class PeerTls:
+    """Paths of the PEM files with which engines, and the nodes of an engine, know each other."""
 
     certificate_file: str
     key_file: str
@@ -118,8 +118,10 @@ class EngineConfig:
         "requests, of which engines of role prefill compute the long prompts. The engine itself rejects neither. "
         "prefill and decode need kv_transfer_address",
     )
-    kv_transfer_tls: TransferTls | None = option(
-        None, "certificate with which KV cache blocks are exchanged; None: in plaintext", internal=True
+    peer_tls: PeerTls | None = option(
+        None,
+        "certificate for exchanging KV cache blocks and for nodes; None: in plaintext",
+        internal=True,
     )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
@@ -188,7 +190,7 @@ class EngineConfig:
     )
     node_rank: int = option(
         0,
-        "number of this node, from 0. Node 0 is the engine; the others only run their ranks, with node 0's configuration",
+        "number of this node, from 0. Node 0 is the engine; the others run their ranks, with node 0's configuration",
         minimum=0,
     )
     master_addr: str | None = option(None, "address of node 0 for the other nodes. Needed if nnodes is above 1")

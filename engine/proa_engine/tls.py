@@ -1,4 +1,5 @@
-"""TLS between movers: each side shows the engine's certificate, and demands one that the same authority has signed."""
+"""TLS between processes of engines, on plain sockets: each side shows the engine's certificate, and demands one that
+the same authority has signed."""
 
 import socket
 import ssl
@@ -6,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from proa.tls import TlsFiles, TlsIdentity, TlsSource
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 
 _SERVER_NAME = "proa-engine"  # in the certificates of all engines, as gateways expect it too
 
@@ -14,7 +15,7 @@ _SERVER_NAME = "proa-engine"  # in the certificates of all engines, as gateways 
 class Tls:
     """Wraps connections in TLS 1.3. The files are read again for each new connection. Thread-safe."""
 
-    def __init__(self, files: TransferTls) -> None:
+    def __init__(self, files: PeerTls) -> None:
         """Raises `ValueError` if a file is invalid."""
         self._files = TlsFiles(
             certificate=Path(files.certificate_file), key=Path(files.key_file), authority=Path(files.authority_file)

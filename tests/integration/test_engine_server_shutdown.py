@@ -165,7 +165,7 @@ async def test_executor_failure_while_idle_ends_the_engine() -> None:
     with running_server(executor) as server:
         async with server.channel() as channel:
             session = await SessionClient(server.stub(channel)).open()
-            executor.fail("tensor-parallel rank 1 (process 7) was killed by signal 9")
+            executor.fail("rank 1 (process 7) was killed by signal 9")
             code, details = await until_ended(session)
 
         assert code is grpc.StatusCode.UNAVAILABLE

@@ -9,7 +9,7 @@ import pytest
 
 from proa.contract import KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 from proa_engine.core.operations import ResetPrefixCache
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.certificates import signed
@@ -59,10 +59,10 @@ def test_an_engine_continues_with_the_blocks_of_another(family: str, tmp_path: P
 
 def test_engines_with_certificates_exchange_blocks_with_each_other_only(tmp_path: Path) -> None:
     folder, made = builtin_model_folder(), signed(tmp_path / "certificates")
-    tls = TransferTls(str(made.certificate), str(made.key), str(made.authority))
-    with build_core(folder, **CONFIG, kv_transfer_tls=tls) as first:
+    tls = PeerTls(str(made.certificate), str(made.key), str(made.authority))
+    with build_core(folder, **CONFIG, peer_tls=tls) as first:
         computed = ask(first, "a")
-        with build_core(folder, **CONFIG, kv_transfer_tls=tls) as second:
+        with build_core(folder, **CONFIG, peer_tls=tls) as second:
             fetched = ask(second, "b", source_of(first))
         with build_core(folder, **CONFIG) as third:
             assert ask(third, "c", source_of(first)).num_cached_tokens == 0

@@ -8,7 +8,7 @@ from threading import Thread
 
 import msgspec
 
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 from proa_engine.core.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
@@ -169,7 +169,7 @@ def running_mover(
     since: float = 100.0,
     disk: DiskSettings | None = None,
     memory: ArenaMemory | None = None,
-    tls: TransferTls | None = None,
+    tls: PeerTls | None = None,
 ) -> Iterator[RunningMover]:
     """`memory` None: anonymous, of this layout."""
     with ExitStack() as stack:

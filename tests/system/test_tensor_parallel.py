@@ -121,7 +121,7 @@ def test_a_sidecar_worker_and_an_engine_connect_again_after_restarts(
         assert_equal_where_sure(run(engine, REQUESTS), single)
         start_endless(engine)
         first.kill()
-        with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(.*rank-1.sock\) closed its connection"):
+        with pytest.raises(ExecutorFailed, match=r"rank 1 \(.*rank-1.sock\) closed its connection"):
             step_until_it_fails(engine)
     with worker(path) as second:
         with two_ranks(folder, path) as engine:
@@ -135,7 +135,7 @@ def test_a_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path)
         (worker,) = child_pids()
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
-        with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(process \d+\) was killed by signal 9"):
+        with pytest.raises(ExecutorFailed, match=r"rank 1 \(process \d+\) was killed by signal 9"):
             step_until_it_fails(engine)
         assert time.monotonic() - killed < DEADLINE
         assert engine.executor.failure is not None

@@ -16,8 +16,10 @@ def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcE
     `log` is called with lines about the progress. Raises `ValueError` if the configuration cannot work on this machine,
     and `ExecutorFailed` if a rank fails while starting.
     """
-    set_thread_variables(config.tensor_parallel_size)
-    if config.tensor_parallel_size == 1:
+    if config.node_rank:
+        raise ValueError(f"node_rank must be 0 for an engine: node {config.node_rank} is run by `proa-engine serve`")
+    set_thread_variables(config.ranks_per_node)
+    if config.num_ranks == 1:
         from proa_engine.executor.uniproc import UniProcExecutor
 
         return UniProcExecutor(config, log)

@@ -1,4 +1,5 @@
-"""MultiProcExecutor: rank 0 in this process, the others in worker processes, spawned here or sidecars of the pod.
+"""MultiProcExecutor: rank 0 in this process, the others in worker processes: spawned here, sidecars of the pod, or on
+other nodes.
 
 Every rank gets the same scheduler outputs and draws the same sampling noise, so all hold the same tokens and no results
 are sent back. Masks of grammars stay in this process: rank 0 broadcasts the tokens of steps with constrained rows.
@@ -6,6 +7,7 @@ A rank whose process ends fails the executor; for one that hangs, the engine's w
 """
 
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,14 +21,16 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.executor.uniproc import UniProcExecutor
-from proa_engine.executor.worker_connection import WorkerConnection, spawn
+from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixEndpoint, WorkerConnection
 from proa_engine.framing import encode
 from proa_engine.mover.messages import FromCore
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
-from proa_engine.worker.kv_cache import smallest
+from proa_engine.worker.kv_cache import check_tables, smallest
+from proa_engine.worker.spawn import spawn
 
 # If a rank is lost, rank 0's collective fails and its connection ends at about the same time. The connection knows why.
 _LOSS_SECONDS = 1.0
@@ -37,7 +41,10 @@ class MultiProcExecutor(UniProcExecutor):
         self._connections: list[WorkerConnection] = []
         self._lost = Event()
         self._directory: Path | None = None
+        self._remote_ranks: RemoteRanks | None = None
+        self._is_started = False
         super().__init__(config, log)
+        self._is_started = True
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         if scheduler_output.encoder_inputs:
@@ -71,9 +78,14 @@ class MultiProcExecutor(UniProcExecutor):
             connection.kill()
 
     def shutdown(self) -> None:
+        has_failed = not self._is_started or self.failure is not None
+        for connection in self._connections:
+            connection.request_exit(has_failed=has_failed)
         for connection in self._connections:
             connection.close()
         self._connections = []
+        if self._remote_ranks is not None:
+            self._remote_ranks.close()
         super().shutdown()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -83,13 +95,13 @@ class MultiProcExecutor(UniProcExecutor):
         self._connections = self._make_connections(config)
         for connection in self._connections:
             try:
-                connection.connect(self._log)
+                connection.connect(self._log, self._check)
             except ConnectionError as error:
                 raise ExecutorFailed(str(error)) from error
-        world_size = config.tensor_parallel_size
-        store = distributed.open_store(world_size)
-        rendezvous = distributed.Rendezvous(time.time_ns(), store.port, 0, world_size)
-        self._broadcast(wire.Init(config, rendezvous.generation, rendezvous.port))
+        host = (self._remote_ranks.local_address if self._remote_ranks else None) or distributed.LOOPBACK
+        store = distributed.open_store(host, config.num_ranks)
+        rendezvous = distributed.Rendezvous(time.time_ns(), host, store.port, 0, config.num_ranks)
+        self._broadcast(wire.Init(config, rendezvous.generation, host, rendezvous.port))
         compile_pool = self._call(lambda: start_compile_pool(config, 0))
         self._call(lambda: self._worker.init_device(rendezvous, store))
         sizes = [self._call(lambda: self._worker.load_model(compile_pool))]
@@ -97,6 +109,7 @@ class MultiProcExecutor(UniProcExecutor):
             ready = self._wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
+        check_tables(sizes)
         disk_folder = self._call(self._worker.take_disk_folder)
         self._broadcast(wire.Start(smallest(size.cache for size in sizes), disk_folder))
         self._start_worker(sizes)
@@ -131,17 +144,33 @@ class MultiProcExecutor(UniProcExecutor):
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:
             return [
-                WorkerConnection(rank, Path(path), None, self._on_lost, self._on_mover)
+                self._make_connection(rank, UnixEndpoint(Path(path)))
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
+        connections = self._spawn_workers(config)
+        if config.nnodes > 1:
+            ranks = self._remote_ranks = RemoteRanks(config, self._log)
+            others = range(config.ranks_per_node, config.num_ranks)
+            connections += [self._make_connection(rank, NodeEndpoint(ranks, rank)) for rank in others]
+        return connections
+
+    def _spawn_workers(self, config: EngineConfig) -> list[WorkerConnection]:
+        """Start the ranks of this machine, but rank 0."""
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
         connections = []
-        for rank in range(1, config.tensor_parallel_size):
+        for rank in range(1, config.ranks_per_node):
             path = self._directory / f"rank-{rank}.sock"
+            command = ["worker", "--rank", str(rank), "--tensor-parallel-size", str(config.tensor_parallel_size)]
+            command += ["--pipeline-parallel-size", str(config.pipeline_parallel_size), "--socket", str(path)]
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
-            process = self._call(partial(spawn, rank, config.tensor_parallel_size, path))
-            connections.append(WorkerConnection(rank, path, process, self._on_lost, self._on_mover))
+            process = self._call(partial(spawn, *command, ranks_here=config.ranks_here))
+            connections.append(self._make_connection(rank, UnixEndpoint(path), process))
         return connections
+
+    def _make_connection(
+        self, rank: int, endpoint: Endpoint, process: subprocess.Popen[bytes] | None = None
+    ) -> WorkerConnection:
+        return WorkerConnection(rank, endpoint, process, self._on_lost, self._on_mover)
 
     def _broadcast(self, message: wire.ToWorker) -> None:
         frame = encode(message)

@@ -42,7 +42,6 @@ class UniProcExecutor:
     """
 
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
-        spawns = config.tensor_parallel_size > 1 and not config.worker_sockets
         self.cache_groups: CacheGroups  # set by `_start`, as are the next two
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
@@ -51,8 +50,8 @@ class UniProcExecutor:
         self.mover: RankMovers | None = None
         if config.has_movers:  # before any of them starts, because it sends messages at once
             adopts = config.kv_offloading_path is not None
-            self.mover = RankMovers(self._send_to_movers, config.tensor_parallel_size, adopts=adopts)
-        self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
+            self.mover = RankMovers(self._send_to_movers, config.num_ranks, adopts=adopts)
+        self._worker = Worker(config, 0, log, ranks_here=config.ranks_here)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
         self._lock = Lock()
@@ -61,7 +60,7 @@ class UniProcExecutor:
         self._inputs: StepInputs | None = None  # inputs of the step that is executed and not yet sampled
         self._copy_stream: torch.cuda.Stream | None = None
         # A waiting thread that computes a step cannot see another rank's failure.
-        self._may_help = config.tensor_parallel_size == 1
+        self._may_help = config.num_ranks == 1
         try:
             self._start(config)
             self._run_first_steps(min(config.max_num_batched_tokens, self._worker.max_model_len - 1))

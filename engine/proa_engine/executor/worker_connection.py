@@ -1,53 +1,78 @@
-"""WorkerConnection: the engine's side of a worker's socket, and the worker's process if the engine spawned it."""
+"""WorkerConnection: the engine's connection to a worker, and the worker's process if the engine spawned it."""
 
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
+from typing import Protocol
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
-from proa_engine.framing import encode
+from proa_engine.executor.remote_ranks import RemoteRanks
+from proa_engine.framing import Stream, encode
 from proa_engine.mover.messages import ToCore
 from proa_engine.worker import wire
-from proa_engine.worker.host import available_cores, threads_per_rank
-from proa_engine.worker.main import PARENT_VARIABLE
 
-_CONNECT_SECONDS = 600.0  # a sidecar may still be pulling its image
+_CONNECT_SECONDS = 600.0  # a sidecar or another node may still be pulling its image
 _RETRY_SECONDS = 0.1
 _LOG_SECONDS = 5.0
 _EXIT_SECONDS = 5.0
 
 
-def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[bytes]:
-    """Start the worker program. It is killed when the calling thread ends and ignores this terminal's signals."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(num_ranks, available_cores()))
-    command = [sys.executable, "-m", "proa_engine", "worker", "--rank", str(rank)]
-    command += ["--tensor-parallel-size", str(num_ranks), "--socket", str(socket_path)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": threads, PARENT_VARIABLE: str(os.getpid())},
-    )
+class Endpoint(Protocol):
+    """Where a worker is connected to."""
+
+    def open(self) -> Stream | None:
+        """Return the connection; None if there is none yet."""
+        ...
+
+    def __str__(self) -> str:
+        """Return the endpoint's name in messages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnixEndpoint:
+    """The socket on which a worker of this machine listens."""
+
+    path: Path
+
+    def open(self) -> socket.socket | None:
+        return try_connect(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEndpoint:
+    """The connection that a rank of another node opens."""
+
+    ranks: RemoteRanks
+    rank: int
+
+    def open(self) -> Stream | None:
+        return self.ranks.take(self.rank)
+
+    def __str__(self) -> str:
+        return self.ranks.describe(self.rank)
 
 
 class WorkerConnection:
     """The connection to another rank's worker.
 
-    Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket, and
+    Calls `on_lost` once with the reason, from the reader thread, when the worker fails or its connection ends, and
     `on_mover` with the messages of its mover.
     """
 
     def __init__(
         self,
         rank: int,
-        path: Path,
+        endpoint: Endpoint,
         process: subprocess.Popen[bytes] | None,
         on_lost: Callable[[str], None],
         on_mover: Callable[[ToCore], None],
@@ -58,34 +83,38 @@ class WorkerConnection:
         self._done: Future[None] = Future()  # result of the last `call`
         self._loras: dict[int, Future[str]] = {}  # by id: adapters that the worker is reading
         self._sending = Lock()
-        self._path = path
+        self._endpoint = endpoint
         self._process = process
         self._on_lost = on_lost
         self._on_mover = on_mover
-        self._socket: socket.socket | None = None
+        self._stream: Stream | None = None
+        self._reader: Thread | None = None
         self._is_closing = False
 
-    def connect(self, log: Callable[[str], None]) -> None:
-        """Connect once the worker listens. Raises ConnectionError if its process ends or after 600 s."""
+    def connect(self, log: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Connect as soon as the worker can be reached. `check` is called while waiting and raises if the engine has
+        failed. Raises ConnectionError if the worker's process ends or after 600 s."""
         started = logged = time.monotonic()
-        while (connection := try_connect(self._path)) is None:
+        while (stream := self._endpoint.open()) is None:
+            check()
             now = time.monotonic()
             if self._process is not None and self._process.poll() is not None:
-                raise ConnectionError(f"{self._name()} {self._ending()} before it listened")
+                raise ConnectionError(f"{self._name()} {self._ending()} before it connected")
             if now - started > _CONNECT_SECONDS:
-                raise ConnectionError(f"{self._name()} did not listen within {_CONNECT_SECONDS:.0f} s")
+                raise ConnectionError(f"{self._name()} did not connect within {_CONNECT_SECONDS:.0f} s")
             if now - logged > _LOG_SECONDS:
                 log(f"waiting for {self._name()}")
                 logged = now
             time.sleep(_RETRY_SECONDS)
-        self._socket = connection
-        Thread(target=self._read, args=(connection,), name=f"proa-worker-{self.rank}", daemon=True).start()
+        self._stream = stream
+        self._reader = Thread(target=self._read, args=(stream,), name=f"proa-worker-{self.rank}", daemon=True)
+        self._reader.start()
 
     def send(self, frame: bytes) -> None:
         """Write a frame, from any thread. Errors are ignored: the reader thread reports a lost worker to `on_lost`."""
-        assert self._socket is not None
+        assert self._stream is not None
         with suppress(OSError), self._sending:
-            self._socket.sendall(frame)
+            self._stream.sendall(frame)
 
     def call(self, message: wire.Sleep | wire.WakeUp) -> "Future[None]":
         """Have the worker handle `message` after its steps. Only one call at a time. The future never fails: see
@@ -105,29 +134,36 @@ class WorkerConnection:
         if self._process is not None:
             self._process.kill()
 
-    def close(self) -> None:
-        """Send Shutdown, and wait for the process to exit if the engine spawned it; kill it after 5 s."""
+    def request_exit(self, *, has_failed: bool) -> None:
+        """Have the worker exit: with an error if the engine has failed. The end of the connection is then no loss."""
         self._is_closing = True
-        if self._socket is not None:
-            self.send(encode(wire.Shutdown()))
+        if self._stream is not None:
+            if not has_failed:
+                self.send(encode(wire.Shutdown()))
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+                self._stream.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Wait until the worker has exited after `request_exit`, at most 5 s. A process that the engine spawned is then
+        killed."""
         if self._process is not None:
             try:
-                self._process.wait(_EXIT_SECONDS if self._socket is not None else 0)
+                self._process.wait(_EXIT_SECONDS if self._stream is not None else 0)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._socket is not None:
+        if self._stream is not None:
+            assert self._reader is not None
+            self._reader.join(_EXIT_SECONDS)  # the worker's process ends the connection
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # ends the reader thread
-            self._socket.close()
-            self._socket = None
+                self._stream.shutdown(socket.SHUT_RDWR)  # ends the reader thread
+            self._stream.close()
+            self._stream = None
 
-    def _read(self, connection: socket.socket) -> None:
-        reader = wire.engine_reader(connection)
+    def _read(self, stream: Stream) -> None:
+        reader = wire.engine_reader(stream)
         failure: str | None = None
-        with suppress(OSError):
+        try:
             while (message := reader.read()) is not None:
                 match message:
                     case wire.Ready():
@@ -145,12 +181,14 @@ class WorkerConnection:
                         self._on_mover(message.message)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
+        except OSError as error:  # for example of a machine that does not answer
+            failure = failure or f"is lost: {error.strerror or error}"
         if not self._is_closing:
             self._on_lost(f"{self._name()} {failure or self._ending()}")
 
     def _name(self) -> str:
-        where = f"process {self._process.pid}" if self._process is not None else str(self._path)
-        return f"tensor-parallel rank {self.rank} ({where})"
+        where = f"process {self._process.pid}" if self._process is not None else str(self._endpoint)
+        return f"rank {self.rank} ({where})"
 
     def _ending(self) -> str:
         """Describe how the process ended, as far as known."""

@@ -23,7 +23,7 @@ from proa_engine.mover.frames import (
 )
 from proa_engine.mover.index import STATE, Filled, Index, Key
 from proa_engine.mover.messages import Init
-from proa_engine.mover.tls import Tls
+from proa_engine.tls import Tls
 
 _BUFFER_BYTES = 1 << 18  # of small reads; larger ones go straight into the arena
 _GRACE_SECONDS = 1.0  # beyond `wait_ms`, after which the source ends its answer itself

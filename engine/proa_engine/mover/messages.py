@@ -6,7 +6,7 @@ core gets, and Alive once a second. It exits when its socket ends.
 
 import msgspec
 
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
@@ -33,7 +33,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     since: float  # Unix seconds: what is stored is not older
     copied: int = 0  # serial of the last copies that are complete
     epoch: int = 0  # of the arena's directory, if it has one
-    tls: TransferTls | None = None  # None: plaintext
+    tls: PeerTls | None = None  # None: plaintext
     disk: DiskSettings | None = None
 
 

@@ -37,7 +37,7 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.server import Server
-from proa_engine.mover.tls import Tls
+from proa_engine.tls import Tls
 
 _ALIVE_SECONDS = 1.0
 

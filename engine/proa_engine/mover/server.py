@@ -14,7 +14,7 @@ from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import VERSION, BadFrame, BlocksRequest, Header, Kind, Refusal, read_request
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
-from proa_engine.mover.tls import Tls
+from proa_engine.tls import Tls
 
 MAX_CONNECTIONS = 256  # one for each request of an engine that drains, or that waits for blocks to be computed
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from proa.options import REQUIRED, check_options, option
 from proa.tls import TlsFiles
-from proa_engine.config import EngineConfig, TransferTls
+from proa_engine.config import EngineConfig, PeerTls
 
 MAX_PORT = 65535
 
@@ -42,16 +42,19 @@ class ServeOptions:
         check_options(self)
         if self.tls is not None and self.tls.certificate is None:
             raise ValueError("--tls-ca needs --tls-cert and --tls-key")
-        if self.tls is not None and self.tls.authority is None and self.config.kv_transfer_address is not None:
-            raise ValueError(
-                "--kv-transfer-address with --tls-cert needs --tls-ca too: engines verify each other's certificates"
-            )
+        if self.tls is not None and self.tls.authority is None:
+            if self.config.kv_transfer_address is not None:
+                raise ValueError(
+                    "--kv-transfer-address with --tls-cert needs --tls-ca too: engines verify each other's certificates"
+                )
+            if self.config.nnodes > 1:
+                raise ValueError("--nnodes with --tls-cert needs --tls-ca too: nodes verify each other's certificates")
 
     @property
     def engine_config(self) -> EngineConfig:
-        """`config`, with the TLS files for blocks that are exchanged with other engines."""
+        """`config`, with the TLS files for connections to other engines and between nodes."""
         files = self.tls
         if files is None or files.certificate is None or files.key is None or files.authority is None:
             return self.config
-        paths = TransferTls(str(files.certificate), str(files.key), str(files.authority))
-        return replace(self.config, kv_transfer_tls=paths)
+        paths = PeerTls(str(files.certificate), str(files.key), str(files.authority))
+        return replace(self.config, peer_tls=paths)

@@ -14,7 +14,8 @@ from proa_engine.worker.host import available_cores, threads_per_rank
 
 
 def resolve_device(wanted: str, rank: int) -> torch.device:
-    """Return the device of this rank. Raises `ValueError` if the machine does not have it."""
+    """Return the device of a rank, counted from this machine's first. Raises `ValueError` if the machine does not have
+    it."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and rank >= (count := torch.cuda.device_count()):

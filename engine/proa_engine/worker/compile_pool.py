@@ -70,10 +70,10 @@ class CompilePool:
 
 
 def start_compile_pool(config: EngineConfig, rank: int) -> CompilePool | None:
-    """Start the pool of this rank. None on a CPU, and for ranks that share the disk with rank 0, whose pool compiles
-    for them."""
-    device = resolve_device(config.device, rank)
-    if device.type != "cuda" or (rank > 0 and not config.worker_sockets):
+    """Start the pool of this rank. None on a CPU, and for ranks that share a disk with one whose pool compiles for
+    them."""
+    device = resolve_device(config.device, rank % config.ranks_per_node)
+    if device.type != "cuda" or rank % config.ranks_here:
         return None
     torch.cuda.set_device(device)
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,9 +1,11 @@
-"""Process group of the tensor-parallel ranks, over a TCPStore that rank 0 opens for each engine start.
+"""Process group of an engine's ranks, over a TCPStore that rank 0 opens for each engine start.
 
-All ranks share one machine (a pod), so everything uses the loopback interface.
+The ranks' own traffic (gloo or NCCL) is not encrypted. It uses the network interface with the route to rank 0: the
+loopback interface if all ranks are on one machine.
 """
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,8 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.worker.interfaces import interface_to
 
-_HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _TIMEOUT = timedelta(minutes=30)  # a rank may load its weights far slower than another
 
 
@@ -22,21 +25,36 @@ class Rendezvous:
     """The address at which the ranks join. A generation is one start of the engine; its number is unique."""
 
     generation: int
+    host: str  # an address of rank 0's machine
     port: int
     rank: int
     world_size: int
 
 
-def open_store(world_size: int) -> TCPStore:
-    """Open rank 0's store on a free port (`store.port`)."""
-    return TCPStore(_HOST, 0, world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+def open_store(host: str, world_size: int) -> TCPStore:
+    """Open rank 0's store on a free port (`store.port`) of `host`. It has no authentication, so it listens on no other
+    address, as it would by itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=world_size)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = None) -> ParallelContext:
     """Join the process group. Blocks until all ranks have joined. Rank 0 passes the store that it opened."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if (interface := interface_to(rendezvous.host)) is not None:  # None: the libraries choose one
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" also names that begin so
     if store is None:
-        store = TCPStore(_HOST, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_TIMEOUT)
+        store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_TIMEOUT)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(str(rendezvous.generation), store),

@@ -1,43 +1,64 @@
-"""The worker program: one rank other than 0 in its own process, spawned by the engine or run as a sidecar container.
+"""The worker program: one rank other than 0 in its own process. It serves one engine and exits when that engine does.
 
-It listens on a Unix socket, serves one engine and exits when that engine does; a sidecar is then restarted by its
-container runtime. Torch is imported only after the thread count is set.
+A worker on the engine's machine, spawned by the engine or run as a sidecar container, listens on a Unix socket. One on
+another node is spawned by that node's process (`node.py`) and connects to the engine. Torch is imported only after the
+thread count is set.
 """
 
-import ctypes
-import os
 import signal
 import socket
 import sys
 from pathlib import Path
 from types import FrameType
 
+from proa_engine.framing import Stream
+from proa_engine.worker.connect import NodeRank, connect
 from proa_engine.worker.host import set_thread_variables
-
-# Process id of the engine that spawned this program; not set in a sidecar.
-PARENT_VARIABLE = "PROA_ENGINE_PID"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from proa_engine.worker.spawn import exit_with_parent
 
 
-def run_worker(rank: int, tensor_parallel_size: int, socket_path: str) -> int:
-    """Serve one engine. Returns the exit code: 0 if the engine shut down normally or none ever connected."""
-    if not 0 < rank < tensor_parallel_size:
-        raise ValueError(f"rank must be from 1 to {tensor_parallel_size - 1}, got {rank}")
-    if PARENT_VARIABLE in os.environ:
-        _exit_with_parent(int(os.environ[PARENT_VARIABLE]))
-    set_thread_variables(tensor_parallel_size)
+def run_worker(rank: int, num_ranks: int, socket_path: str) -> int:
+    """Serve the engine that connects. Returns the exit code: 0 if the engine shut down normally or none ever connected.
+
+    Raises `OSError` if the socket cannot be bound.
+    """
+    if not 0 < rank < num_ranks:
+        raise ValueError(f"rank must be from 1 to {num_ranks - 1}, got {rank}")
+    exit_with_parent()
+    set_thread_variables(num_ranks)
     with _listen(socket_path) as listener:
         _log(rank, f"listening on {socket_path}")
-        from proa_engine.worker.rank_server import RankServer  # imports torch, which is slow, while the engine connects
+        from proa_engine.worker.rank_server import RankServer  # noqa: F401 (torch loads while the engine connects)
 
         connection = _accept(listener)
     Path(socket_path).unlink(missing_ok=True)
-    if connection is None:
+    return 0 if connection is None else _serve(connection, rank)
+
+
+def run_node_worker(rank: NodeRank) -> int:
+    """Connect to node 0 once it listens, and serve it. Returns the exit code: 0 if the engine shut down normally, or
+    SIGTERM arrived before it listened.
+
+    Raises `RankRefused` if node 0 does not accept the rank, and `ValueError` if a TLS file is invalid.
+    """
+    exit_with_parent()
+    set_thread_variables(rank.hello.num_ranks // rank.hello.nnodes)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        connection = connect(rank, lambda line: _log(rank.hello.rank, line))
+    except KeyboardInterrupt:
         return 0
+    _log(rank.hello.rank, f"connected to node 0 at {rank.host}:{rank.port}")
+    return _serve(connection, rank.hello.rank)
+
+
+def _serve(connection: Stream, rank: int) -> int:
     # Kubernetes signals all containers of a pod at once, a terminal all processes of a group. The engine drains its
     # requests first and needs this rank until it exits, which then ends this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from proa_engine.worker.rank_server import RankServer
+
     return RankServer(connection, rank, lambda line: _log(rank, line)).serve()
 
 
@@ -58,13 +79,6 @@ def _accept(listener: socket.socket) -> socket.socket | None:
         return listener.accept()[0]
     except KeyboardInterrupt:
         return None
-
-
-def _exit_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that spawned it ends, even while it is stopped by SIGSTOP."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

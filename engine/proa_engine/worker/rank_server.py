@@ -1,11 +1,10 @@
-"""RankServer: runs one rank's worker as the messages on the engine's socket demand.
+"""RankServer: runs one rank's worker as the messages of the engine demand.
 
 A reader thread detects the end of the engine at once and exits the process: the main thread may be in a collective that
 no other rank will join.
 """
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import NoReturn
 
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.framing import encode
+from proa_engine.framing import Stream, encode
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import run_beside_steps
@@ -29,7 +28,7 @@ _EXIT_SECONDS = 5.0  # from Shutdown until the process exits, whatever the main 
 
 
 class RankServer:
-    def __init__(self, connection: socket.socket, rank: int, log: Callable[[str], None]) -> None:
+    def __init__(self, connection: Stream, rank: int, log: Callable[[str], None]) -> None:
         self._connection = connection
         self._rank = rank
         self._log = log
@@ -54,10 +53,9 @@ class RankServer:
         init = self._inbox.get()
         assert isinstance(init, wire.Init)
         config = init.config
-        ranks_here = 1 if config.worker_sockets else config.tensor_parallel_size
-        worker = Worker(config, self._rank, self._log, ranks_here=ranks_here)
+        worker = Worker(config, self._rank, self._log, ranks_here=config.ranks_here)
         compile_pool = start_compile_pool(config, self._rank)
-        worker.init_device(Rendezvous(init.generation, init.port, self._rank, config.tensor_parallel_size))
+        worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.num_ranks))
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
@@ -107,6 +105,15 @@ class RankServer:
         self._send(answer)
 
     def _read(self) -> None:
+        try:
+            self._read_messages()
+            self._log("the engine closed its connection")
+        except OSError as error:
+            self._log(f"lost the connection to the engine: {error}")
+        os._exit(_FAILED)
+
+    def _read_messages(self) -> None:
+        """Pass messages on until the end of the connection. Exits after Shutdown."""
         reader = wire.worker_reader(self._connection)
         while (message := reader.read()) is not None:
             if isinstance(message, wire.ToMover):  # not behind steps
@@ -118,8 +125,6 @@ class RankServer:
                 if self._is_started:  # before that, the other ranks may never join a collective
                     time.sleep(_EXIT_SECONDS)
                 os._exit(0)
-        self._log("the engine closed its connection")
-        os._exit(_FAILED)
 
     def _fail(self, reason: str) -> NoReturn:
         self._log(reason)

@@ -1,4 +1,4 @@
-"""Messages between the engine and the worker process of another rank, as `framing` writes them to a socket.
+"""Messages between the engine and the worker process of another rank, as `framing` writes them to a connection.
 
 The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
 answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and LoadLora with LoraRead, while it runs
@@ -6,22 +6,21 @@ steps. Messages of its mover are passed on in both directions. It sends Failed a
 treats the end of the stream as the other's death.
 """
 
-import socket
-
 import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.framing import FrameReader
+from proa_engine.framing import FrameReader, Stream
 from proa_engine.mover.messages import FromCore, ToCore
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
 
 class Init(msgspec.Struct, tag=True, frozen=True):
-    """Join the process group at `port` and load the model."""
+    """Join the process group at `host` and `port`, and load the model."""
 
     config: EngineConfig
     generation: int
+    host: str
     port: int
 
 
@@ -113,11 +112,11 @@ ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | ToMove
 ToEngine = Ready | Started | Done | LoraRead | FromMover | Failed
 
 
-def engine_reader(sock: socket.socket) -> FrameReader[ToEngine]:
+def engine_reader(stream: Stream) -> FrameReader[ToEngine]:
     """Return a reader of a worker's messages, for the engine."""
-    return FrameReader(sock, msgspec.msgpack.Decoder(ToEngine))
+    return FrameReader(stream, msgspec.msgpack.Decoder(ToEngine))
 
 
-def worker_reader(sock: socket.socket) -> FrameReader[ToWorker]:
+def worker_reader(stream: Stream) -> FrameReader[ToWorker]:
     """Return a reader of the engine's messages, for a worker."""
-    return FrameReader(sock, msgspec.msgpack.Decoder(ToWorker))
+    return FrameReader(stream, msgspec.msgpack.Decoder(ToWorker))

@@ -104,7 +104,7 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
-            auto_config.limit_torch_threads(config.tensor_parallel_size)
+            auto_config.limit_torch_threads(config.ranks_per_node)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = self._read_model_config()
         self.max_model_len = self.model_config.max_position_embeddings
@@ -129,7 +129,7 @@ class Worker:
         loaded = self._loaded = self._load_weights()
         if compile_pool is not None:
             self._log(compile_pool.wait())
-        if self.device.type == "cuda":  # a barrier: rank 0 compiles for the other ranks
+        if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             self._placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         layers, cache_dtype = loaded.model.cache_layers(), self._placement.cache_dtype
         plan = self._plan = plan_caches(layers, config.block_size, cache_dtype, self.max_model_len)
@@ -204,7 +204,7 @@ class Worker:
             since=self._arena.memory.since,
             epoch=self._arena.memory.epoch,
             disk=self._disk_settings(self._arena.memory.layout),
-            tls=self._config.kv_transfer_tls,
+            tls=self._config.peer_tls,
         )
         self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, self._log)
         self._at_exit.callback(self.mover.close)
@@ -383,7 +383,7 @@ class Worker:
         )
 
     def _resolve_device(self) -> torch.device:
-        return auto_config.resolve_device(self._config.device, self._rank)
+        return auto_config.resolve_device(self._config.device, self._rank % self._config.ranks_per_node)
 
     def _graph_shapes(self) -> list[GraphShape]:
         """Return the shapes of decode steps to capture: none on a CPU, or if the model generates no tokens."""

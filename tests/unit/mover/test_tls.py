@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.config import TransferTls
+from proa_engine.config import PeerTls
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.frames import BlocksRequest, encode_request
 from support.certificates import Certificate, signed
@@ -24,9 +24,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate, Certifi
     return signed(folder / "first"), signed(folder / "second")
 
 
-def tls_of(certificate: Certificate, authority: Certificate | None = None) -> TransferTls:
+def tls_of(certificate: Certificate, authority: Certificate | None = None) -> PeerTls:
     signer = (authority or certificate).authority
-    return TransferTls(str(certificate.certificate), str(certificate.key), str(signer))
+    return PeerTls(str(certificate.certificate), str(certificate.key), str(signer))
 
 
 def error_of(source: RunningMover, target: RunningMover, job_id: int = 1) -> str:
@@ -116,7 +116,7 @@ def test_renewed_certificates_are_used_for_new_connections(
     before, after = made
     secrets = [MountedSecret(tmp_path / name, before) for name in ("source", "target")]
     paths = [
-        TransferTls(str(secret.files.certificate), str(secret.files.key), str(secret.files.authority))
+        PeerTls(str(secret.files.certificate), str(secret.files.key), str(secret.files.authority))
         for secret in secrets
     ]
     with running_mover(tls=paths[0]) as source, running_mover(tls=paths[1]) as target:
@@ -143,6 +143,6 @@ def test_a_cancelled_fetch_over_tls_ends_at_once(made: tuple[Certificate, Certif
 
 def test_a_mover_without_valid_files_does_not_start(made: tuple[Certificate, Certificate]) -> None:
     certificate = made[0]
-    wrong = TransferTls(str(certificate.certificate), str(made[1].key), str(certificate.authority))
+    wrong = PeerTls(str(certificate.certificate), str(made[1].key), str(certificate.authority))
     with pytest.raises(AssertionError, match="are not a certificate and its key in PEM"), running_mover(tls=wrong):
         pass

@@ -15,7 +15,7 @@ import proa_gateway.cli
 from proa.options import from_arguments
 from proa.tls import TlsFiles
 from proa_engine.cli import main, make_parser
-from proa_engine.config import EngineConfig, TransferTls
+from proa_engine.config import EngineConfig, PeerTls
 from proa_engine.server.options import ServeOptions
 from support.processes import free_port
 
@@ -78,6 +78,10 @@ def test_bad_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureF
             ["--tls-cert", "a", "--tls-key", "b", "--kv-offloading-size", "1", "--kv-transfer-address", ":50061"],
             "--kv-transfer-address with --tls-cert needs --tls-ca too",
         ),
+        (
+            ["--tls-cert", "a", "--tls-key", "b", "--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "h"],
+            "--nnodes with --tls-cert needs --tls-ca too",
+        ),
         (["--kv-offloading-path", "/dev/shm/proa"], "kv_offloading_path needs kv_offloading_size"),
         (["--port", "70000"], "port must be at most 65535, got 70000"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0"),
@@ -90,11 +94,11 @@ def test_inconsistent_values_exit_with_2(
     assert sentence in capsys.readouterr().err
 
 
-def test_movers_have_the_certificate_of_the_server() -> None:
+def test_movers_and_nodes_have_the_certificate_of_the_server() -> None:
     tls = TlsFiles(certificate=Path("a.crt"), key=Path("a.key"), authority=Path("ca.crt"))
     options = ServeOptions(config=EngineConfig(model="m"), tls=tls)
-    assert options.engine_config.kv_transfer_tls == TransferTls("a.crt", "a.key", "ca.crt")
-    assert ServeOptions(config=EngineConfig(model="m")).engine_config.kv_transfer_tls is None
+    assert options.engine_config.peer_tls == PeerTls("a.crt", "a.key", "ca.crt")
+    assert ServeOptions(config=EngineConfig(model="m")).engine_config.peer_tls is None
 
 
 def test_adapters_are_given_in_vllms_forms() -> None:

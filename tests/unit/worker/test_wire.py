@@ -43,13 +43,13 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [
-    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, 4711),
+    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, "10.0.0.1", 4711),
     wire.Start(CacheSizes(12, 3, 2)),
     wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
 ]
 TO_ENGINE: list[wire.ToEngine] = [
-    wire.Ready(3, WorkerSizes(CacheSizes(12, 3, 2), 2, 3)),
+    wire.Ready(3, WorkerSizes(CacheSizes(12, 3, 2), 2, 3, (0, 1))),
     wire.Started(),
     wire.Failed("no memory"),
 ]

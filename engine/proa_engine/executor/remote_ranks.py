@@ -1,0 +1,158 @@
+"""RemoteRanks: node 0's listener, which accepts the connections of the other nodes' ranks."""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from ipaddress import IPv6Address, ip_address
+from threading import BoundedSemaphore, Lock, Thread
+
+from proa_engine.config import EngineConfig
+from proa_engine.framing import Stream, encode, receive
+from proa_engine.tls import Tls
+from proa_engine.worker.handshake import MAX_BYTES, SECONDS, Hello, Refused, Welcome, hello_decoder, refusal
+from proa_engine.worker.tcp import deadline, open_stream
+
+_MAX_HANDSHAKES = 64  # at once; ranks that find all taken try again
+_MAX_LOGGED = 256  # addresses whose refusal is logged
+_RETRY_SECONDS = 0.1  # after a connection that could not be accepted
+
+
+class RemoteRanks:
+    """Accepts ranks from its construction until `close`: also while the engine runs, to refuse them with a reason.
+
+    A peer that is not a rank of this engine is refused, and logged once for each address.
+    """
+
+    def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
+        """Raises `ValueError` if the port cannot be bound or a TLS file is invalid."""
+        assert config.master_addr is not None, "checked by EngineConfig"
+        self.local_address: str | None = None  # of this node, as another node reached it; None: none has yet
+        self._config = config
+        self._log = log
+        self._tls = None if config.peer_tls is None else Tls(config.peer_tls)
+        self._slots = BoundedSemaphore(_MAX_HANDSHAKES)
+        self._lock = Lock()
+        self._addresses: dict[int, str] = {}  # by rank that is accepted: of its node
+        self._streams: dict[int, Stream] = {}  # by rank: not taken yet
+        self._logged: set[tuple[str, str]] = set()  # addresses and types of errors
+        self._is_closed = False
+        is_local = _is_loopback(config.master_addr)
+        if self._tls is None and not is_local:
+            log("nodes connect in plaintext and without authentication: give --tls-cert, --tls-key and --tls-ca")
+        try:
+            self._listener = _listen(config.master_addr if is_local else "", config.master_port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"cannot listen on port {config.master_port} (--master-port): {reason}") from error
+        Thread(target=self._accept_all, name="proa-nodes", daemon=True).start()
+
+    def take(self, rank: int) -> Stream | None:
+        """Return the connection of a rank, which the caller then owns; None until it is accepted."""
+        with self._lock:
+            return self._streams.pop(rank, None)
+
+    def describe(self, rank: int) -> str:
+        """Return the rank's node for messages, with its address once the rank is accepted."""
+        with self._lock:
+            address = self._addresses.get(rank)
+        node = f"node {rank // self._config.ranks_per_node}"
+        return node if address is None else f"{node} at {address}"
+
+    def close(self) -> None:
+        """Accept no more connections, and close those that were not taken. May be called twice."""
+        self._is_closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        with self._lock:
+            while self._streams:
+                self._streams.popitem()[1].close()
+
+    def _accept_all(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed; or for example no file descriptor is free
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if not self._begin(connection, _plain(address[0])):
+                connection.close()
+
+    def _begin(self, connection: socket.socket, address: str) -> bool:
+        """Do the handshake on a thread of its own. Returns False if there are as many as there can be."""
+        if not self._slots.acquire(blocking=False):
+            return False
+        try:
+            Thread(target=self._handshake, args=(connection, address), name="proa-node", daemon=True).start()
+        except RuntimeError:  # the container's limit of threads is reached
+            self._slots.release()
+            return False
+        return True
+
+    def _handshake(self, connection: socket.socket, address: str) -> None:
+        try:
+            with deadline(connection, SECONDS), ExitStack() as unless_accepted:
+                local_address = _plain(connection.getsockname()[0])
+                stream = open_stream(connection, None if self._tls is None else self._tls.accept)
+                unless_accepted.callback(stream.close)
+                try:
+                    hello = receive(stream, hello_decoder, max_bytes=MAX_BYTES)
+                    self._reserve(hello, address)
+                except ValueError as error:
+                    self._log_refusal(address, error)
+                    stream.sendall(encode(Refused(str(error))))
+                    return
+                unless_accepted.callback(self._free_rank, hello.rank)
+                stream.sendall(encode(Welcome()))
+                unless_accepted.pop_all()
+            with self._lock:  # not before the answer, which must be the first message
+                self._streams[hello.rank] = stream
+                self.local_address = local_address
+            self._log(f"rank {hello.rank} has connected ({self.describe(hello.rank)})")
+        except OSError as error:
+            self._log_refusal(address, error)
+        finally:
+            self._slots.release()
+
+    def _reserve(self, hello: Hello, address: str) -> None:
+        """Keep a rank for one peer. Raises `ValueError` with the reason if node 0 does not accept it."""
+        with self._lock:
+            if (reason := refusal(hello, self._config, self._addresses)) is not None:
+                raise ValueError(reason)
+            self._addresses[hello.rank] = address
+
+    def _free_rank(self, rank: int) -> None:
+        with self._lock:
+            del self._addresses[rank]
+
+    def _log_refusal(self, address: str, error: Exception) -> None:
+        """Log the first error of its type of an address."""
+        with self._lock:
+            if (key := (address, type(error).__name__)) in self._logged or len(self._logged) == _MAX_LOGGED:
+                return
+            self._logged.add(key)
+            is_last = len(self._logged) == _MAX_LOGGED
+        self._log(f"refused a connection from {address} to port {self._config.master_port}: {error}")
+        if is_last:
+            self._log(f"refused connections of {_MAX_LOGGED} addresses; those of other addresses are not logged")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listener. `host` empty: at all addresses."""
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _plain(address: str) -> str:
+    """Return an IPv4 address as such: a socket for both versions writes it as an IPv6 address."""
+    parsed = ip_address(address.partition("%")[0])
+    return str(parsed.ipv4_mapped or parsed) if isinstance(parsed, IPv6Address) else str(parsed)

@@ -1,0 +1,60 @@
+"""A node other than 0: the process that runs its ranks, as worker processes which connect to node 0."""
+
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+import msgspec
+
+from proa_engine.config import EngineConfig
+from proa_engine.worker.connect import NodeRank
+from proa_engine.worker.handshake import make_hello
+from proa_engine.worker.spawn import spawn
+
+COMMAND = "node-worker"  # with a `NodeRank` as JSON
+_EXIT_SECONDS = 10.0  # from the end of one rank until those that have not ended are killed
+_POLL_SECONDS = 0.1
+
+
+def run_node(config: EngineConfig) -> int:
+    """Run the ranks of node `config.node_rank` until the engine ends. Returns the exit code: 0 if it shut down
+    normally, or SIGTERM arrived before it listened."""
+    first = config.node_rank * config.ranks_per_node
+    ranks = range(first, first + config.ranks_per_node)
+    _log(config.node_rank, f"starting ranks {ranks[0]} to {ranks[-1]}")
+    processes = [_start(config, rank) for rank in ranks]
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        """Let each worker decide: it exits, or once it is connected serves until the engine has drained."""
+        for process in processes:
+            process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    codes = _wait(processes)
+    _log(config.node_rank, f"its ranks ended with {', '.join(map(str, codes))}")
+    return 1 if any(codes) else 0
+
+
+def _start(config: EngineConfig, rank: int) -> subprocess.Popen[bytes]:
+    assert config.master_addr is not None, "checked by EngineConfig"
+    setup = NodeRank(make_hello(config, rank), config.master_addr, config.master_port, config.peer_tls)
+    return spawn(COMMAND, msgspec.json.encode(setup).decode(), ranks_here=config.ranks_here)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Wait until all have ended, and kill those that still run a while after the first."""
+    while all(process.poll() is None for process in processes):
+        time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    for process in processes:
+        process.kill()
+    return [process.wait() for process in processes]
+
+
+def _log(node_rank: int, line: str) -> None:
+    print(f"node {node_rank}: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,35 @@
+"""Start worker programs, and end them with the process that started them."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+from proa_engine.worker.host import available_cores, threads_per_rank
+
+# Process id of the process that spawned this program; not set in a sidecar.
+_PARENT_VARIABLE = "PROA_ENGINE_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def spawn(*arguments: str, ranks_here: int) -> subprocess.Popen[bytes]:
+    """Run `proa-engine` with these arguments, as one of the ranks of this machine. It is killed when the calling thread
+    ends and ignores this terminal's signals."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(ranks_here, available_cores()))
+    return subprocess.Popen(
+        [sys.executable, "-m", "proa_engine", *arguments],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": threads, _PARENT_VARIABLE: str(os.getpid())},
+    )
+
+
+def exit_with_parent() -> None:
+    """Have the kernel kill this process when the thread that spawned it ends, even while it is stopped by SIGSTOP. Does
+    nothing in a process that `spawn` did not start."""
+    if (parent := os.environ.get(_PARENT_VARIABLE)) is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        raise SystemExit(1)
