@@ -7,7 +7,7 @@ import torch
 
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
-from proa_engine.layers.experts import ExpertTensors
+from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertTensors
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.mlp import GatedMLPOptions, MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.layers.parallel import LayerContext, ParallelContext
@@ -38,13 +38,16 @@ def gpt_oss_mlp() -> torch.nn.Module:
     return mlp
 
 
-def load(tensors: dict[str, torch.Tensor], rank: int, world_size: int, method: LinearMethod) -> Experts:
+def load(
+    tensors: dict[str, torch.Tensor], rank: int, world_size: int, method: LinearMethod, *, by_expert: bool = False
+) -> Experts:
     weights = Weights(StoredWeights(tensors), method) / "experts"
-    return GPT_OSS.load(weights, context(rank, world_size), EXPERTS, INNER)
+    return GPT_OSS.load(weights, context(rank, world_size, by_expert=by_expert), EXPERTS, INNER)
 
 
-def context(rank: int = 0, world_size: int = 1) -> LayerContext:
-    return LayerContext(HIDDEN, ParallelContext(rank, world_size), RotaryTables(1, torch.device("cpu")))
+def context(rank: int = 0, world_size: int = 1, *, by_expert: bool = False) -> LayerContext:
+    parallel = ParallelContext(rank, world_size)
+    return LayerContext(HIDDEN, parallel, RotaryTables(1, torch.device("cpu")), expert_parallel=by_expert)
 
 
 @torch.inference_mode()
@@ -96,19 +99,24 @@ def test_shared_experts_are_added_and_gated() -> None:
     torch.testing.assert_close(options.make(weights, context())(x), block(x[None])[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("by_expert", "num_ranks"), [(False, 2), (True, 2), (True, 4), (True, 6)])
 @torch.inference_mode()
-def test_biases_count_once_when_ranks_are_summed() -> None:
+def test_biases_count_once_when_ranks_are_summed(by_expert: bool, num_ranks: int) -> None:
     tensors = dict(gpt_oss_mlp().state_dict())
     x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))
     weights, experts = torch.rand(9, CHOSEN), torch.rand(9, EXPERTS).topk(CHOSEN).indices.int()
     whole = load(tensors, 0, 1, Unquantized())(x, weights, experts)
-    parts = [load(tensors, rank, 2, Unquantized())(x, weights, experts) for rank in range(2)]
-    torch.testing.assert_close(parts[0] + parts[1], whole, atol=1e-4, rtol=1e-4)
+    parts = [
+        load(tensors, rank, num_ranks, Unquantized(), by_expert=by_expert)(x, weights, experts)
+        for rank in range(num_ranks)
+    ]
+    torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("inputs_first", [False, True])
-def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bool) -> None:
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bool, by_expert: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     gate_up = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator)
     down = torch.randn(EXPERTS, HIDDEN, INNER, generator=generator)
@@ -119,8 +127,8 @@ def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bo
         tensors = {"gate_up_proj": gate_up, "down_proj": down}
         source = Weights(StoredWeights(tensors), Unquantized())
         return [
-            ExpertTensors(**layout).load(source, context(rank, 2), EXPERTS, INNER)(x, weights, experts)
-            for rank in range(2)
+            ExpertTensors(**layout).load(source, each, EXPERTS, INNER)(x, weights, experts)
+            for each in (context(rank, 2, by_expert=by_expert) for rank in range(2))
         ]
 
     plain = outputs(gate_up, down)
@@ -151,6 +159,8 @@ def test_experts_of_mxfp4_equal_their_dequantized_twins() -> None:
     assert torch.equal(load(stored, 0, 1, Mxfp4())(x, weights, experts), expected)
     parts = [load(stored, rank, 3, Mxfp4())(x, weights, experts) for rank in range(3)]
     torch.testing.assert_close(parts[0] + parts[1] + parts[2], expected, atol=1e-3, rtol=1e-4)
+    parts = [load(stored, rank, 4, Mxfp4(), by_expert=True)(x, weights, experts) for rank in range(4)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), expected, atol=1e-3, rtol=1e-4)
 
 
 def test_what_mxfp4_cannot_store_is_refused_by_name() -> None:
@@ -160,3 +170,35 @@ def test_what_mxfp4_cannot_store_is_refused_by_name() -> None:
     stored["experts.down_proj_scales"][0, 0, 0] = 193
     with pytest.raises(ValueError, match=r"experts: scales above 2\^65 are not supported"):
         load(stored, 0, 1, Mxfp4())
+
+
+@torch.inference_mode()
+def test_experts_of_other_ranks_are_left_to_them() -> None:
+    taken: list[str] = []
+
+    class Recorded(StoredWeights):
+        def take(self, name: str, *arguments: Any, **options: Any) -> torch.Tensor:
+            taken.append(name)
+            return super().take(name, *arguments, **options)
+
+        def leave(self, prefix: str) -> None:
+            taken.append(f"left {prefix}")
+
+    tensors = {
+        f"experts.{number}.{name}.weight": torch.zeros(shape)
+        for number in range(3)
+        for name, shape in (
+            ("gate_proj", (INNER, HIDDEN)),
+            ("up_proj", (INNER, HIDDEN)),
+            ("down_proj", (HIDDEN, INNER)),
+        )
+    }
+    weights = Weights(Recorded(tensors), Unquantized()) / "experts"
+    PLAIN_EXPERTS.load(weights, context(1, 2, by_expert=True), 3, INNER)
+    assert sorted(taken) == [
+        "experts.2.down_proj.weight",
+        "experts.2.gate_proj.weight",
+        "experts.2.up_proj.weight",
+        "left experts.0",
+        "left experts.1",
+    ]
