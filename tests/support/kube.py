@@ -91,6 +91,12 @@ class Release:
             command = ["kubectl", "--namespace", self.namespace, "rollout", "status", f"deployment/{name}"]
             self._wait_for(*command, "--timeout=5m", timeout=330)
 
+    def wait_for_groups(self, *leader_worker_sets: str) -> None:
+        """Wait until all groups of the sets are up to date and their leaders ready, for which Helm does not wait."""
+        for name in leader_worker_sets:
+            command = ["kubectl", "--namespace", self.namespace, "wait", f"leaderworkerset/{name}"]
+            self._wait_for(*command, "--for=condition=Available", "--timeout=5m", timeout=330)
+
     def wait_for_pod(self, name: str, minutes: int = 3) -> None:
         """Wait until the pod is ready."""
         command = ["kubectl", "--namespace", self.namespace, "wait", f"pod/{name}", "--for=condition=Ready"]
