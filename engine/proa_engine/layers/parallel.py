@@ -5,12 +5,22 @@ are built with.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads
+
+
+class SymmetricMemory(Protocol):
+    """Memory of the ranks that each of them reads directly."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Sum x [...] over all ranks, with the same bits on each; may overwrite `x`. None if the process group must,
+        which depends only on the tensor's size, type and layout."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,7 @@ class ParallelContext:
     world_size: int = 1
     group: dist.ProcessGroup | None = None
     divides_latents: bool = False  # the rows of latent attention are divided among the ranks
+    symmetric: SymmetricMemory | None = None  # None: all sums are the group's
 
     def share(self, total: int, what: str) -> int:
         """Return the size of this rank's share of `total`. Raises ValueError as `part`."""
@@ -44,6 +55,8 @@ class ParallelContext:
         """
         if self.world_size == 1:
             return x
+        if self.symmetric is not None and (total := self.symmetric.all_reduce(x)) is not None:
+            return total
         if x.is_cuda or self.world_size == 2:
             dist.all_reduce(x, group=self.group)
             return x
