@@ -202,6 +202,11 @@ class EngineConfig:
         "tensor-parallel ranks hold whole experts of a mixture, in place of a share of the width of each (always so "
         "where the width cannot be divided)",
     )
+    disable_custom_all_reduce: bool = option(
+        False,
+        "add the parts of all ranks with NCCL alone; otherwise those of few bytes are added through memory that the GPUs "
+        "of a machine read from each other, if they can",
+    )
     worker_sockets: tuple[str, ...] = option(
         (),
         "Unix socket of a worker that runs in a process of its own, such as a sidecar; repeat for each rank from 1 "

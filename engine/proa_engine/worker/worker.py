@@ -27,7 +27,7 @@ from proa_engine.mover.disk_slots import delete_abandoned, take_slot
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import DiskSettings, Init, ToCore
 from proa_engine.observability.worker_spans import WorkerTracer
-from proa_engine.worker import auto_config, distributed, kv_cache
+from proa_engine.worker import auto_config, distributed, kv_cache, symmetric_memory
 from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
 from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
@@ -117,6 +117,7 @@ class Worker:
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(self._memory(), self._ranks_here))
         parallel = replace(self._join(rendezvous, store), divides_latents=config.decode_context_parallel_size > 1)
+        parallel = self._with_symmetric_memory(parallel)
         self._placement = Placement(self.device, dtype, cache_dtype, parallel)
 
     @explain_out_of_memory()
@@ -324,6 +325,18 @@ class Worker:
         parallel = distributed.join(rendezvous, self.device, store)
         self._at_exit.callback(distributed.leave)
         return parallel
+
+    def _with_symmetric_memory(self, parallel: ParallelContext) -> ParallelContext:
+        """Return the context of a stage's ranks with symmetric memory, if they are GPUs that have it in common."""
+        config = self._config
+        if self.device.type != "cuda" or parallel.group is None or config.disable_custom_all_reduce:
+            return parallel
+        size = config.tensor_parallel_size
+        devices = symmetric_memory.devices_of_stage(self._rank // size, size, config.ranks_here)
+        if size == 1 or devices is None:
+            return parallel
+        opened = symmetric_memory.open_all_reduce(parallel.group, self.device, devices, self._log)
+        return replace(parallel, symmetric=opened)
 
     def _load_weights(self) -> LoadedModel:
         config, model_config, placement = self._config, self.model_config, self._placement
