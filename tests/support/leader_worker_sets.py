@@ -68,7 +68,7 @@ def process(folder: Path, port: int, log: Any) -> Iterator[None]:
             }
         )
     )
-    command = [TOOLS / "bin" / "lws", f"--config={configuration}"]
+    command = [str(TOOLS / "bin" / "lws"), f"--config={configuration}"]
     with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ) as running:
         try:
             yield
