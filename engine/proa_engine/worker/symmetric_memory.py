@@ -119,6 +119,8 @@ def open_all_reduce(
         if not _all_agree(group, device, is_ok=not reason):
             log(f"all-reduces by NCCL alone: {reason or 'another rank cannot use symmetric memory'}")
             return None
+    limits = opened[0].limits
+    log(f"all-reduces of at most {max(limits.one_shot, limits.multimem) // _KIB} KiB use symmetric memory")
     return opened[0]
 
 
