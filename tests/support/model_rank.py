@@ -1,6 +1,10 @@
-"""One rank of a tensor parallel model as a process: load its shard, run a prompt, save the results for a test."""
+"""Four processes that run models on one, two and four tensor parallel ranks, and save the results for a test."""
 
+import multiprocessing
 import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +21,68 @@ from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, EncodedImage, PagedModel
 
+NUM_RANKS = 4
 RankResult = tuple[torch.Tensor, dict[str, tuple[int, ...]]]  # logits; shapes by name
 
 
-def run_rank(
-    rank: int, world_size: int, meeting: Path, folders: list[Path], load_format: LoadFormat, out: Path
-) -> None:
-    """Write `out`/rank.pt: for each folder the logits of a fixed prompt, with an image for models that read them, and
-    the shapes of what this rank holds."""
+@dataclass(frozen=True)
+class Job:
+    """A model to run on 1, 2 or 4 of the 4 processes."""
+
+    folder: Path
+    num_ranks: int
+    load_format: LoadFormat = "auto"
+
+
+def processes_of(jobs: Sequence[Job]) -> list[range]:
+    """The processes that run each job. Jobs of fewer ranks take turns among the processes."""
+    turns = dict.fromkeys((1, 2, NUM_RANKS), 0)
+    found = []
+    for job in jobs:
+        first = turns[job.num_ranks] * job.num_ranks % NUM_RANKS
+        found.append(range(first, first + job.num_ranks))
+        turns[job.num_ranks] += 1
+    return found
+
+
+def run_rank(process: int, meeting: Path, jobs: list[Job], out: Path) -> None:
+    """Write `out`/process.pt: for each job of this process the logits of a fixed prompt, with an image for models that
+    read them, and the shapes of what its rank holds; None for other jobs."""
     torch.set_num_threads(1)
-    group = None
-    if world_size > 1:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's own name may not resolve
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
-        group = dist.group.WORLD
-    results = [run_model(folder, load_format, ParallelContext(rank, world_size, group)) for folder in folders]
-    torch.save(results, out / f"{rank}.pt")
-    if world_size > 1:
-        dist.destroy_process_group()
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's own name may not resolve
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=process, world_size=NUM_RANKS)
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, NUM_RANKS, 2)]
+    groups = {1: None, 2: pairs[process // 2], NUM_RANKS: dist.group.WORLD}
+    results: list[RankResult | None] = []
+    for job, processes in zip(jobs, processes_of(jobs), strict=True):
+        if process not in processes:
+            results.append(None)
+            continue
+        parallel = ParallelContext(process - processes.start, job.num_ranks, groups[job.num_ranks])
+        results.append(run_model(job.folder, job.load_format, parallel))
+    torch.save(results, out / f"{process}.pt")
+    dist.destroy_process_group()
+
+
+def run_jobs(jobs: list[Job], out: Path, timeout: float) -> list[list[RankResult]]:
+    """Run `jobs` in one set of processes. Returns the results of each job's ranks. `timeout` is in seconds."""
+    # One process imports torch, the ranks are its children.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.model_rank"])
+    processes = [
+        context.Process(target=run_rank, args=(number, out / "meeting", jobs, out)) for number in range(NUM_RANKS)
+    ]
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in processes] == [0] * NUM_RANKS
+    results = [torch.load(out / f"{number}.pt") for number in range(NUM_RANKS)]
+    return [[results[number][index] for number in each] for index, each in enumerate(processes_of(jobs))]
 
 
 def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) -> RankResult:
@@ -60,13 +108,14 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     batch = PagedModel(model, image_config=config.images)
     hidden = torch.cat([batch.step([(sequence, num_tokens)])[0] for num_tokens in (33, 33, 34)])
     # A CPU's products have a shape.
-    layer: Any = next(layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv"))
     head: Any = model.lm_head
-    shapes = {
+    shapes = {"embedding": tuple(model.embedding.rows.shape), "lm_head": tuple(head.linear.shape)}
+    layer: Any = next((layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv")), None)
+    if layer is None:  # latent attention
+        return model.compute_logits(hidden), shapes
+    shapes |= {
         "qkv": tuple(layer.attention.qkv.linear.shape),
         "o": tuple(layer.attention.output.partial.shape),
-        "embedding": tuple(model.embedding.rows.shape),
-        "lm_head": tuple(head.linear.shape),
         "kv_heads": (layer.attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):

@@ -1,120 +1,167 @@
-"""Two ranks, as processes over gloo, give the logits of one rank, and each holds half of the sharded weights."""
+"""Two and four ranks, as processes over gloo, give the logits of one rank, for every family; each holds its share."""
 
-import multiprocessing
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from proa_engine.config import LoadFormat
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.registry import MODULES
 from support.image_models import make_image_model
-from support.model_rank import RankResult, run_model, run_rank
+from support.model_rank import Job, RankResult, run_jobs
 from support.mxfp4_models import write_mxfp4
-from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
-from support.tiny_models import VOCAB_SIZE, make_tiny_model
+from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, Format, write_quantized
+from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
-SECONDS = 250  # a loaded machine imports torch slowly
+SECONDS = 400  # a loaded machine imports torch slowly
+SIZES_OF_RANKS = (2, 4)
+Results = dict[tuple[str, int], list[RankResult]]  # of each rank, by model and number of ranks
+
+# Models have 4 heads and 2 KV heads unless their fields say otherwise, so each KV head is on two of four ranks.
+WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
+FIVE_HEADS = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}  # 3 and 2; 2, 1, 1 and 1
+THREE_GROUPS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}  # 4 and 2; 2, 2, 1 and 1
+GROUPS_OF_FIVE = {"hidden_size": 80, "num_attention_heads": 10, "num_key_value_heads": 2}  # 5 and 5; 3, 2, 3 and 2
+TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, five heads": ("llama", FIVE_HEADS),
+    "mistral": ("mistral", {}),
+    "ministral 3": ("ministral3", {}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, three groups": ("qwen2", THREE_GROUPS),
+    "qwen3": ("qwen3", {}),
+    "qwen3, groups of five": ("qwen3", GROUPS_OF_FIVE),
+    "qwen3 moe": ("qwen3_moe", {}),
+    "qwen3 next": ("qwen3_next", {}),
+    "qwen3.5": ("qwen3_5_text", {}),
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}),
+    "qwen2 moe": ("qwen2_moe", {}),
+    "gpt-oss": ("gpt_oss", {"intermediate_size": 128}),
+    "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {}),
+    "glm 4.5": ("glm4_moe", {"num_hidden_layers": 3, "n_shared_experts": 2}),
+    "seed-oss": ("seed_oss", {"attention_bias": True}),
+    "gemma 2": ("gemma2", {"sliding_window": 24}),
+    "gemma 3": ("gemma3_text", {}),
+    "gemma 4": (
+        "gemma4_text",
+        WINDOWS
+        | {
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "deepseek v2": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy", "q_lora_rank": None}),
+    "deepseek v3": ("deepseek_v3", LATENT),
+    "glm 4.7 flash, five heads": ("glm4_moe_lite", LATENT | FIVE_HEADS | {"n_group": 1, "topk_group": 1}),
+    "glm": ("glm", {}),
+    "glm 4": ("glm4", {}),
+    "granite": ("granite", {"residual_multiplier": 0.5, "logits_scaling": 4.0}),
+    "olmo 2": ("olmo2", {}),
+    "olmo 3, groups of five": ("olmo3", GROUPS_OF_FIVE),
+    "phi 4": ("phi3", {}),
+    "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
+}
+WITH_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3")
+# The text models of checkpoints with images are those of these families.
+TEXT_OF_OTHERS = {"Mistral3ForConditionalGeneration", "Gemma4ForConditionalGeneration"}
+# Sizes that every format can cut in four, with KV heads on two ranks each.
+SIZES_IN_FOUR = SIZES | {"num_key_value_heads": 2, "head_dim": 128}
+QUANTIZED: dict[str, Format] = {
+    "fp8, blocks": FP8_FORMATS["fp8, blocks"],
+    "fp8, channels": FP8_FORMATS["compressed-tensors, channels, by token"],
+    "fp8, static": FP8_FORMATS["fp8, tensors, static"],
+    "awq": INT4_FORMATS["awq"],
+    "gptq": INT4_FORMATS["gptq"],
+    "gptq, inputs out of order": INT4_FORMATS["gptq, inputs out of order"],
+}
+# Mean differences of logits. Where a token has one scale, each rank has its own for its share; elsewhere only sums
+# differ, and the roundings of what lies in the middle.
+TOLERANCES = {"fp8, channels": 0.2, "fp8 experts, blocks": 0.05}
+NAMES = [*TEXT, *WITH_IMAGES, *QUANTIZED, "fp8 experts, blocks", "4-bit experts", "dummy weights"]
 
 
-def run_ranks(folders: list[Path], load_format: LoadFormat, world_size: int, out: Path) -> list[list[RankResult]]:
-    # One process imports torch, the ranks are its children.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.model_rank"])
-    ranks = [
-        context.Process(target=run_rank, args=(rank, world_size, out / "meeting", folders, load_format, out))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(SECONDS)
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in ranks] == [0] * world_size
-    return [torch.load(out / f"{rank}.pt") for rank in range(world_size)]
+def make_folders(root: Path) -> dict[str, Path]:
+    folders = {name: make_tiny_model(root / name, kind, **fields) for name, (kind, fields) in TEXT.items()}
+    folders |= {name: make_image_model(root / name, name) for name in WITH_IMAGES}
+    source = make_tiny_model(root / "source", "qwen3", **SIZES_IN_FOUR)
+    folders |= {name: write_quantized(source, root / name, format)[0] for name, format in QUANTIZED.items()}
+    experts = make_tiny_model(root / "experts", "qwen3_moe", moe_intermediate_size=512, **SIZES_IN_FOUR)
+    folders["fp8 experts, blocks"] = write_quantized(experts, root / "fp8 experts", QUANTIZED["fp8, blocks"])[0]
+    folders["4-bit experts"] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
+    folders["dummy weights"] = folders["llama"]
+    assert list(folders) == NAMES
+    return folders
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_folders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def results(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int], list[RankResult]]:
+    """All models run in one set of processes."""
+    keys = [(name, num_ranks) for name in folders for num_ranks in (1, *SIZES_OF_RANKS)]
+    jobs = [Job(folders[name], num_ranks, "dummy" if name == "dummy weights" else "auto") for name, num_ranks in keys]
+    return dict(zip(keys, run_jobs(jobs, tmp_path_factory.mktemp("ranks"), SECONDS), strict=True))
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> None:
-    folders = [
-        make_tiny_model(tmp_path / "llama", "llama", attention_bias=True, mlp_bias=True),
-        make_tiny_model(tmp_path / "mistral", "mistral"),
-        make_tiny_model(tmp_path / "qwen2", "qwen2", tie_word_embeddings=True),
-        make_tiny_model(tmp_path / "qwen3", "qwen3"),
-        make_tiny_model(tmp_path / "qwen3.5", "qwen3_5_text"),
-        make_tiny_model(tmp_path / "gemma 3", "gemma3_text"),
-        make_tiny_model(
-            tmp_path / "gemma 4",
-            "gemma4_text",
-            num_hidden_layers=4,
-            layer_types=["sliding_attention", "full_attention"] * 2,
-            global_head_dim=32,
-            attention_k_eq_v=True,
-            num_kv_shared_layers=2,
-            hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=VOCAB_SIZE,
-            enable_moe_block=True,
-            num_experts=8,
-            top_k_experts=3,
-            moe_intermediate_size=24,
-        ),
-        make_tiny_model(tmp_path / "olmo 3", "olmo3"),
-        make_tiny_model(tmp_path / "phi 4", "phi3"),
-        make_image_model(tmp_path / "qwen3 vl", "qwen3_vl"),
-        make_image_model(tmp_path / "gemma 3 with images", "gemma3"),
-    ]
-    ranks = run_ranks(folders, "auto", 2, tmp_path)
-    for folder, first, second in zip(folders, *ranks, strict=True):
-        logits, whole = run_model(folder, "auto", ParallelContext())
-        assert torch.equal(first[0], second[0]), "ranks must agree to the bit, for each samples by itself"
-        assert first[0].shape[0] == 100
-        torch.testing.assert_close(first[0], logits, atol=1e-4, rtol=0)
-        half_vocab = -(-first[0].shape[1] // 2)
-        for _, shapes in (first, second):
-            for name in ("qkv", "gate_up"):
-                assert shapes[name] == (whole[name][0] // 2, whole[name][1])
-            for name in ("o", "down"):
-                assert shapes[name] == (whole[name][0], whole[name][1] // 2)
-            assert shapes["embedding"] == shapes["lm_head"] == (half_vocab, whole["embedding"][1])
-            assert shapes["kv_heads"] == (whole["kv_heads"][0] // 2,)
+@pytest.mark.parametrize("num_ranks", SIZES_OF_RANKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_give_the_logits_of_one(name: str, num_ranks: int, results: Results) -> None:
+    [(expected, _)] = results[name, 1]
+    logits = [of_rank for of_rank, _ in results[name, num_ranks]]
+    assert expected.shape[0] == 100
+    for of_rank in logits:
+        assert torch.equal(of_rank, logits[0]), "ranks must agree to the bit, for each samples by itself"
+    if name in TEXT or name in WITH_IMAGES or name == "dummy weights":
+        torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=0)
+    else:
+        assert (logits[0] - expected).abs().mean() < TOLERANCES.get(name, 0.02)
 
 
-@pytest.mark.timeout(2 * SECONDS)
-def test_two_ranks_share_experts_and_quantized_weights(tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
-    formats = {
-        "blocks": FP8_FORMATS["fp8, blocks"],
-        "channels": FP8_FORMATS["compressed-tensors, channels, by token"],
-        "static": FP8_FORMATS["fp8, tensors, static"],
-        "awq": INT4_FORMATS["awq"],
-        "gptq": INT4_FORMATS["gptq"],
-        "gptq out of order": INT4_FORMATS["gptq, inputs out of order"],
-    }
-    folders = [write_quantized(source, tmp_path / name, format)[0] for name, format in formats.items()]
-    folders.append(make_tiny_model(tmp_path / "experts", "qwen3_moe"))
-    folders.append(make_tiny_model(tmp_path / "shared expert, projections by key head", "qwen3_next"))
-    experts = make_tiny_model(tmp_path / "source of experts", "qwen3_moe", moe_intermediate_size=256, **SIZES)
-    gpt_oss = make_tiny_model(tmp_path / "gpt-oss", "gpt_oss", intermediate_size=128)
-    folders += [gpt_oss, write_mxfp4(gpt_oss, tmp_path / "4-bit experts")[0]]
-    folders += [make_tiny_model(tmp_path / name, name) for name in ("mixtral", "olmoe", "qwen2_moe")]
-    folders.append(write_quantized(experts, tmp_path / "8-bit experts", FP8_FORMATS["fp8, blocks"])[0])
-    ranks = run_ranks(folders, "auto", 2, tmp_path)
-    for folder, (first, _), (second, _) in zip(folders, *ranks, strict=True):
-        logits, _ = run_model(folder, "auto", ParallelContext())
-        assert torch.equal(first, second)
-        # Where a token has one scale, each rank has its own for its half; elsewhere only sums differ, and roundings
-        # of what lies in the middle.
-        error = (first - logits).abs().mean()
-        assert error < (0.2 if folder.parent.name == "channels" else 0.02), folder
+def test_all_architectures_are_tried(folders: dict[str, Path]) -> None:
+    tried = {json.loads((folder / "config.json").read_text())["architectures"][0] for folder in folders.values()}
+    assert tried | TEXT_OF_OTHERS == set(MODULES)
 
 
-@pytest.mark.timeout(2 * SECONDS)
-def test_four_ranks_with_dummy_weights_give_the_logits_of_one(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "model", num_key_value_heads=4)
-    ranks = run_ranks([folder], "dummy", 4, tmp_path)
-    logits, _ = run_model(folder, "dummy", ParallelContext())
-    for [(of_rank, _)] in ranks:
-        assert torch.equal(of_rank, ranks[0][0][0])
-        torch.testing.assert_close(of_rank, logits, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("num_ranks", SIZES_OF_RANKS)
+def test_ranks_hold_equal_shares(num_ranks: int, results: Results) -> None:
+    for name in ("llama", "qwen2", "gemma 3", "phi 4"):
+        [(_, whole)] = results[name, 1]
+        for _, shapes in results[name, num_ranks]:
+            for matrix in ("o", "down"):
+                assert shapes[matrix] == (whole[matrix][0], whole[matrix][1] // num_ranks)
+            for matrix in ("embedding", "lm_head"):
+                assert shapes[matrix] == (-(-whole[matrix][0] // num_ranks), whole[matrix][1])
+            assert shapes["gate_up"] == (whole["gate_up"][0] // num_ranks, whole["gate_up"][1])
+
+
+def test_kv_heads_are_replicated_where_ranks_outnumber_them(results: Results) -> None:
+    [(_, whole)] = results["llama", 1]
+    assert whole["kv_heads"] == (2,)
+    assert whole["qkv"][0] == (4 + 2 + 2) * 16
+    for num_ranks, rows in ((2, (2 + 1 + 1) * 16), (4, (1 + 1 + 1) * 16)):
+        for _, shapes in results["llama", num_ranks]:
+            assert shapes["kv_heads"] == (1,)
+            assert shapes["qkv"][0] == rows
+
+
+def test_heads_that_ranks_do_not_divide_are_cut_unevenly(results: Results) -> None:
+    for num_ranks, heads in ((2, [3, 2]), (4, [2, 1, 1, 1])):
+        ranks = [shapes for _, shapes in results["llama, five heads", num_ranks]]
+        assert [shapes["kv_heads"][0] for shapes in ranks] == heads
+        assert [shapes["o"][1] for shapes in ranks] == [16 * each for each in heads]

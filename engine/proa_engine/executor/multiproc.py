@@ -109,7 +109,7 @@ class MultiProcExecutor(UniProcExecutor):
             ready = self._wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
-        check_tables(sizes)
+        check_tables(sizes, config.tensor_parallel_size)
         disk_folder = self._call(self._worker.take_disk_folder)
         self._broadcast(wire.Start(smallest(size.cache for size in sizes), disk_folder))
         self._start_worker(sizes)

@@ -37,6 +37,11 @@ class CachePlan:
     state_bytes: int  # of one slot, all layers together
 
     @property
+    def tables(self) -> tuple[int, ...]:
+        """The table of each layer that reads blocks."""
+        return tuple(place.table for place in self.places if place is not None)
+
+    @property
     def tail_columns(self) -> tuple[int, ...]:
         """Most blocks that a checkpoint needs of each table with a window."""
         return tuple(-(-(window - 1) // self.block_size) for window in self.windows)

@@ -2,7 +2,7 @@
 
     python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES MAX_SECONDS < configuration as JSON
 
-Runs the start of a worker on meta tensors, records the kernel variants that it launches, and forks: each child compiles
+Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: each child compiles
 its share of them, with the C programs that launch them, into Triton's cache on disk. SIGALRM ends all of them after
 MAX_SECONDS.
 """
@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, record
-from proa_engine.worker.meta_worker import MetaWorker
+from proa_engine.worker.meta_worker import run_starts
 
 
 def main(capability: int, num_processes: int, max_seconds: float) -> int:
@@ -27,7 +27,7 @@ def main(capability: int, num_processes: int, max_seconds: float) -> int:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     target = GPUTarget("cuda", capability, 32)
     driver = _fork(compile_driver)
-    variants = record(MetaWorker(config).run_start, target)
+    variants = record(partial(run_starts, config), target)
     with_launchers = _has_succeeded(driver)  # launchers need the driver
     children = [
         _fork(partial(_compile, variants[share::num_processes], target, with_launchers))

@@ -1,7 +1,7 @@
 """The sizes of the KV cache, weights and images, and what fits into memory: arithmetic on byte counts, and errors that
 name the option to change."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from math import isqrt
 
@@ -48,6 +48,20 @@ class WorkerSizes:
     cache: CacheSizes
     block_bytes: int  # of one block on this rank
     weight_bytes: int
+    tables: tuple[int, ...]  # of each layer with blocks: its block table
+
+
+def check_tables(rank_sizes: Sequence[WorkerSizes], tensor_parallel_size: int) -> None:
+    """Raise ValueError unless all ranks that divide the same layers have the same layers in each block table.
+
+    They may differ where layers have different numbers of KV heads and the ranks hold unequal shares of them.
+    """
+    for start in range(0, len(rank_sizes), tensor_parallel_size):
+        if len({sizes.tables for sizes in rank_sizes[start : start + tensor_parallel_size]}) > 1:
+            raise ValueError(
+                "the KV caches of layers cannot be packed into equal blocks on all ranks, because their KV heads are "
+                f"are not divisible by tensor_parallel_size ({tensor_parallel_size}): use a size that divides them"
+            )
 
 
 def smallest(sizes: Iterable[CacheSizes]) -> CacheSizes:

@@ -21,26 +21,46 @@ from proa_engine.worker.worker import Worker
 _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 
 
+def run_starts(config: EngineConfig) -> None:
+    """Run the starts of the first tensor parallel rank, which may have more heads than others and adds biases, and of
+    the last, if its matrices have other shapes."""
+    first = MetaWorker(config)
+    first.run_start()
+    if config.tensor_parallel_size == 1:
+        return
+    last = MetaWorker(config, config.tensor_parallel_size - 1)
+    last.init_device()
+    sizes = last.load_model()
+    if last.matrix_shapes != first.matrix_shapes:
+        last.start(sizes.cache)
+
+
 class MetaWorker(Worker):
-    """Any rank of a GPU engine with this configuration: all ranks launch the same kernels.
+    """A rank of a GPU engine with this configuration.
 
     It starts no threads, not even an exporter of spans, because `compile_kernels` forks.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, rank: int = 0) -> None:
         config = replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS)
-        super().__init__(config, 0, lambda line: None, tracer=WorkerTracer(0))
+        super().__init__(config, rank, lambda line: None, tracer=WorkerTracer(rank))
 
     def run_start(self) -> None:
         """Run everything that a worker runs before its first request."""
         self.init_device()
         self.start(self.load_model().cache)
 
+    @property
+    def matrix_shapes(self) -> list[torch.Size]:
+        """Shapes of the model's parameters, once it is loaded."""
+        assert self._loaded is not None
+        return [parameter.shape for parameter in self._loaded.model.parameters()]
+
     def _read_model_config(self) -> ModelConfig:
         return with_one_layer_of_each_kind(super()._read_model_config())
 
     def _join(self, rendezvous: Rendezvous | None, store: Store | None) -> ParallelContext:
-        return MetaParallel(0, self._config.tensor_parallel_size, None)
+        return MetaParallel(self._rank, self._config.tensor_parallel_size, None)
 
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")

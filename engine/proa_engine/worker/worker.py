@@ -140,7 +140,7 @@ class Worker:
         reads_images = self.model_config.images is not None
         kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters())
-        return WorkerSizes(sizes, plan.block_bytes, weight_bytes)
+        return WorkerSizes(sizes, plan.block_bytes, weight_bytes, plan.tables)
 
     @explain_out_of_memory()
     def start(self, sizes: CacheSizes) -> None:

@@ -9,8 +9,10 @@ from proa_engine.worker.cache_plan import CachePlan, Place
 from proa_engine.worker.host import HostMemory
 from proa_engine.worker.kv_cache import (
     CacheSizes,
+    WorkerSizes,
     cache_groups,
     check_room,
+    check_tables,
     check_weights,
     configured_sizes,
     cpu_budget,
@@ -128,3 +130,10 @@ def test_a_host_tier_that_would_hold_nothing_is_refused() -> None:
         with_host(sizes, small, plan(state_bytes=4096))
     with pytest.raises(ValueError, match="kv_offloading_size is set, but the model keeps no KV cache"):
         with_host(sizes, replace(CONFIG, kv_offloading_size=1.0), replace(plan(), block_bytes=0))
+
+
+def test_ranks_whose_layers_are_in_other_tables_are_refused() -> None:
+    first, second = (WorkerSizes(CacheSizes(8, 0, 2), 1, 1, tables) for tables in ((0, 1, 1), (0, 1, 2)))
+    check_tables([first, first, second, second], 2)
+    with pytest.raises(ValueError, match=r"not divisible by tensor_parallel_size \(2\): use a size that divides them"):
+        check_tables([first, first, first, second], 2)

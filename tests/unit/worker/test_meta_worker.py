@@ -2,13 +2,15 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.meta_worker import MetaWorker, with_one_layer_of_each_kind
+from proa_engine.worker.kv_cache import CacheSizes
+from proa_engine.worker.meta_worker import MetaWorker, run_starts, with_one_layer_of_each_kind
 from support.tiny_models import make_tiny_model
 
 
@@ -18,6 +20,27 @@ def test_the_first_layer_and_one_of_each_kind_after_it_are_kept(tmp_path: Path) 
     assert window != full
     assert config.layers == (window, window, window, full) * 2
     assert with_one_layer_of_each_kind(config).layers == (window, window, full)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [
+        ({}, [0]),
+        ({"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}, [0, 1]),
+        ({"attention_bias": True}, [0, 1]),  # one rank adds the bias of the output
+    ],
+)
+def test_the_last_rank_is_started_too_if_its_matrices_have_other_shapes(
+    fields: dict[str, Any], ranks: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def start(worker: MetaWorker, sizes: CacheSizes) -> None:
+        started.append(worker._rank)
+
+    monkeypatch.setattr(MetaWorker, "start", start)
+    run_starts(EngineConfig(model=str(make_tiny_model(tmp_path, **fields)), tensor_parallel_size=2))
+    assert started == ranks
 
 
 def test_it_starts_no_threads_where_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class FakeWorker:
         pass
 
     def load_model(self, _compile_pool: None) -> WorkerSizes:
-        return WorkerSizes(CacheSizes(8, 0, 2), block_bytes=1, weight_bytes=1)
+        return WorkerSizes(CacheSizes(8, 0, 2), block_bytes=1, weight_bytes=1, tables=(0,))
 
     def start(self, sizes: CacheSizes) -> None:
         pass
