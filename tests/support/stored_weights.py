@@ -8,6 +8,8 @@ from proa_engine.layers.weights import Slice
 
 
 class StoredWeights:
+    device = torch.device("cpu")
+
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
 

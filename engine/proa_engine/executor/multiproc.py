@@ -18,9 +18,11 @@ from pathlib import Path
 from threading import Event
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.executor import ExecutorFailed, StepFuture
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.executor.deferred_sampling import DeferredSampling
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixEndpoint, WorkerConnection
@@ -29,8 +31,9 @@ from proa_engine.mover.messages import FromCore
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
-from proa_engine.worker.kv_cache import check_tables, smallest
+from proa_engine.worker.kv_cache import check_ranks, smallest
 from proa_engine.worker.spawn import spawn
+from proa_engine.worker.step_inputs import StepInputs
 
 # If a rank is lost, rank 0's collective fails and its connection ends at about the same time. The connection knows why.
 _LOSS_SECONDS = 1.0
@@ -43,17 +46,29 @@ class MultiProcExecutor(UniProcExecutor):
         self._directory: Path | None = None
         self._remote_ranks: RemoteRanks | None = None
         self._is_started = False
+        self._deferred = DeferredSampling(config.pipeline_parallel_size)
+        self._stage_size = config.tensor_parallel_size  # ranks
         super().__init__(config, log)
         self._is_started = True
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        if scheduler_output.encoder_inputs:
-            num_ranks = len(self._connections) + 1
+        self._deferred.remove({*scheduler_output.finished_request_ids, *scheduler_output.preempted_request_ids})
+        if scheduler_output.encoder_inputs:  # of the ranks of the first stage, each encodes some
             for rank, connection in enumerate(self._connections, start=1):
-                connection.send(encode(wire.Step(for_rank(scheduler_output, rank, num_ranks))))
+                connection.send(encode(wire.Step(for_rank(scheduler_output, rank, self._stage_size))))
         else:
             self._broadcast(wire.Step(scheduler_output))
         super().execute_model(scheduler_output)
+
+    def _start_sampling(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
+        return self._deferred.add(inputs.request_ids, lambda: self._sample_on_stage(inputs, masks))
+
+    def _sample_on_stage(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
+        """Sample on all ranks of the first pipeline stage. Those of a model's only stage do so after each step."""
+        if self._worker.model_config.stage.count > 1:
+            for connection in self._connections[: self._stage_size - 1]:
+                connection.send(encode(wire.Sample()))
+        return super()._start_sampling(inputs, masks)
 
     def sleep(self, level: int) -> None:
         """Put all ranks to sleep at the same time."""
@@ -109,7 +124,7 @@ class MultiProcExecutor(UniProcExecutor):
             ready = self._wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
-        check_tables(sizes, config.tensor_parallel_size)
+        check_ranks(config, sizes)
         disk_folder = self._call(self._worker.take_disk_folder)
         self._broadcast(wire.Start(smallest(size.cache for size in sizes), disk_folder))
         self._start_worker(sizes)

@@ -95,10 +95,16 @@ class UniProcExecutor:
         """Sample the step that `execute_model` started. `masks` are read until the future is done."""
         self._check()
         inputs, self._inputs = self._inputs, None
-        future: Future[ModelRunnerOutput] = Future()
         if inputs is None:
+            future: Future[ModelRunnerOutput] = Future()
             future.set_result(_EMPTY_OUTPUT)
             return future
+        return self._start_sampling(inputs, masks)
+
+    def _start_sampling(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
+        """Sample the oldest step that is executed and not sampled, which has these inputs."""
+        self._check()
+        future: Future[ModelRunnerOutput] = Future()
         if self._worker.device.type == "cuda":
             return self._launch_sampling(inputs, masks)
         with self._lock:

@@ -28,6 +28,8 @@ class Slice:
 class WeightSource(Protocol):
     """Where tensors come from: a checkpoint, or random numbers."""
 
+    device: torch.device  # of the tensors
+
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:

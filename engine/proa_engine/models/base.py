@@ -14,12 +14,13 @@ class CausalLM(Protocol):
 
     def __call__(
         self,
-        input_ids: torch.Tensor,
+        inputs: torch.Tensor,
         positions: torch.Tensor,
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
+        /,
     ) -> torch.Tensor:
-        """input_ids [T], positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
+        """Token ids [T], positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
 
         A model with `ImageConfig.has_three_positions` also takes positions [3, T]: time, row and column of each token.
 
@@ -60,6 +61,19 @@ class ImageReader(Protocol):
     """
 
     image_encoder: ImageEncoder
+
+
+@runtime_checkable
+class StageModel(Protocol):
+    """A `CausalLM` of which a rank may hold the layers of one pipeline stage alone.
+
+    A call of the first stage takes token ids, of a later one the result of the stage before, [T, hidden_size]. Any of
+    several stages returns its result for the next one. The last stage's is made hidden states by `finish` of the first.
+    """
+
+    def finish(self, result: torch.Tensor) -> torch.Tensor:
+        """Any rows of the last stage's result [R, hidden_size] -> their hidden states, the same shape"""
+        ...
 
 
 @runtime_checkable

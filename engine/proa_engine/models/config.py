@@ -5,7 +5,7 @@ the architecture is read by its class (`registry`), most of it with the function
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from proa_engine.models.pooling_config import (
 )
 from proa_engine.models.quantization import linear_method
 from proa_engine.models.registry import Form, architecture_of, is_adapted, is_encoder, model_class, standard_fields
+from proa_engine.models.stages import WHOLE, Stage, cut
 
 Runner = Literal["auto", "generate", "pooling"]
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -52,6 +53,8 @@ class DecoderOptions:
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_soft_cap: float | None = None  # c: logits become c * tanh(logits / c)
+    num_first_stage_layers: int = 1  # layers that must be on the first pipeline stage, which has the images
+    undivided: str = ""  # what keeps the layers from being divided among pipeline stages; empty: nothing
 
 
 @contextmanager
@@ -85,10 +88,16 @@ class ModelConfig:
     image_encoder: ImageEncoderOptions | None = None  # of `images`
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
     expert_parallel: bool = False  # divide experts by expert even where they can be divided by width
+    stage: Stage = WHOLE  # that this rank computes
 
     @property
     def layers(self) -> tuple[LayerDeclaration, ...]:
         return self.decoder.layers
+
+    @property
+    def own_layers(self) -> Sequence[LayerDeclaration]:
+        """The layers of `stage`."""
+        return self.stage.own(self.layers)
 
     @property
     def is_encoder(self) -> bool:

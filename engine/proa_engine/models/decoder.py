@@ -19,13 +19,15 @@ from proa_engine.models.fields import Fields
 
 
 class DecoderForCausalLM:
-    """A `CausalLM`. The constructor loads all weights.
+    """A `CausalLM` and a `StageModel`. The constructor loads all weights of `ModelConfig.stage`.
 
     An architecture is a derived class with `read_options`, which reads and checks its config.json, and `defaults`, the
     fields that its config.json may omit. It overrides nothing else unless its decoder is more than its layers.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    embedding: VocabParallelEmbedding  # of the first pipeline stage alone, as is `norm`
+    norm: RMSNorm
 
     @staticmethod
     def read_options(fields: Fields) -> DecoderOptions:
@@ -33,46 +35,58 @@ class DecoderForCausalLM:
         raise NotImplementedError
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        options = config.decoder
+        options, stage = config.decoder, config.stage
+        self.stage = stage
         inner, head = text_weights(weights)
-        rows = take_vocab_share(inner / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
-        self.embedding = VocabParallelEmbedding(rows, parallel)
-        # In the weights' type, as in the models' own code.
-        self.embedding_scale = float(torch.tensor(options.embedding_scale, dtype=rows.dtype))
-        tables = RotaryTables(config.max_position_embeddings, rows.device)
+        self.lm_head: LMHead | None = None
+        if stage.is_first:
+            rows = take_vocab_share(inner / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
+            self.embedding = VocabParallelEmbedding(rows, parallel)
+            # In the weights' type, as in the models' own code.
+            self.embedding_scale = float(torch.tensor(options.embedding_scale, dtype=rows.dtype))
+        tables = RotaryTables(config.max_position_embeddings, weights.source.device)
         split = config.expert_split(parallel.world_size)
         by_expert = split is not None and split.by_expert
         context = LayerContext(config.hidden_size, parallel, tables, expert_parallel=by_expert)
         self.layers = [
-            layer.make(inner / "layers" / str(number), context) for number, layer in enumerate(options.layers)
+            layer.make(inner / "layers" / str(number), context)
+            for number, layer in enumerate(config.own_layers, start=stage.first)
         ]
-        self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
-        self.lm_head: LMHead | None = None
-        if config.has_lm_head:
-            if not config.tie_word_embeddings:
-                rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
-            self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
+        if stage.is_first:
+            self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
+            if config.has_lm_head:
+                if not config.tie_word_embeddings:
+                    rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
+                self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
         self.batch_invariant = config.batch_invariant
 
     def __call__(
         self,
-        input_ids: torch.Tensor,
+        inputs: torch.Tensor,
         positions: torch.Tensor,
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        x, step = self.begin(input_ids, positions, metadata)
+        x, step = self.begin(inputs, positions, metadata)
         residual: torch.Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, cache, step)
+        if self.stage.count > 1:
+            return x if residual is None else x + residual
         return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
+    def finish(self, result: torch.Tensor) -> torch.Tensor:
+        return self.norm(result)
+
     def begin(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+        self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, AttentionStep]:
-        """The input of the first layer [T, hidden_size], and what all layers share."""
-        x = self.embedding(input_ids)
+        """The input of the first layer [T, hidden_size], and what all layers share. `inputs`: token ids [T], on a later
+        pipeline stage the input itself."""
+        if not self.stage.is_first:
+            return inputs, AttentionStep(metadata, positions, self.batch_invariant)
+        x = self.embedding(inputs)
         x = x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
         return x, AttentionStep(metadata, positions, self.batch_invariant)
 
@@ -119,7 +133,8 @@ def tensors_of(owner: object) -> Iterator[torch.Tensor]:
 
 
 class ImageReadingDecoder(DecoderForCausalLM):
-    """An `ImageReader` if its configuration has an image encoder, a model of text otherwise.
+    """An `ImageReader` if its configuration has an image encoder, a model of text otherwise. Of several pipeline stages
+    only the first reads images.
 
     An architecture that derives from it has `read_images` (`config.ImageModelClass`).
     """
@@ -128,13 +143,13 @@ class ImageReadingDecoder(DecoderForCausalLM):
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
         super().__init__(config, weights, parallel)
-        if config.image_encoder is not None:
+        if config.image_encoder is not None and config.stage.is_first:
             self.image_encoder = config.image_encoder.make(weights)
 
     def begin(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+        self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, AttentionStep]:
-        x, step = super().begin(input_ids, positions, metadata)
+        x, step = super().begin(inputs, positions, metadata)
         if metadata.images is not None:
             x.index_copy_(0, metadata.images.rows, metadata.images.embeddings[:, : x.shape[1]])
         return x, step

@@ -5,7 +5,6 @@ The last layers may read the caches of earlier ones. Of checkpoints with other i
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.rms_norm import rms_norm
-from proa_engine.kernels.silu_and_mul import activate_and_mul
+from proa_engine.kernels.silu_and_mul import GatedActivation, activate_and_mul
 from proa_engine.layers.attention import AttentionOptions, QkNorm
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LayerCache, SharedLayer
@@ -121,7 +120,7 @@ class Gemma4Experts:
         self.router = make_linear((router / "proj").take("weight", (sizes.num_experts, hidden_size)))
         self.routing = options.routing
         self.expert_factors = router.take("per_expert_scale", (sizes.num_experts,), dtype=torch.float32)
-        storage = ExpertTensors(activation=partial(activate_and_mul, activation="gelu_tanh"))
+        storage = ExpertTensors(activation=GatedActivation("gelu_tanh"))
         self.experts = storage.load(weights / "experts", context, sizes.num_experts, sizes.inner_size)
         self.parallel = context.parallel
         self.eps = norm.eps
@@ -232,6 +231,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
             norm=norm,
             embedding_scale=fields["hidden_size"] ** 0.5,
             logits_soft_cap=fields.get("final_logit_softcapping"),
+            undivided=_undivided(fields),
             per_layer_size=fields["hidden_size_per_layer_input"],
             per_layer_vocab_size=fields["vocab_size_per_layer_input"],
         )
@@ -254,11 +254,11 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
             )
 
     def begin(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+        self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, AttentionStep]:
-        x, _ = super().begin(input_ids, positions, metadata)
-        inputs = () if self.per_layer_inputs is None else self.per_layer_inputs(input_ids, x).unbind()
-        return x, Gemma4Step(metadata, positions, self.batch_invariant, per_layer_inputs=iter(inputs))
+        x, _ = super().begin(inputs, positions, metadata)
+        per_layer = () if self.per_layer_inputs is None else self.per_layer_inputs(inputs, x).unbind()
+        return x, Gemma4Step(metadata, positions, self.batch_invariant, per_layer_inputs=iter(per_layer))
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
         """A layer that only reads has the cache of the last one before that caches the same."""
@@ -298,6 +298,13 @@ def _attention(fields: read.Fields) -> list[AttentionOptions]:
         )
         result.append(options)
     return result
+
+
+def _undivided(fields: read.Fields) -> str:
+    """As `DecoderOptions.undivided`."""
+    if fields["hidden_size_per_layer_input"]:
+        return "each layer has an input that is made of the token"
+    return "layers read the caches of earlier ones" if fields.get("num_kv_shared_layers") else ""
 
 
 def _overrides(fields: read.Fields, number: int, kind: str) -> Mapping[str, Any]:

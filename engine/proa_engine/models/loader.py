@@ -12,6 +12,7 @@ from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelClass, ModelConfig
+from proa_engine.models.decoder import text_weights
 from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
 
@@ -27,7 +28,7 @@ def load_model(
     seed: int = 0,
     report: Callable[[str], None],
 ) -> CausalLM:
-    """Build this rank's shard of the model, ready to run.
+    """Build this rank's shard of the model, ready to run: the layers of `config.stage`.
 
     `seed` is that of dummy weights, which are the same for any number of ranks on the same kind of device. Raises
     ValueError or FileNotFoundError if the weights do not fit `config`.
@@ -38,8 +39,10 @@ def load_model(
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
     checkpoint = SafetensorsCheckpoint(folder, dtype, device, report)
-    model = build(config, Weights(checkpoint, config.linear_method), parallel)
-    checkpoint.finish(lambda name: _is_redundant(name, config))
+    weights = Weights(checkpoint, config.linear_method)
+    layers = (text_weights(weights)[0] / "layers" / "").prefix
+    model = build(config, weights, parallel)
+    checkpoint.finish(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers))
     report(f"weights loaded in {time.monotonic() - started:.1f} s")
     return model
 
@@ -67,6 +70,15 @@ def load_pooling_heads(
         return PoolingHeads(pooling, dense, model.classify)
     score = Score.load(pooling, config.hidden_size, make_source(folder)) if pooling.labels else None
     return PoolingHeads(pooling, dense, score)
+
+
+def _is_of_other_stage(name: str, config: ModelConfig, layers: str) -> bool:
+    """Whether another pipeline stage loads a checkpoint's tensor. `layers`: how names of the layers' tensors begin."""
+    if not name.startswith(layers):
+        return not config.stage.is_first
+    numbers = range(len(config.layers))
+    others = set(map(str, numbers)) - set(map(str, config.stage.own(numbers)))
+    return name.removeprefix(layers).partition(".")[0] in others
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

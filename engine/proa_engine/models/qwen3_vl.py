@@ -62,7 +62,7 @@ def _with_deepstack(fields: read.Fields, options: DecoderOptions) -> DecoderOpti
     if vision is None:
         return options
     count = len(vision.get("deepstack_visual_indexes", DEEPSTACK))
-    return replace(options, layers=with_deepstack(options.layers, count))
+    return replace(options, layers=with_deepstack(options.layers, count), num_first_stage_layers=max(count, 1))
 
 
 def with_deepstack(layers: Sequence[LayerDeclaration], count: int) -> tuple[LayerDeclaration, ...]:

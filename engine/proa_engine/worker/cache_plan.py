@@ -27,8 +27,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """Where one rank stores each layer's cache. All ranks have the same tables; each rank stores its share of the
-    heads."""
+    """Where one rank stores each layer's cache. All ranks have the same tables; each rank stores its share of the heads
+    of the layers of its pipeline stage."""
 
     block_size: int  # tokens
     block_bytes: int
@@ -63,6 +63,18 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
     A window of `max_model_len` or more tokens is treated as full attention. If every layer has a window, all are in
     table 0, which keeps every token. Raises ValueError for latent rows in 8-bit floats.
     """
+    return plan_stage_caches([layers], 0, block_size, dtype, max_model_len)
+
+
+def plan_stage_caches(
+    stages: Sequence[Sequence[CacheLayer]], stage: int, block_size: int, dtype: torch.dtype, max_model_len: int
+) -> CachePlan:
+    """Plan the caches of pipeline stage `stage`. `stages` are the layers of all of them, `plan_caches` says the rest.
+
+    The tables are those of the whole model. Each stage divides its layers of a window evenly among that window's
+    tables, so that no stage has most of a table. What the whole model keeps and a stage does not counts as 1 byte.
+    """
+    layers = [layer for each in stages for layer in each]
     if dtype.itemsize == 1 and any(isinstance(layer, LatentLayer) for layer in layers):
         raise ValueError("kv_cache_dtype fp8 is not supported with latent attention; supported: auto")
     sizes = {index: _block_bytes(layer, block_size, dtype) for index, layer in enumerate(layers)}
@@ -76,19 +88,36 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
     if not full:
         full, windows = kept, {}
     tables = [full, *_pack(windows, sizes, sum(sizes[index] for index in full))]
+    windows_of_tables = tuple(windows[indices[0]] for indices in tables[1:])
+    states = [index for index, layer in enumerate(layers) if isinstance(layer, StateLayer)]
+    first = sum(map(len, stages[:stage]))
+    own = range(first, first + len(stages[stage]))
+    if len(stages) > 1:
+        tables = [[index for index in full if index in own], *_divide(windows, windows_of_tables, own)]
     placed = {
         index: Place(table, sum(sizes[before] for before in indices[:number]))
         for table, indices in enumerate(tables)
         for number, index in enumerate(indices)
     }
     widest = max(sum(sizes[index] for index in indices) for indices in tables)
+    kept_here = [layers[index] for index in kept if index in own]
     return CachePlan(
         block_size=block_size,
-        block_bytes=_round_up(widest, [layers[index] for index in kept], block_size, dtype),
-        windows=tuple(windows[indices[0]] for indices in tables[1:]),
-        places=tuple(placed.get(_stored_by(layers, index)) for index in range(len(layers))),
-        state_bytes=sum(sizes[index] for index, layer in enumerate(layers) if isinstance(layer, StateLayer)),
+        block_bytes=max(_round_up(widest, kept_here, block_size, dtype), min(len(kept), 1)),
+        windows=windows_of_tables,
+        places=tuple(placed.get(_stored_by(layers, index)) for index in own),
+        state_bytes=max(sum(sizes[index] for index in states if index in own), min(len(states), 1)),
     )
+
+
+def _divide(windows: Mapping[int, int], windows_of_tables: Sequence[int], own: range) -> list[list[int]]:
+    """Divide one stage's layers with a window evenly among the tables of that window."""
+    tables: list[list[int]] = []
+    for window in sorted(set(windows_of_tables)):
+        layers = [index for index, each in windows.items() if each == window and index in own]
+        count = windows_of_tables.count(window)
+        tables += [layers[number::count] for number in range(count)]
+    return tables
 
 
 def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int) -> list[list[int]]:

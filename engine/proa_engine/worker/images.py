@@ -161,7 +161,7 @@ class ImageTokens:
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    encodings: ImageEncodings
+    encodings: ImageEncodings | None  # None: on a later pipeline stage, where no layer reads them
     tokens: ImageTokens | None
     # Staged index: [3 * tokens of the step], what is added to the tokens' places for their three positions; None: 0.
     # Relative, so that it still holds when draft tokens move to their true places.
@@ -169,7 +169,8 @@ class ImageInputs:
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
         if self.tokens is not None:
-            forward.images = ImageRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
+            if self.encodings is not None:
+                forward.images = ImageRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
             forward.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
         if self.offsets is not None:
             forward.positions = forward.positions + arrays[self.offsets].view(3, -1)
@@ -178,7 +179,8 @@ class ImageInputs:
 class ImageColumns(Columns):
     """The images of the slots whose requests have images."""
 
-    def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings) -> None:
+    def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings | None) -> None:
+        """`encodings` None: this rank encodes no images, because only the first pipeline stage reads them."""
         self.encodings = encodings
         self._config = config
         self._images: dict[int, ImagePositions] = {}  # by slot
@@ -187,6 +189,11 @@ class ImageColumns(Columns):
         self.position_deltas: Tensor | None = None
         if config.has_three_positions:
             self.position_deltas = torch.zeros(tables.num_slots, dtype=torch.int64, device=tables.device)
+
+    def update(self, work: EncoderWork) -> None:
+        """Free and encode images. Device work."""
+        if self.encodings is not None:
+            self.encodings.update(work)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         images: ImagePositions | None = None

@@ -51,17 +51,24 @@ class WorkerSizes:
     tables: tuple[int, ...]  # of each layer with blocks: its block table
 
 
-def check_tables(rank_sizes: Sequence[WorkerSizes], tensor_parallel_size: int) -> None:
-    """Raise ValueError unless all ranks that divide the same layers have the same layers in each block table.
+def check_ranks(config: EngineConfig, rank_sizes: Sequence[WorkerSizes]) -> None:
+    """Raise ValueError unless the ranks, which may hold unequal shares of the KV heads, can have one KV cache.
 
-    They may differ where layers have different numbers of KV heads and the ranks hold unequal shares of them.
+    Ranks that divide the same layers must have the same layers in each block table. These may differ where layers have
+    different numbers of KV heads. Host memory is adopted in ranges of pages, whose number depends on the pages' size.
     """
-    for start in range(0, len(rank_sizes), tensor_parallel_size):
-        if len({sizes.tables for sizes in rank_sizes[start : start + tensor_parallel_size]}) > 1:
+    size = config.tensor_parallel_size
+    for start in range(0, len(rank_sizes), size):
+        if len({sizes.tables for sizes in rank_sizes[start : start + size]}) > 1:
             raise ValueError(
                 "the KV caches of layers cannot be packed into equal blocks on all ranks, because their KV heads are "
-                f"are not divisible by tensor_parallel_size ({tensor_parallel_size}): use a size that divides them"
+                f"not divisible by tensor_parallel_size ({size}): use a size that divides them"
             )
+    if config.kv_offloading_path is not None and len({sizes.block_bytes for sizes in rank_sizes}) > 1:
+        raise ValueError(
+            "kv_offloading_path is set, but the ranks have KV caches of different sizes: use a tensor_parallel_size "
+            "that divides the KV heads, or unset it"
+        )
 
 
 def smallest(sizes: Iterable[CacheSizes]) -> CacheSizes:
@@ -135,7 +142,7 @@ def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> Cache
 
 def host_bytes(config: EngineConfig) -> int:
     """Return the bytes of the host tier on each rank."""
-    return int(config.kv_offloading_size * 2**30) // config.tensor_parallel_size
+    return int(config.kv_offloading_size * 2**30) // config.num_ranks
 
 
 def host_tier(
@@ -151,7 +158,7 @@ def host_tier(
         state_pages=-(-plan.state_bytes // plan.block_bytes),
         min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
         page_bytes=plan.block_bytes,
-        load_bytes_per_second=load_rate * config.tensor_parallel_size,
+        load_bytes_per_second=load_rate * config.num_ranks,
         adopts=config.kv_offloading_path is not None,
     )
 
@@ -215,9 +222,10 @@ def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype_bytes: int) ->
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Estimate the number of parameters: embeddings and matrices, without norms and biases."""
+    """Estimate the number of parameters of a pipeline stage: embeddings and matrices, without norms and biases."""
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return embeddings + sum(layer.num_parameters(model.hidden_size) for layer in model.layers)
+    layers = sum(layer.num_parameters(model.hidden_size) for layer in model.own_layers)
+    return layers + (embeddings if model.stage.is_first else 0)
 
 
 def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, reads_images: bool = False) -> None:
@@ -251,7 +259,7 @@ def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
     num_shared = 0 if model.images is None else model.images.num_parameters
     num_divided, split = num_parameters(model), model.expert_split(num_ranks)
     if split is not None:
-        routed = [layer.routed_experts for layer in model.layers]
+        routed = [layer.routed_experts for layer in model.own_layers]
         num_routed = sum(sizes.num_parameters(model.hidden_size) for sizes in routed if sizes is not None)
         num_divided -= num_routed
         num_shared += int(num_routed * split.largest_share)

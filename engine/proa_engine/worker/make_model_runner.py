@@ -1,6 +1,6 @@
 """make_model_runner: a ModelRunner and the memory that it uses, from an engine's configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,9 +19,11 @@ from proa_engine.worker.input_batch import Features, InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, num_parameters
 from proa_engine.worker.loras import LoraAdapters, LoraColumns
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.pipeline import make_stage_io
 from proa_engine.worker.pooling import PoolingColumns
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
+from proa_engine.worker.stage_links import NoLinks, StageLinks
 from proa_engine.worker.states import StateColumns
 
 
@@ -33,6 +35,7 @@ class Placement:
     dtype: torch.dtype  # of weights and activations
     cache_dtype: torch.dtype
     parallel: ParallelContext
+    links: StageLinks = field(default_factory=NoLinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,20 @@ def make_model_runner(
         whole_blocks=sizes.num_host_pages > 0,
     )
     batch = _make_batch(config, loaded, placement, plan)
+    stage = make_stage_io(
+        model,
+        model_config.stage,
+        placement.links,
+        max_graph_tokens=max((shape.num_tokens for shape in shapes), default=0),
+        example=torch.empty(0, model_config.hidden_size, dtype=placement.dtype, device=device),
+    )
     return ModelRunner(
         model,
         memory,
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         parallel=placement.parallel,
+        stage=stage,
         graphs=DecodeGraphs(shapes, device, has_states=batch.features.states is not None) if shapes else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,
@@ -97,10 +108,12 @@ def _make_batch(config: EngineConfig, loaded: LoadedModel, placement: Placement,
     )
     images: ImageColumns | None = None
     if model_config.images is not None:
-        assert isinstance(model, ImageReader)
-        encodings = ImageEncodings(
-            model.image_encoder, model_config.images, placement.dtype, placement.device, placement.parallel
-        )
+        encodings: ImageEncodings | None = None
+        if model_config.stage.is_first:
+            assert isinstance(model, ImageReader)
+            encodings = ImageEncodings(
+                model.image_encoder, model_config.images, placement.dtype, placement.device, placement.parallel
+            )
         images = ImageColumns(tables, model_config.images, encodings)
     pooling: PoolingColumns | None = None
     if model_config.pooling.kinds:

@@ -3,7 +3,7 @@
 Its steps run through the same code as a GPU worker's, and anything that synchronizes with the device fails.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,28 +11,32 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
+from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.decode_graphs import Graph, GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.stage_links import StageLinks
 from proa_engine.worker.worker import Worker
 
 _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 
 
 def run_starts(config: EngineConfig) -> None:
-    """Run the starts of the first tensor parallel rank, which may have more heads than others and adds biases, and of
-    the last, if its matrices have other shapes."""
-    first = MetaWorker(config)
-    first.run_start()
-    if config.tensor_parallel_size == 1:
-        return
-    last = MetaWorker(config, config.tensor_parallel_size - 1)
-    last.init_device()
-    sizes = last.load_model()
-    if last.matrix_shapes != first.matrix_shapes:
-        last.start(sizes.cache)
+    """Run the starts, on each pipeline stage, of the first tensor parallel rank, which may have more heads than others
+    and adds biases, and of the last, if its matrices have other shapes."""
+    size = config.tensor_parallel_size
+    for rank in range(0, config.num_ranks, size):
+        first = MetaWorker(config, rank)
+        first.run_start()
+        if size == 1:
+            continue
+        last = MetaWorker(config, rank + size - 1)
+        last.init_device()
+        sizes = last.load_model()
+        if last.matrix_shapes != first.matrix_shapes:
+            last.start(sizes.cache)
 
 
 class MetaWorker(Worker):
@@ -60,7 +64,11 @@ class MetaWorker(Worker):
         return with_one_layer_of_each_kind(super()._read_model_config())
 
     def _join(self, rendezvous: Rendezvous | None, store: Store | None) -> ParallelContext:
-        return MetaParallel(self._rank, self._config.tensor_parallel_size, None)
+        size = self._config.tensor_parallel_size
+        return MetaParallel(self._rank % size, size, None)
+
+    def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:
+        return world, MetaLinks(self._config.pipeline_parallel_size)
 
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")
@@ -73,11 +81,13 @@ class MetaWorker(Worker):
 
 
 def with_one_layer_of_each_kind(config: ModelConfig) -> ModelConfig:
-    """The model with the fewest layers that launch all of its kernels."""
+    """The model with the fewest layers of its pipeline stage that launch all of the stage's kernels."""
     # The first layer is a kind of its own: it adds no residual.
-    kinds = {(number == 0, layer): number for number, layer in enumerate(config.layers)}
-    layers = tuple(config.layers[number] for number in sorted(kinds.values()))
-    return replace(config, decoder=replace(config.decoder, layers=layers))
+    own = config.own_layers
+    kinds = {(number == 0, layer): number for number, layer in enumerate(own)}
+    layers = tuple(own[number] for number in sorted(kinds.values()))
+    stage = replace(config.stage, first=0, end=None)
+    return replace(config, decoder=replace(config.decoder, layers=layers), stage=stage)
 
 
 class MetaParallel(ParallelContext):
@@ -91,6 +101,22 @@ class MetaParallel(ParallelContext):
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         return [x] * self.world_size
+
+
+class MetaLinks:
+    """Links of a stage on meta tensors: only shapes matter, and no other stage exists."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+
+    def send(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+
+    def receive(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+
+    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
+        return [layers] * self._num_stages
 
 
 class _RunOnce:

@@ -1,5 +1,6 @@
 """ModelRunner: turns a SchedulerOutput into a forward pass and sampled tokens on one device."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphSh
 from proa_engine.worker.device_thread import SmallSteps
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.logprobs import PromptLogprobRows
+from proa_engine.worker.pipeline import StageIO, WholeModel
 from proa_engine.worker.pooling import PoolingInputs
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
 from proa_engine.worker.sampling import SamplingInputs
@@ -35,14 +37,16 @@ class _ForwardResult:
 
     inputs: StepInputs
     arrays: list[Tensor]
-    hidden: Tensor  # [tokens, hidden_size]
+    result: Tensor  # of this stage's layers, [tokens, hidden_size]
 
 
 class ModelRunner:
     """Runs steps. For each step call `prepare_inputs`, `execute_model` and `sample_tokens`.
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
-    of the steps. Steps of decodes alone are replayed as `graphs`, once those are captured.
+    of the steps. With pipeline stages later steps may be executed before a step is sampled, but none that computes what
+    it samples, and none before which its requests are removed. Steps of decodes alone are replayed as `graphs`, once
+    those are captured.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class ModelRunner:
         *,
         max_logprobs: int,
         parallel: ParallelContext | None = None,
+        stage: StageIO | None = None,
         graphs: DecodeGraphs | None = None,
         small_steps: SmallSteps | None = None,
         tracer: WorkerTracer | None = None,
@@ -66,13 +71,15 @@ class ModelRunner:
         self._features = batch.features
         self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.tables.vocab_size))
         self._parallel = parallel or ParallelContext()
+        self._stage = stage or WholeModel()
         self._sampler = Sampler(batch, max_logprobs)
         self._input_builder = InputBuilder(batch, graphs)
         self._staging = Staging(self.device)
         self._graphs = graphs
         self._small_steps = small_steps or SmallSteps(0)
         self._tracer = tracer
-        self._forward_result: _ForwardResult | None = None
+        self._graphs_draw = self._stage.is_whole and self._features.drafts is None  # whether graphs sample
+        self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Update the host side of the batch and lay out the step. None if it computes no tokens."""
@@ -86,10 +93,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, inputs: StepInputs) -> None:
-        """Run the model over the step's tokens and keep the hidden states for `sample_tokens`."""
+        """Run this rank's layers over the step's tokens and keep the result for `sample_tokens`."""
         if inputs.encoder_work is not None:
             assert self._features.images is not None, "the model reads no images"
-            self._features.images.encodings.update(inputs.encoder_work)
+            self._features.images.update(inputs.encoder_work)
         with self._small_steps.one_thread(inputs.num_tokens):
             arrays = list(self._staging.ship(inputs.arrays))
             inputs.edits.apply(arrays)
@@ -97,30 +104,36 @@ class ModelRunner:
             if self._features.drafts is not None and inputs.drafts is not None:
                 token_rows = rows if isinstance(rows, TokenRows) else None
                 self._features.drafts.begin(inputs.drafts, inputs.sampling, token_rows, arrays)
+            received = self._stage.receive(inputs)
             if isinstance(rows, TokenRows):
-                hidden = self._forward(rows, arrays)
+                result = self._forward(rows, arrays, received)
             else:
                 assert self._graphs is not None, "only captured graphs have DecodeRows"
-                hidden = self._graphs.replay(rows.shape, arrays[rows.rows])
-                hidden = hidden[: len(inputs.request_ids) * rows.shape.width]
-        self._forward_result = _ForwardResult(inputs, arrays, hidden)
+                result = self._graphs.replay(rows.shape, arrays[rows.rows])
+                result = result[: len(inputs.request_ids) * rows.shape.width]
+            self._stage.send(result, inputs, arrays)
+        if self._stage.samples:
+            self._results.append(_ForwardResult(inputs, arrays, result))
 
     @torch.inference_mode()
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
-        """Sample the tokens of the last executed step, and write them to the token table for the next one. Pool the
-        hidden states of pooled requests.
+        """Sample the tokens of the oldest executed step that is not sampled, and write them to the token table for
+        later ones. Pool the hidden states of pooled requests.
 
-        A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples.
+        A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples. One of a
+        later pipeline stage does nothing.
         """
-        assert self._forward_result is not None, "call execute_model first"
-        result, self._forward_result = self._forward_result, None
-        with self._small_steps.one_thread(result.inputs.num_tokens):
-            return self._sample_step(result.inputs, result.arrays, result.hidden, masks)
+        if not self._stage.samples:
+            return StepTensors(None, None, [])
+        step = self._results.popleft()
+        with self._small_steps.one_thread(step.inputs.num_tokens):
+            hidden, inputs = self._stage.finish(step.result, step.inputs)
+            return self._sample_step(inputs, step.arrays, hidden, masks)
 
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
         assert self._graphs is not None
-        self._graphs.capture(self._decode, capture, self._draw if self._features.drafts is None else None)
+        self._graphs.capture(self._decode, capture, self._draw if self._graphs_draw else None)
 
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
@@ -134,7 +147,7 @@ class ModelRunner:
     def _sample_step(
         self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
     ) -> StepTensors:
-        if (shape := inputs.draw_shape) is not None:
+        if self._graphs_draw and (shape := inputs.draw_shape) is not None:
             assert self._graphs is not None, "only captured graphs have DecodeRows"
             token_ids = self._graphs.draw(shape)[: len(inputs.request_ids)]
             return StepTensors(token_ids.clone(), None, [])  # the next draw may run before the copy to the host
@@ -175,10 +188,12 @@ class ModelRunner:
             self._parallel.broadcast(sampled.token_ids)
         return sampled
 
-    def _forward(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
-        """Return the hidden states [tokens, hidden_size] of any batch."""
+    def _forward(self, rows: TokenRows, arrays: list[Tensor], received: Tensor | None) -> Tensor:
+        """Return the hidden states [tokens, hidden_size] of any batch, from what the stage before sent."""
         tables = self._tables
-        input_ids = tables.flat_token_ids.index_select(0, arrays[rows.token_positions]).long()
+        model_inputs = received
+        if model_inputs is None:
+            model_inputs = tables.flat_token_ids.index_select(0, arrays[rows.token_positions]).long()
         blocks = tables.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
         num_blocks = -(-rows.max_seq_len // tables.block_size)
         block_tables = tables.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
@@ -196,7 +211,7 @@ class ModelRunner:
             images=forward.images,
             ends=forward.ends,
         )
-        return self._model(input_ids, forward.positions, self.caches, metadata)
+        return self._model(model_inputs, forward.positions, self.caches, metadata)
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
@@ -221,7 +236,8 @@ class ModelRunner:
             decode_width=width,
             states=forward.states,
         )
-        return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
+        received = self._stage.graph_input(num_rows * width)
+        return self._model(inputs.input_ids if received is None else received, inputs.positions, self.caches, metadata)
 
     def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.

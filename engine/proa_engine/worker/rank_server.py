@@ -34,6 +34,7 @@ class RankServer:
         self._log = log
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
         self._is_started = False
+        self._samples_each_step = True  # False with pipeline stages: the first one's ranks are sent Sample
         self._sending = Lock()
         self._mover: MoverProcess | None = None
 
@@ -53,6 +54,7 @@ class RankServer:
         init = self._inbox.get()
         assert isinstance(init, wire.Init)
         config = init.config
+        self._samples_each_step = config.pipeline_parallel_size == 1
         worker = Worker(config, self._rank, self._log, ranks_here=config.ranks_here)
         compile_pool = start_compile_pool(config, self._rank)
         worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.num_ranks))
@@ -71,6 +73,8 @@ class RankServer:
             match message:
                 case wire.Step():
                     self._run_step(worker, message.scheduler_output)
+                case wire.Sample():
+                    worker.model_runner.sample_tokens()
                 case wire.Sleep():
                     worker.sleep(message.level)
                     self._send(wire.Done())
@@ -90,7 +94,8 @@ class RankServer:
         worker.begin_step(scheduler_output.copies)
         if inputs is not None:
             runner.execute_model(inputs)
-            runner.sample_tokens()
+            if self._samples_each_step:
+                runner.sample_tokens()
 
     def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
         """Read an adapter and send the result to the engine. An error does not end the rank, which can run steps

@@ -1,9 +1,9 @@
 """Messages between the engine and the worker process of another rank, as `framing` writes them to a connection.
 
-The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
-answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and LoadLora with LoraRead, while it runs
-steps. Messages of its mover are passed on in both directions. It sends Failed at any time before it exits. Either side
-treats the end of the stream as the other's death.
+The engine sends Init, Start, a Step for each step, Sample with pipeline stages, Sleep and WakeUp, LoadLora and
+UnloadLora, and Shutdown. The worker answers Init with Ready, Start with Started, Sleep and WakeUp with Done, and
+LoadLora with LoraRead, while it runs steps. Messages of its mover are passed on in both directions. It sends Failed at
+any time before it exits. Either side treats the end of the stream as the other's death.
 """
 
 import msgspec
@@ -48,6 +48,11 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     """Run one step."""
 
     scheduler_output: SchedulerOutput
+
+
+class Sample(msgspec.Struct, tag=True, frozen=True):
+    """Sample the oldest step that is not sampled. Sent to ranks of the first of several pipeline stages only; a model's
+    only stage samples each step at once."""
 
 
 class Sleep(msgspec.Struct, tag=True, frozen=True):
@@ -108,7 +113,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | ToMover | Shutdown
+ToWorker = Init | Start | Step | Sample | Sleep | WakeUp | LoadLora | UnloadLora | ToMover | Shutdown
 ToEngine = Ready | Started | Done | LoraRead | FromMover | Failed
 
 

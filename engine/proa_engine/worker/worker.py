@@ -19,7 +19,7 @@ from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.mover.disk import MIN_SEGMENTS
@@ -29,7 +29,7 @@ from proa_engine.mover.messages import DiskSettings, Init, ToCore
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache, symmetric_memory
 from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
-from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
+from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_stage_caches
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
@@ -41,6 +41,7 @@ from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.mover_process import MoverProcess
+from proa_engine.worker.stage_links import StageLinks, join_stages
 from proa_engine.worker.warmup import WarmUp
 
 
@@ -116,9 +117,10 @@ class Worker:
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(self._memory(), self._ranks_here))
-        parallel = replace(self._join(rendezvous, store), divides_latents=config.decode_context_parallel_size > 1)
+        parallel, links = self._join_stages(self._join(rendezvous, store))
+        parallel = replace(parallel, divides_latents=config.decode_context_parallel_size > 1)
         parallel = self._with_symmetric_memory(parallel)
-        self._placement = Placement(self.device, dtype, cache_dtype, parallel)
+        self._placement = Placement(self.device, dtype, cache_dtype, parallel, links)
 
     @explain_out_of_memory()
     def load_model(self, compile_pool: CompilePool | None = None) -> WorkerSizes:
@@ -127,13 +129,15 @@ class Worker:
         Then wait for `compile_pool`, if it is given.
         """
         config = self._config
-        loaded = self._loaded = self._load_weights()
+        placement, loaded = self._placement, self._load_weights()
+        self._loaded = loaded
         if compile_pool is not None:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
-            self._placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        layers, cache_dtype = loaded.model.cache_layers(), self._placement.cache_dtype
-        plan = self._plan = plan_caches(layers, config.block_size, cache_dtype, self.max_model_len)
+            placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
+        stages, cache_dtype = placement.links.gather_layers(loaded.model.cache_layers()), placement.cache_dtype
+        stage = self.model_config.stage.index
+        plan = self._plan = plan_stage_caches(stages, stage, config.block_size, cache_dtype, self.max_model_len)
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         sizes = kv_cache.with_host(sizes, config, plan)
         groups = self.cache_groups(sizes)
@@ -316,8 +320,10 @@ class Worker:
         self._runner = None
 
     def _read_model_config(self) -> ModelConfig:
-        """Return the configuration of the model as this engine runs it; its number of positions is `max_model_len`."""
-        return auto_config.resolve_model_config(self._config, self._folder, self.device)
+        """Return the configuration of the model as this rank runs it; its number of positions is `max_model_len`."""
+        config = self._config
+        model = auto_config.resolve_model_config(config, self._folder, self.device)
+        return at_stage(model, self._rank // config.tensor_parallel_size, config.pipeline_parallel_size)
 
     def _join(self, rendezvous: distributed.Rendezvous | None, store: Store | None) -> ParallelContext:
         if rendezvous is None:
@@ -325,6 +331,13 @@ class Worker:
         parallel = distributed.join(rendezvous, self.device, store)
         self._at_exit.callback(distributed.leave)
         return parallel
+
+    def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:
+        """Divide the ranks among pipeline stages. Returns the ranks of this rank's stage, and its links."""
+        parallel, links = join_stages(world, self._config.pipeline_parallel_size)
+        if world.world_size > parallel.world_size and parallel.rank == 0:
+            self._log(str(self.model_config.stage))
+        return parallel, links
 
     def _with_symmetric_memory(self, parallel: ParallelContext) -> ParallelContext:
         """Return the context of a stage's ranks with symmetric memory, if they are GPUs that have it in common."""

@@ -11,8 +11,8 @@ from proa_engine.worker.kv_cache import (
     CacheSizes,
     WorkerSizes,
     cache_groups,
+    check_ranks,
     check_room,
-    check_tables,
     check_weights,
     configured_sizes,
     cpu_budget,
@@ -132,8 +132,22 @@ def test_a_host_tier_that_would_hold_nothing_is_refused() -> None:
         with_host(sizes, replace(CONFIG, kv_offloading_size=1.0), replace(plan(), block_bytes=0))
 
 
+def sizes_of_rank(block_bytes: int = 1, tables: tuple[int, ...] = (0, 1, 1)) -> WorkerSizes:
+    return WorkerSizes(CacheSizes(8, 0, 2), block_bytes, weight_bytes=1, tables=tables)
+
+
 def test_ranks_whose_layers_are_in_other_tables_are_refused() -> None:
-    first, second = (WorkerSizes(CacheSizes(8, 0, 2), 1, 1, tables) for tables in ((0, 1, 1), (0, 1, 2)))
-    check_tables([first, first, second, second], 2)
+    config = replace(CONFIG, tensor_parallel_size=2)
+    first, second = sizes_of_rank(), sizes_of_rank(tables=(0, 1, 2))
+    check_ranks(config, [first, first, second, second])
     with pytest.raises(ValueError, match=r"not divisible by tensor_parallel_size \(2\): use a size that divides them"):
-        check_tables([first, first, first, second], 2)
+        check_ranks(config, [first, first, first, second])
+
+
+def test_host_memory_is_not_adopted_by_ranks_with_unequal_blocks() -> None:
+    config = replace(CONFIG, tensor_parallel_size=2)
+    adopting = replace(config, kv_offloading_size=1.0, kv_offloading_path="/host")
+    check_ranks(config, [sizes_of_rank(3), sizes_of_rank(2)])
+    check_ranks(adopting, [sizes_of_rank(3), sizes_of_rank(3)])
+    with pytest.raises(ValueError, match="kv_offloading_path is set, but the ranks have KV caches of different sizes"):
+        check_ranks(adopting, [sizes_of_rank(3), sizes_of_rank(2)])

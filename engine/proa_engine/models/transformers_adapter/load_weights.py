@@ -19,7 +19,6 @@ from proa_engine.models.checkpoint import SafetensorsCheckpoint
 @runtime_checkable
 class TypedSource(WeightSource, Protocol):
     dtype: torch.dtype  # the model's
-    device: torch.device  # of the tensors
 
 
 class _Stored:

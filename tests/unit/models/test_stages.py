@@ -1,0 +1,57 @@
+"""The cut of a model's layers into pipeline stages."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from proa_engine.models.stages import WHOLE, Stage, cut
+
+
+def ranges(stages: list[Stage]) -> list[tuple[int, int]]:
+    return [(stage.first, stage.end or 0) for stage in stages]
+
+
+def test_one_stage_has_all_layers() -> None:
+    assert cut([1, 1, 1], 1) == [Stage(0, 1, 0, 3)]
+    assert list(WHOLE.own("abc")) == ["a", "b", "c"]
+
+
+def test_equal_layers_are_divided_evenly() -> None:
+    assert ranges(cut([5] * 8, 2)) == [(0, 4), (4, 8)]
+    assert sorted(end - first for first, end in ranges(cut([5] * 8, 3))) == [2, 3, 3]
+
+
+def test_the_head_takes_the_place_of_layers_on_the_first_stage() -> None:
+    assert ranges(cut([10] * 8, 2, first_cost=40)) == [(0, 2), (2, 8)]
+
+
+def test_layers_that_must_be_on_the_first_stage_are() -> None:
+    assert ranges(cut([10] * 8, 2, first_cost=1000, num_first=3)) == [(0, 3), (3, 8)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_cut_has_a_less_costly_stage(seed: int) -> None:
+    rng = random.Random(seed)
+    costs = [rng.randint(1, 30) for _ in range(rng.randint(4, 10))]
+    num_stages, first_cost, num_first = rng.randint(1, 4), rng.choice([0, 20]), rng.randint(1, 2)
+    if num_stages > len(costs) - num_first + 1:
+        return
+
+    def cost(bounds: tuple[int, ...]) -> int:
+        parts = zip((0, *bounds), (*bounds, len(costs)), strict=True)
+        return max(sum(costs[start:end]) + (first_cost if start == 0 else 0) for start, end in parts)
+
+    stages = cut(costs, num_stages, first_cost=first_cost, num_first=num_first)
+    assert [layer for stage in stages for layer in stage.own(range(len(costs)))] == list(range(len(costs)))
+    assert all(stage.own(costs) for stage in stages)
+    all_bounds = combinations(range(num_first, len(costs)), num_stages - 1)
+    assert cost(tuple(stage.first for stage in stages[1:])) == min(map(cost, all_bounds))
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    assert len(cut([1, 1, 1], 3)) == 3
+    with pytest.raises(ValueError, match="pipeline_parallel_size 4 is more than the 3 parts"):
+        cut([1, 1, 1], 4)
+    with pytest.raises(ValueError, match="pipeline_parallel_size 3 is more than the 2 parts"):
+        cut([1, 1, 1], 3, num_first=2)
