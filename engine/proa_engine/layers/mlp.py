@@ -39,7 +39,7 @@ class GatedMLPOptions:
 class GatedMLP:
     def __init__(self, weights: Weights, context: LayerContext, options: GatedMLPOptions) -> None:
         hidden_size, parallel = context.hidden_size, context.parallel
-        inner = parallel.part(options.inner_size, f"inner width of {weights.prefix}")
+        inner = parallel.width(options.inner_size, weights.method.width_unit, f"inner width of {weights.prefix}")
         stored_as = "gate_up_proj" if options.stored_merged else None
         projections = column_projections(weights, ("gate_proj", "up_proj"), hidden_size, (inner, inner), stored_as)
         self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)

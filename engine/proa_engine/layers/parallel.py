@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from proa_engine.layers.rotary import RotaryTables
-from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads
+from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads, share_width
 
 
 class SymmetricMemory(Protocol):
@@ -41,6 +41,10 @@ class ParallelContext:
         """Return this rank's share of `total`, equal on all ranks. Raises ValueError, naming `what`, if it is not
         divisible by the ranks."""
         return even_share(total, self.rank, self.world_size, what)
+
+    def width(self, width: int, unit: int, what: str) -> Share:
+        """Return this rank's share of an inner width, as `share_width`."""
+        return share_width(width, unit, self.rank, self.world_size, what)
 
     def heads(self, num_heads: int, num_shared: int, what: str) -> HeadShares:
         """Return this rank's heads and the shared heads that they use, as `share_heads`."""

@@ -25,11 +25,6 @@ class Int4Method:
 
     __slots__ = ()
     name: ClassVar[str]
-    group_size: int | None  # inputs; None: all
-
-    @property
-    def width_unit(self) -> int:
-        return self.group_size or PACKED
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         raise ValueError(f"{projection.weights.prefix}: latent attention quantized by {self.name} is not supported")
@@ -47,6 +42,10 @@ class Int4Method:
 class Awq(Int4Method):
     name = "awq"
     group_size: int | None  # inputs; None: all
+
+    @property
+    def width_unit(self) -> int:
+        return self.group_size or PACKED
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _load([self._weight(projection) for projection in projections], bias)
@@ -77,6 +76,10 @@ class Gptq(Int4Method):
     desc_act: bool  # inputs were quantized by importance, so the inputs of a group are not contiguous
     symmetric: bool  # every zero is 8, whatever is stored: writers disagree on the version
     zero_offset: int  # what is added to stored zeros: 1 in version 1, 0 in version 2
+
+    @property
+    def width_unit(self) -> int:
+        return PACKED if self.desc_act or self.group_size is None else self.group_size
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         if bias is None:

@@ -5,8 +5,11 @@ summed.
 """
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from proa_engine.layers.weights import Slice
+
+ALIGNED = 16  # values: rows of a matrix then begin at multiples of 16 bytes in every type
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,23 @@ def share_heads(num_heads: int, num_shared: int, rank: int, num_ranks: int, what
     part = _balanced(group, rank - first, end - first)
     heads = Share(num_heads, head * group + part.start, part.length)
     return HeadShares(heads, Share(num_shared, head, 1, is_counted=rank == first))
+
+
+def share_width(width: int, unit: int, rank: int, num_ranks: int, what: str) -> Share:
+    """Return a rank's share of a width that a matrix's format can cut into multiples of `unit`, equal if possible.
+
+    Unequal shares are multiples of `ALIGNED` too. Raises ValueError, naming `what`, if there are fewer of them than
+    ranks.
+    """
+    if width % num_ranks == 0 and width // num_ranks % unit == 0:
+        return even_share(width, rank, num_ranks, what)
+    unit = lcm(unit, ALIGNED)
+    if width % unit == 0 and width // unit >= num_ranks:
+        return _balanced(width // unit, rank, num_ranks).times(unit)
+    raise ValueError(
+        f"{what} ({width}) cannot be divided among tensor_parallel_size {num_ranks}, neither equally nor in multiples "
+        f"of {unit}"
+    )
 
 
 def _balanced(total: int, rank: int, num_ranks: int) -> Share:

@@ -133,7 +133,7 @@ def test_dummy_weights_of_a_part_are_a_part_of_the_whole() -> None:
         (
             {"intermediate_size": 97},
             2,
-            r"inner width of .*\.mlp \(97\) cannot be divided by tensor_parallel_size \(2\)",
+            r"inner width of .*\.mlp \(97\) cannot be divided among tensor_parallel_size 2, neither equally nor in mul",
         ),
     ],
 )

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads
+from proa_engine.layers.shares import HeadShares, Share, even_share, share_heads, share_width
 
 SIZES = [
     (num_shared * group, num_shared, num_ranks)
@@ -75,3 +75,28 @@ def test_what_is_not_divisible_is_refused_with_the_sizes_that_work() -> None:
     with pytest.raises(ValueError, match=message):
         even_share(12, 0, 8, "width")
     assert even_share(12, 1, 4, "width") == Share(12, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("width", "unit", "num_ranks", "lengths"),
+    [
+        (96, 1, 4, [24] * 4),
+        (1536, 128, 4, [384] * 4),
+        (1536, 128, 8, [256] * 4 + [128] * 4),  # GLM-4.6's shared expert in blocks of 128
+        (14336, 1, 6, [2400] * 2 + [2384] * 4),
+        (14336, 128, 6, [2432] * 4 + [2304] * 2),
+        (96, 1, 5, [32, 16, 16, 16, 16]),
+    ],
+)
+def test_a_width_is_cut_equally_or_in_multiples_of_the_unit(
+    width: int, unit: int, num_ranks: int, lengths: list[int]
+) -> None:
+    shares = [share_width(width, unit, rank, num_ranks, "width") for rank in range(num_ranks)]
+    assert [share.length for share in shares] == lengths
+    assert [value for share in shares for value in members(share)] == list(range(width))
+
+
+@pytest.mark.parametrize(("width", "unit", "num_ranks"), [(97, 1, 2), (96, 1, 7), (1536, 128, 16), (1500, 128, 8)])
+def test_a_width_that_cannot_be_cut_is_refused_by_name(width: int, unit: int, num_ranks: int) -> None:
+    with pytest.raises(ValueError, match=rf"inner width \({width}\) cannot be divided among tensor_parallel_size"):
+        share_width(width, unit, 0, num_ranks, "inner width")
