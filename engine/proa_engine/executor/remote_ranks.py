@@ -1,6 +1,7 @@
 """RemoteRanks: node 0's listener, which accepts the connections of the other nodes' ranks."""
 
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -15,6 +16,7 @@ from proa_engine.worker.tcp import deadline, open_stream
 
 _MAX_HANDSHAKES = 64  # at once; ranks that find all taken try again
 _MAX_LOGGED = 256  # addresses whose refusal is logged
+_TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS connection (RFC 8446, 5.1)
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 
 
@@ -61,13 +63,13 @@ class RemoteRanks:
 
     def close(self) -> None:
         """Accept no more connections, and close those that were not taken. May be called twice."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
+            while self._streams:
+                self._streams.popitem()[1].close()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-        with self._lock:
-            while self._streams:
-                self._streams.popitem()[1].close()
 
     def _accept_all(self) -> None:
         while not self._is_closed:
@@ -94,24 +96,35 @@ class RemoteRanks:
         try:
             with deadline(connection, SECONDS), ExitStack() as unless_accepted:
                 local_address = _plain(connection.getsockname()[0])
-                stream = open_stream(connection, None if self._tls is None else self._tls.accept)
+                tls = self._tls
+                if tls is not None and connection.recv(1, socket.MSG_PEEK) != _TLS_HANDSHAKE:
+                    tls = None  # to answer such that the peer understands
+                stream = open_stream(connection, None if tls is None else tls.accept)
                 unless_accepted.callback(stream.close)
                 try:
                     hello = receive(stream, hello_decoder, max_bytes=MAX_BYTES)
+                    if tls is not self._tls:
+                        raise ValueError("node 0 demands TLS: give --tls-cert, --tls-key and --tls-ca on all nodes")
                     self._reserve(hello, address)
                 except ValueError as error:
                     self._log_refusal(address, error)
-                    stream.sendall(encode(Refused(str(error))))
+                    _refuse(stream, str(error))
                     return
                 unless_accepted.callback(self._free_rank, hello.rank)
                 stream.sendall(encode(Welcome()))
                 unless_accepted.pop_all()
             with self._lock:  # not before the answer, which must be the first message
+                if self._is_closed:
+                    stream.close()
+                    return
                 self._streams[hello.rank] = stream
                 self.local_address = local_address
             self._log(f"rank {hello.rank} has connected ({self.describe(hello.rank)})")
-        except OSError as error:
+        except ssl.SSLError as error:
             self._log_refusal(address, error)
+        except OSError as error:
+            text = f"it ended, or took longer than {SECONDS:g} s to say what it is: {error}"
+            self._log_refusal(address, ConnectionError(text))
         finally:
             self._slots.release()
 
@@ -136,6 +149,15 @@ class RemoteRanks:
         self._log(f"refused a connection from {address} to port {self._config.master_port}: {error}")
         if is_last:
             self._log(f"refused connections of {_MAX_LOGGED} addresses; those of other addresses are not logged")
+
+
+def _refuse(stream: Stream, reason: str) -> None:
+    """Send the reason, and read until the peer has closed: closing before would also discard what was sent."""
+    with suppress(OSError):
+        stream.sendall(encode(Refused(reason)))
+        stream.shutdown(socket.SHUT_WR)
+        while stream.recv(MAX_BYTES):
+            pass
 
 
 def _listen(host: str, port: int) -> socket.socket:

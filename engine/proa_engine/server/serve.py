@@ -154,7 +154,7 @@ class EngineServer:
         deadlines = StepDeadlines.from_warm_up(
             parts.executor.longest_warm_up_step,
             step_timeout=self._options.step_timeout,
-            num_ranks=parts.config.tensor_parallel_size,
+            num_ranks=parts.config.num_ranks,
         )
         return Watchdog(
             deadlines,
@@ -180,7 +180,7 @@ class EngineServer:
         loras = parts.core.loaded_loras
         engine = LoadedEngine(parts.core, info, parts.config, sorted(files.items()), validate, observer, loras)
         self._router.start(engine)
-        self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.tensor_parallel_size)
+        self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.num_ranks)
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
         _log.info("ready after %.1f s: %s", time.monotonic() - self._started_at, info.model_name)

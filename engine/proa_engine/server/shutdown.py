@@ -101,7 +101,7 @@ class ShutdownHandler:
         """Watchdog thread. `age` is the running step's, in seconds."""
         if status is StepStatus.HUNG:
             suspects = (
-                f"; one of the tensor-parallel ranks 0 to {self._num_ranks - 1} hangs" if self._num_ranks > 1 else ""
+                f"; one of the ranks 0 to {self._num_ranks - 1} hangs" if self._num_ranks > 1 else ""
             )
             self.fail(f"a step has been running for {age:.1f} s and does not end{suspects}")
             return

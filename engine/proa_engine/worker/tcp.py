@@ -74,6 +74,7 @@ class TlsStream:
         connection.setblocking(False)
         self._connection = connection
         self._calling = Lock()
+        self._is_closed = False
         self._num_users = 1  # this stream until it is closed, and its open files, as for a socket
 
     def makefile(self, _mode: Literal["rb"], /) -> io.BufferedReader:
@@ -99,7 +100,9 @@ class TlsStream:
 
     def close(self) -> None:
         """Close the connection once the files that `makefile` returned are closed too."""
-        self.release()
+        if not self._is_closed:
+            self._is_closed = True
+            self.release()
 
     def release(self) -> None:
         """Called once for the stream and once for each of its files."""
