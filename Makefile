@@ -8,9 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MODEL ?= builtin
 PORT ?= 8000
-TENSOR_PARALLEL ?= 1
-LORA_MODULES ?=
-GATEWAY_ARGS ?=
+ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 SOAK_ARGS ?=
@@ -23,14 +21,13 @@ CALL ?=
 EARLIER ?=
 
 ##@ Use
-run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1 LORA_MODULES="NAME=PATH …" GATEWAY_ARGS="--FLAG …"); Ctrl-C stops both
-	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL) --gateway-args="$(GATEWAY_ARGS)" \
-	  --lora-modules $(LORA_MODULES)
+run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 ARGS="--FLAG …", those of `proa serve`); Ctrl-C stops both
+	@proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) $(ARGS)
 
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python benchmarks/sse.py --streams 1 64 256
 	python benchmarks/offline.py --model "$(MODEL)"
-	scripts/run --model "$(MODEL)" --port $(PORT) -- python benchmarks/serve.py --url http://127.0.0.1:$(PORT)
+	proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) -- python benchmarks/serve.py --url http://127.0.0.1:$(PORT)
 
 soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
 	PYTHONPATH=tests python benchmarks/soak.py $(SOAK_ARGS)
@@ -68,10 +65,10 @@ system: setup ## only the tests that start processes or compile for Hopper (PYTE
 	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
 
 browser: setup ## the chat page in headless Chromium, which must be installed
-	scripts/run --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)
+	proa serve builtin --host 127.0.0.1 --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)
 
 clients: setup ## the clients that people use, against the built-in model (PORT); installs them into build/clients
-	scripts/run --port $(PORT) --gateway-args=--enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
+	proa serve builtin --host 127.0.0.1 --port $(PORT) --enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
 
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)

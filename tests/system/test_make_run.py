@@ -42,7 +42,7 @@ class MakeRun:
 @contextmanager
 def make_run(*variables: str) -> Iterator[MakeRun]:
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL", "TENSOR_PARALLEL")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL", "ARGS")}
     with subprocess.Popen(
         ["make", "run", f"PORT={port}", *variables],
         cwd=ROOT,
@@ -64,7 +64,7 @@ def make_run(*variables: str) -> Iterator[MakeRun]:
 
 @pytest.mark.timeout(300)
 def test_request_streams_and_ctrl_c_stops_every_process(tmp_path: Path) -> None:
-    with make_run(f"MODEL={make_tiny_model(tmp_path / 'model')}", "TENSOR_PARALLEL=2") as run:
+    with make_run(f"MODEL={make_tiny_model(tmp_path / 'model')}", "ARGS=-tp 2") as run:
         run.wait_until_ready()
         with run.client() as client:
             messages: Any = [{"role": "user", "content": "Hello!"}]
@@ -74,7 +74,7 @@ def test_request_streams_and_ctrl_c_stops_every_process(tmp_path: Path) -> None:
         assert reasons[-1] in ("length", "stop")
 
         descendants = psutil.Process(run.process.pid).children(recursive=True)
-        assert len(descendants) >= 4  # scripts/run, the engine, its second rank, the gateway
+        assert len(descendants) >= 4  # proa serve, the engine, its second rank, the gateway
         os.killpg(run.process.pid, signal.SIGINT)
         remaining = run.output.read()
         run.process.wait(60)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"proa-protos": "protos", "proa-gateway": "services/gateway", "proa-engine": "engine"}
+PACKAGES = {"proa-protos": "protos", "proa-gateway": "services/gateway", "proa-engine": "engine", "proa": "services/cli"}
 LEFT_OUT = ("build", "__pycache__", "*.egg-info", "*.safetensors")
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('dist')"
 
@@ -75,7 +75,8 @@ def test_the_readme_is_in_the_metadata(package: str, wheel: ZipFile) -> None:
 def test_the_contract_is_required_in_the_version_of_this_tree(package: str, wheel: ZipFile) -> None:
     version = tomllib.loads((ROOT / "protos" / "pyproject.toml").read_text())["project"]["version"]
     required = [each for each in metadata(wheel).get_all("Requires-Dist", []) if each.startswith("proa-")]
-    assert required == ([] if package == "proa-protos" else [f"proa-protos=={version}"])
+    others = {"proa-protos": [], "proa": ["proa-protos", "proa-engine", "proa-gateway"]}.get(package, ["proa-protos"])
+    assert required == [f"{each}=={version}" for each in others]
 
 
 def test_torch_and_triton_are_required_from_a_version_up_to_another(sources: Mapping[str, Path]) -> None:

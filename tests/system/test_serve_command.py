@@ -1,4 +1,4 @@
-"""`scripts/run` with fake programs: it announces when it is ready, and always stops all processes."""
+"""What `proa serve` runs, with fake programs: it announces when it is ready, and always stops all processes."""
 
 import os
 import signal
@@ -7,24 +7,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from support.processes import free_port
 
-ROOT = Path(__file__).parents[2]
-
 # Exits on SIGTERM, but its child process must be killed.
-FAKE_ENGINE = f"""#!{sys.executable}
+FAKE_ENGINE = """
 import subprocess, sys, time
 child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo deaf; exec sleep 999"], stdout=subprocess.PIPE)
 child.stdout.readline()
 print("arguments", *sys.argv[1:], flush=True)
 time.sleep(999)
 """
-FAKE_GATEWAY = f"""#!{sys.executable}
+FAKE_GATEWAY = """
 import os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -40,26 +37,32 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status):
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(b'{{"data": [{{"id": "fake-model"}}]}}')
+        self.wfile.write(b'{"data": [{"id": "fake-model"}]}')
 
 print("flags", sys.argv[1:], flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
 
 
-class Run:
-    """A running `scripts/run` with fake programs, read line by line."""
+RUN = "import sys; from proa_cli.serve import run; sys.exit(run(eval(sys.argv[1]), sys.argv[2], sys.argv[3:]))"
 
-    def __init__(self, folder: Path, *arguments: str, engine: str = FAKE_ENGINE, **env: str) -> None:
-        for name, text in (("proa-engine", engine), ("proa-gateway", FAKE_GATEWAY)):
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
+
+class Run:
+    """Running fake programs, read line by line."""
+
+    def __init__(self, *command: str, engine: str = FAKE_ENGINE, **env: str) -> None:
+        """`command`: what is run when the gateway is ready."""
+        port = str(free_port())
+        programs = [
+            (name, [sys.executable, "-c", text, "--port", port])
+            for name, text in (("engine", engine), ("gateway", FAKE_GATEWAY))
+        ]
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts/run"), *arguments],
+            [sys.executable, "-c", RUN, repr(programs), f"http://127.0.0.1:{port}", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **env},
+            env={**os.environ, **env},
         )
         assert self.process.stdout is not None
         self._output = self.process.stdout
@@ -89,9 +92,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    arguments = ("--model", "/models/a", "--tensor-parallel-size", "2", "--lora-modules", "a=/a", "b=/b")
-    run = Run(tmp_path, *arguments, "--port", str(free_port()))
+def run() -> Iterator[Run]:
+    run = Run()
     yield run
     run.close()
 
@@ -107,86 +109,95 @@ def test_signal_stops_every_process(run: Run, number: signal.Signals) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize("name", ["proa-engine", "proa-gateway"])
+@pytest.mark.parametrize("name", ["engine", "gateway"])
 def test_exit_of_one_program_stops_the_other(run: Run, name: str) -> None:
     run.read_until("curl")
     descendants = run.descendants()
-    next(child for child in descendants if any(part.endswith(name) for part in child.cmdline())).kill()
+    text = FAKE_ENGINE if name == "engine" else FAKE_GATEWAY
+    next(child for child in descendants if text in child.cmdline()).kill()
     assert run.end() == 1
-    assert run.lines[-1].startswith(f"run: the {name.removeprefix('proa-')} exited with status -9")
+    assert run.lines[-1].startswith(f"proa serve: error: the {name} exited with status -9")
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive
 
 
-def test_arguments_reach_the_engine_and_output_is_prefixed(run: Run) -> None:
+def test_output_has_the_name_of_the_program_in_front(run: Run) -> None:
     run.read_until("arguments")
-    assert run.lines[-1].startswith(
-        "engine  | arguments serve --model /models/a --tensor-parallel-size 2 "
-        "--enable-lora --lora-modules=a=/a --lora-modules=b=/b --host"
-    )
-
-
-def test_further_flags_reach_the_gateway(tmp_path: Path) -> None:
-    flags = """--gateway-args=--access-log --root-path '/my models'"""
-    run = Run(tmp_path, "--port", str(free_port()), flags, "--", "true")
-    run.read_until("flags")
-    run.close()
-    line = next(line for line in run.lines if "| flags" in line)
-    assert line.endswith("'--access-log', '--root-path', '/my models']")
+    assert run.lines[-1].startswith("engine  | arguments --port ")
 
 
 def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
     run.read_until("curl")
-    assert any(line.startswith("run: ready after ") for line in run.lines)
+    assert any(line.startswith("proa: ready after ") for line in run.lines)
     assert '"model": "fake-model"' in run.lines[-1]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/classify", "/pooling"])
-def test_a_model_that_answers_no_chats_gets_another_example(tmp_path: Path, path: str) -> None:
-    run = Run(tmp_path, "--port", str(free_port()), ANSWERED=f"{path} /pooling")
+def test_a_model_that_answers_no_chats_gets_another_example(path: str) -> None:
+    run = Run(ANSWERED=f"{path} /pooling")
     run.read_until("curl")
     run.close()
     assert f"{path} -H" in next(line for line in run.lines if "curl" in line)
 
 
-def test_the_example_carries_the_key_of_the_environment(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--port", str(free_port()), PROA_API_KEY="sk-secret")
+def test_the_example_carries_the_key_of_the_environment() -> None:
+    run = Run(PROA_API_KEY="sk-secret")
     run.read_until("curl")
     run.close()
     assert "Bearer $PROA_API_KEY" in next(line for line in run.lines if "curl" in line)
     assert "sk-secret" not in "".join(run.lines)
 
 
-def test_the_reason_of_a_failed_start_is_the_last_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--port", str(free_port()), engine="#!/bin/sh\necho no such model\nexit 3\n")
+def test_the_reason_of_a_failed_start_is_the_last_line() -> None:
+    run = Run(engine="print('no such model'); raise SystemExit(3)")
     assert run.end() == 1
     run.close()
-    assert run.lines[-1] == "run: the engine exited with status 3: no such model"
+    assert run.lines[-1] == "proa serve: error: the engine exited with status 3: no such model"
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with socket.socket() as other:  # a server that would say that it is ready
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        run = Run(tmp_path, "--port", str(port))
-        assert run.end() == 1
-        run.close()
-    assert run.lines == [
-        f"run: cannot listen on 127.0.0.1:{port}: Address already in use; choose a port with PORT=8001"
-    ]
-
-
-def test_command_runs_when_ready_and_its_exit_stops_all(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--port", str(free_port()), "--", "sh", "-c", "echo done; exit 7")
+def test_command_runs_when_ready_and_its_exit_stops_all() -> None:
+    run = Run("sh", "-c", "echo done; exit 7")
     assert run.end() == 7
     run.close()
     assert run.lines[-1] == "command | done"
 
 
-def test_proxy_is_not_used_for_the_local_gateway(tmp_path: Path) -> None:
+def test_proxy_is_not_used_for_the_local_gateway() -> None:
     proxy = f"http://127.0.0.1:{free_port()}"  # nothing listens there
-    run = Run(tmp_path, "--port", str(free_port()), "--", "true", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="")
+    run = Run("true", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="")
     assert run.end() == 0
     run.close()
-    assert any(line.startswith("run: ready after ") for line in run.lines)
+    assert any(line.startswith("proa: ready after ") for line in run.lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--port=8123"], "name a model behind `proa serve`: a folder, an id of the Hugging Face hub, or builtin"),
+        (["builtin", "--tls-ca=/ca.pem"], "--tls-ca is not a flag of `proa serve`: the two programs talk over"),
+        (["builtin", "--prot=8123"], "unknown flag --prot; did you mean --port?"),
+        (["builtin", "--max-num-seqs=0"], "max_num_seqs must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_command_line_ends_before_anything_starts(words: list[str], reason: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "proa_cli", "serve", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"proa serve: error: {reason}")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    with socket.socket() as other:  # a server that would say that it is ready
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        command = [sys.executable, "-m", "proa_cli", "serve", "builtin", f"--port={port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"proa serve: error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port\n"
+    )

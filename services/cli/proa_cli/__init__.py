@@ -1,0 +1,1 @@
+"""Proa on one machine: `proa serve MODEL` runs an engine and a gateway."""

@@ -1,0 +1,126 @@
+"""`proa serve`: an engine and a gateway until Ctrl-C, SIGTERM, or until one of them exits; then both end.
+
+With a command behind `--` it is run when the gateway is ready, and its end is the end.
+"""
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+from proa_cli.arguments import Arguments, read_arguments
+from proa_cli.gateway import Gateway
+from proa_cli.programs import GRACE_SECONDS, Program, print_line, stop
+
+_HOST = "127.0.0.1"
+
+
+class _Failed(Exception):
+    """Nothing can be served. The message says why."""
+
+
+def serve(words: Sequence[str]) -> int:
+    """`words`: those behind `proa serve`. Returns the exit status."""
+    words, command = _without_command(words)
+    try:
+        arguments = read_arguments(words)
+        _check_address(arguments.url)  # before the model is loaded
+    except (ValueError, _Failed) as error:
+        return _fail(str(error))
+    return run(_commands(arguments), arguments.url, command)
+
+
+def run(commands: Iterable[tuple[str, Sequence[str]]], url: str, command: Sequence[str]) -> int:
+    """Run the programs with these names and commands, of which one serves the gateway's API at `url`. Returns the exit
+    status."""
+    stopping: list[int] = []  # signals received
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: stopping.append(number))
+    programs: list[Program] = []
+    failure = ""
+    try:
+        programs += [Program(*each) for each in commands]
+        return _watch(programs, Gateway(url), command, stopping)
+    except _Failed as error:
+        failure = str(error)
+    finally:
+        stop(programs)
+    return _fail(failure)  # the last line, below what the other programs say of it
+
+
+def _fail(reason: str) -> int:
+    print_line(f"proa serve: error: {reason}", sys.stderr)
+    return 1
+
+
+def _without_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    if "--" not in words:
+        return words, ()
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def _check_address(url: str) -> None:
+    """Raise `_Failed` if another program listens there: it would answer in place of the gateway."""
+    parts = urlsplit(url)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((parts.hostname, parts.port))
+        except OSError as error:
+            raise _Failed(f"cannot listen on {parts.netloc}: {error.strerror}; choose another --port") from None
+
+
+def _commands(arguments: Arguments) -> list[tuple[str, list[str]]]:
+    engine_port, metrics_port = map(str, _free_ports(2))
+    engine = ["proa_engine", "serve", *arguments.engine, f"--host={_HOST}", f"--port={engine_port}"]
+    if not any(word.startswith("--metrics-port") for word in arguments.engine):
+        engine.append(f"--metrics-port={metrics_port}")
+    if not any(word.startswith("--drain-timeout") for word in arguments.engine):
+        engine.append(f"--drain-timeout={GRACE_SECONDS / 2}")
+    gateway = ["proa_gateway", "serve", *arguments.gateway, f"--engine={_HOST}:{engine_port}"]
+    return [(name, [sys.executable, "-m", *command]) for name, command in (("engine", engine), ("gateway", gateway))]
+
+
+def _free_ports(number: int) -> list[int]:
+    """So many different ports on which no program listens."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for listener in listeners:
+            listener.bind((_HOST, 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], stopping: Sequence[int]) -> int:
+    """Announce when the gateway is ready. Returns 0 after a signal, the command's exit status when it has ended.
+
+    Raises `_Failed` when the engine or the gateway has exited.
+    """
+    started, ready = time.monotonic(), False
+    while not stopping:
+        for program in programs:
+            if (code := program.process.poll()) is not None:
+                program.wait(time.monotonic() + 1)
+                if program.name == "command":
+                    return code
+                reason = f": {program.last_line}" if program.last_line else ""
+                raise _Failed(f"the {program.name} exited with status {code}{reason}")
+        if not ready and (ready := gateway.is_ready()):
+            _announce(gateway, time.monotonic() - started)
+            if command:
+                programs.append(Program("command", command))
+        time.sleep(0.1)
+    print_line("proa: stopping")
+    return 0
+
+
+def _announce(gateway: Gateway, seconds: float) -> None:
+    """Print a request that the model answers, to be copied."""
+    print_line(f"proa: ready after {seconds:.1f} s, Ctrl-C stops. Try in another shell:\n")
+    path, body = gateway.example()
+    key = ' -H "Authorization: Bearer $PROA_API_KEY"' if gateway.key else ""
+    print_line(f"  curl -N {gateway.url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n")

@@ -1,0 +1,86 @@
+"""The arguments of `proa serve`: which program gets them."""
+
+from pathlib import Path
+
+import pytest
+
+from proa_cli.arguments import Arguments, read_arguments
+
+
+def test_each_program_gets_its_flags() -> None:
+    arguments = read_arguments(["/m", "-tp", "2", "--max-model-len=256", "--routing", "session", "--port=8001"])
+    assert arguments == Arguments(
+        ("--model=/m", "--tensor-parallel-size", "2", "--max-model-len=256"),
+        ("--routing", "session", "--port=8001"),
+        "http://127.0.0.1:8001",
+    )
+
+
+@pytest.mark.parametrize("flag", ["--no-enable-prefix-caching", "--no_enable_prefix_caching"])
+def test_a_flag_can_be_negated_and_have_underscores(flag: str) -> None:
+    assert read_arguments(["/m", flag]).engine[1:] == ("--no-enable-prefix-caching",)
+
+
+def test_flags_of_both_programs_go_where_they_are_meant() -> None:
+    arguments = read_arguments(
+        [
+            "/m",
+            "--host=::1",
+            "--drain-timeout=7",
+            "--enable-lora",
+            "--lora-modules",
+            "a=/a",
+            "b=/b",
+            "--max-waiting-requests=9",
+        ]
+    )
+    assert arguments.engine[1:] == ("--drain-timeout=7", "--enable-lora", "--lora-modules", "a=/a", "b=/b")
+    assert arguments.gateway == ("--host=::1", "--drain-timeout=7", "--max-waiting-requests=9")
+    assert arguments.url == "http://[::1]:8000"
+
+
+def test_the_builtin_model_has_its_adapters() -> None:
+    assert read_arguments(["builtin"]).engine == (
+        "--model=builtin",
+        "--enable-lora",
+        "--lora-modules=sailor=builtin:sailor",
+        "--lora-modules=butler=builtin:butler",
+    )
+
+
+def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "max-model-len: 256\nmax_num_seqs: 8\nenforce-eager: true\nenable-prefix-caching: false\nport: 8002\n"
+        "api-key: [one, two]\nspeculative-config: {method: ngram, num_speculative_tokens: 2}\n"
+    )
+    arguments = read_arguments(["/m", "--config", str(path), "--max-num-seqs=4"])
+    assert arguments.engine[1:] == (
+        "--max-model-len=256",
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        '--speculative-config={"method": "ngram", "num_speculative_tokens": 2}',
+        "--max-num-seqs=4",
+    )
+    assert arguments.gateway == ("--port=8002", "--api-key", "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("- 1", "must be a mapping of flags to values"), ("a: [", "is not YAML"), ("prot: 1", "unknown flag --prot")],
+)
+def test_a_wrong_file_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        read_arguments(["/m", f"--config={path}"])
+
+
+def test_a_file_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match=r"--config /missing.yaml: No such file or directory"):
+        read_arguments(["/m", "--config", "/missing.yaml"])
+
+
+def test_a_second_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="'b' is not a flag; only one model can be served"):
+        read_arguments(["a", "b"])
