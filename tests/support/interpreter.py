@@ -20,7 +20,8 @@ from support.thorough import THOROUGH
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter computes bfloat16 wrongly
 # In 16 bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs.
 DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
-KINDS = ("kernels", "latent_kernels", "quantized_kernels", "state_kernels")  # modules of this package
+# Modules of this package, after "interpreted_"
+KINDS = ("few_experts", "kernels", "latent_kernels", "quantized_kernels", "state_kernels")
 
 Check = Callable[[torch.dtype], None]
 

@@ -32,6 +32,8 @@ HOT = {
     "invariant_linear_kernel",
     "fp8_block_matmul_kernel",
     "int4_matmul_kernel",
+    "moe_few_down_matmul_kernel",
+    "moe_few_gate_matmul_kernel",
     "moe_matmul_kernel",
     "moe_mxfp4_matmul_kernel",
     "rms_norm_kernel",

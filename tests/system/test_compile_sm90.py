@@ -25,6 +25,8 @@ AMONG_THEM = {
     "invariant_linear_kernel",
     "lora_expand_kernel",
     "lora_shrink_kernel",
+    "moe_few_down_matmul_kernel",
+    "moe_few_gate_matmul_kernel",
     "moe_matmul_kernel",
     "moe_mxfp4_matmul_kernel",
     "prefill_attention_kernel",

@@ -1,8 +1,8 @@
 """Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
 
-On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts. On a
-CPU, the reference: a loop over the experts in use. A rank may hold a range of the experts; its sums are then of these
-alone.
+On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts; few
+pairs are not sorted (`moe_few`). On a CPU, the reference: a loop over the experts in use. A rank may hold a range of
+the experts; its sums are then of these alone.
 
 `moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
 Weights are floats, or 8-bit floats with scales as in `fp8_linear`. A program computes a tile [BLOCK_M, BLOCK_N].
@@ -18,13 +18,25 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
+from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
 from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
 
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
-ExpertActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]
+
+
+class ExpertActivation(Protocol):
+    """x [rows, 2N] of [gate | up] -> [rows, N]"""
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """The constants of the kernels' `activate`."""
+        ...
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)  # without slots: `parameters()` of a model finds tensors by `vars`
@@ -38,6 +50,13 @@ class ExpertMatrices:
     @property
     def num_experts(self) -> int:
         return self.weight.shape[0]
+
+    @property
+    def for_few(self) -> ExpertWeights:
+        form: WeightForm = "floats"
+        if self.scales is not None:
+            form = "fp8 by row" if self.scales.dim() == 2 else "fp8 by block"
+        return ExpertWeights(form, self.weight, self.scales, self.bias, *self.weight.shape[1:])
 
     def multiply(
         self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
@@ -179,6 +198,9 @@ class StackedMatrices(Protocol):
     @property
     def num_experts(self) -> int: ...
 
+    @property
+    def for_few(self) -> ExpertWeights: ...
+
     def multiply(
         self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
     ) -> torch.Tensor:
@@ -208,12 +230,20 @@ class FusedExperts:
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
+        if experts.numel() <= MAX_PAIRS:
+            return self._of_few_pairs(x, weights, experts)
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))
         # The rows of pairs whose expert is not held are never written, and never read by the second product.
         hidden = self.gate_up.multiply(x if self.form is None else quantize(x, self.form), blocks, None, k)
         pairs = self.down.multiply(self._active(hidden), blocks, weights, k)
         return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
+
+    def _of_few_pairs(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        down, held, constants = self.down.for_few, self.held, self.activation.constants
+        arrived = new_counters(down, x.device)
+        hidden = gate_pairs(x, experts, held, self.gate_up.for_few, self.form, constants, arrived)
+        return combine_products(hidden, weights, experts, held, down, self.form, arrived)
 
     def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:
         if self.form is None:

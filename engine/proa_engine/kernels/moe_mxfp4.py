@@ -18,6 +18,7 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.moe_few import ExpertWeights
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 
 GROUP = 32  # inputs that share an exponent
@@ -40,6 +41,10 @@ class Mxfp4Matrices:
     @property
     def num_experts(self) -> int:
         return self.words.shape[0]
+
+    @property
+    def for_few(self) -> ExpertWeights:
+        return ExpertWeights("mxfp4", self.words, self.exponents, self.bias, self.words.shape[2], self.num_inputs)
 
     def multiply(
         self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
@@ -140,6 +145,45 @@ def _dequantize(words, exponents, G: tl.constexpr, DTYPE: tl.constexpr):
     return weight.to(DTYPE)
 
 
+@triton.jit
+def mxfp4_tile(
+    x_ptr,  # [*, num_inputs]
+    words_ptr,  # [experts, ceil(num_inputs / 128), num_outputs, 16]
+    exponents_ptr,  # [experts, ceil(num_inputs / 128), num_outputs]
+    row,  # [BLOCK_M] int64, of x
+    row_mask,
+    expert,  # int64
+    column,  # [BLOCK_N], of the expert's outputs, in any order
+    column_mask,
+    num_outputs,
+    num_inputs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """x @ weight.T of these rows and columns, [BLOCK_M, BLOCK_N] float32."""
+    inner = tl.arange(0, 32)
+    blocks_k = tl.cdiv(num_inputs, 128)
+    x_place = x_ptr + row[:, None] * num_inputs + inner[None, :]
+    exponents_place = exponents_ptr + expert * blocks_k * num_outputs + column
+    words_place = words_ptr + (expert * blocks_k * num_outputs + column[:, None]) * 16 + tl.arange(0, 16)[None, :]
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in range(0, num_inputs, 128):
+        exponents = tl.load(exponents_place, mask=column_mask, other=0)
+        words = tl.load(words_place, mask=column_mask[:, None], other=0)
+        for group in tl.static_range(4):
+            inner_mask = start + 32 * group + inner < num_inputs
+            x = tl.load(x_place + 32 * group, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
+            weight = _dequantize(words, exponents, group, x.dtype)
+            total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
+        x_place += 128
+        exponents_place += num_outputs
+        words_place += num_outputs * 16
+    total = tl.trans(total)
+    if x_ptr.dtype.element_ty != tl.float16:
+        total *= 18446744073709551616.0  # 2^64
+    return total
+
+
 @kernel(do_not_specialize=["num_pairs"])
 def moe_mxfp4_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
@@ -169,29 +213,21 @@ def moe_mxfp4_matmul_kernel(
     tile_n = tl.program_id(0) % tiles_n
     expert = tl.load(block_experts_ptr + block).to(tl.int64)
     pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    row_mask = pair < num_pairs
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    column_mask = column < num_outputs
-    inner = tl.arange(0, 32)
-    blocks_k = tl.cdiv(num_inputs, 128)
-    x_place = x_ptr + (pair // ROWS_PER_INPUT)[:, None] * num_inputs + inner[None, :]
-    exponents_place = exponents_ptr + expert * blocks_k * num_outputs + column
-    words_place = words_ptr + (expert * blocks_k * num_outputs + column[:, None]) * 16 + tl.arange(0, 16)[None, :]
-    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for start in range(0, num_inputs, 128):
-        exponents = tl.load(exponents_place, mask=column_mask, other=0)
-        words = tl.load(words_place, mask=column_mask[:, None], other=0)
-        for group in tl.static_range(4):
-            inner_mask = start + 32 * group + inner < num_inputs
-            x = tl.load(x_place + 32 * group, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
-            weight = _dequantize(words, exponents, group, x.dtype)
-            total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
-        x_place += 128
-        exponents_place += num_outputs
-        words_place += num_outputs * 16
-    total = tl.trans(total)
-    if x_ptr.dtype.element_ty != tl.float16:
-        total *= 18446744073709551616.0  # 2^64
+    total = mxfp4_tile(
+        x_ptr,
+        words_ptr,
+        exponents_ptr,
+        pair // ROWS_PER_INPUT,
+        pair < num_pairs,
+        expert,
+        column,
+        column < num_outputs,
+        num_outputs,
+        num_inputs,
+        BLOCK_M,
+        BLOCK_N,
+    )
     if HAS_BIAS:
         bias_ptr += expert * num_outputs
     store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import (
@@ -37,7 +38,7 @@ def activate_and_mul(x: torch.Tensor, activation: ActivationName) -> torch.Tenso
     if x.is_cpu and not INTERPRETED:
         return activate_and_mul_reference(x, activation)
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _launch(x, activation, out)
+    _launch(x, _constants(activation), out)
     return out
 
 
@@ -46,13 +47,26 @@ def activate_and_mul_fp8(x: torch.Tensor, activation: ActivationName, form: Fp8F
     if x.is_cpu and not INTERPRETED:
         return quantize_reference(activate_and_mul_reference(x, activation), form)
     out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
-    _launch(x, activation, out.values, out.scales, form)
+    _launch(x, _constants(activation), out.values, out.scales, form)
     return out
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2N] -> [T, N]"""
-    return activate_and_mul(x, "silu")
+@dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """x [T, 2N] of [gate | up] -> [T, N]"""
+
+    name: ActivationName
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """The constants of `activate`."""
+        return _constants(self.name)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return activate_and_mul(x, self.name)
+
+
+silu_and_mul = GatedActivation("silu")
 
 
 def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
@@ -74,9 +88,13 @@ def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> t
     return torch.div(gate, exponent.exp_().add_(1)).mul_(up).to(x.dtype)
 
 
+def _constants(name: str, alpha: float = 0.0, limit: float = 0.0) -> dict[str, object]:
+    return {"ACTIVATION": name, "ALPHA": alpha, "LIMIT": limit}
+
+
 def _launch(
     x: torch.Tensor,
-    activation: ActivationName,
+    constants: dict[str, object],
     out: torch.Tensor,
     scales: torch.Tensor | None = None,
     form: Fp8Form | None = None,
@@ -92,7 +110,7 @@ def _launch(
         None if form is None else form.scale,
         size,
         x.stride(0),
-        ACTIVATION=activation,
+        **constants,
         BLOCK=block,
         QUANTIZE=form is not None,
         GROUP=0 if form is None else form.group or 0,
@@ -100,6 +118,20 @@ def _launch(
         ROUND=ROUND_BEFORE,
         num_warps=4 if form is None else num_warps(block),
     )
+
+
+@triton.jit
+def activate(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """gate, up [...] float32 -> activation(gate) * up"""
+    if ACTIVATION == "silu":
+        y = gate / (1.0 + tl.exp(-gate)) * up
+    elif ACTIVATION == "gelu_tanh":
+        y = gate / (1.0 + tl.exp(gate * (gate * gate * GELU_CUBIC + 1.0) * -GELU_FACTOR)) * up
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        y = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    return y
 
 
 @kernel
@@ -111,6 +143,8 @@ def activate_and_mul_kernel(
     size,
     stride_x_row,
     ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,  # at least size if QUANTIZE
     QUANTIZE: tl.constexpr,
     GROUP: tl.constexpr,  # 0: one scale for the whole row
@@ -125,10 +159,7 @@ def activate_and_mul_kernel(
     # [BLOCK]
     gate = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x_row + size + columns, mask=mask, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        y = gate / (1.0 + tl.exp(-gate)) * up
-    else:
-        y = gate / (1.0 + tl.exp(gate * (gate * gate * GELU_CUBIC + 1.0) * -GELU_FACTOR)) * up
+    y = activate(gate, up, ACTIVATION, ALPHA, LIMIT)
     if QUANTIZE:
         # Rounded to x's type before it is quantized, as in the reference.
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
@@ -144,14 +175,16 @@ class ClampedSwiGLU:
     alpha: float
     limit: float  # upper limit of gate, and limit of |up|
 
+    @property
+    def constants(self) -> dict[str, object]:
+        """As of `GatedActivation`."""
+        return _constants("clamped", self.alpha, self.limit)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cpu and not INTERPRETED:
             return clamped_swiglu_reference(x, self)
-        num_rows, size = x.shape[0], x.shape[1] // 2
-        assert x.is_contiguous()
-        out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
-        grid = (num_rows, cdiv(size, BLOCK))
-        clamped_swiglu_kernel[grid](x, out, size, ALPHA=self.alpha, LIMIT=self.limit, BLOCK=BLOCK)
+        out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
+        _launch(x, self.constants, out)
         return out
 
 
@@ -161,25 +194,3 @@ def clamped_swiglu_reference(x: torch.Tensor, options: ClampedSwiGLU) -> torch.T
     gate = gate.clamp(max=options.limit)
     up = up.clamp(-options.limit, options.limit)
     return torch.div(gate, (gate * -options.alpha).exp_().add_(1)).mul_(up.add_(1))
-
-
-@kernel
-def clamped_swiglu_kernel(
-    x_ptr,  # [num_rows, 2 * size]
-    out_ptr,  # [num_rows, size]
-    size,
-    ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    begin(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < size
-    # [BLOCK]
-    gate = tl.load(x_ptr + row * 2 * size + columns, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + (row * 2 + 1) * size + columns, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.minimum(gate, LIMIT)
-    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    tl.store(out_ptr + row * size + columns, gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0), mask=mask)

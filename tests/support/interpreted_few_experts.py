@@ -1,0 +1,168 @@
+"""Kernels of few (token, expert) pairs against their references in Triton's interpreter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from proa_engine.kernels import fp8_linear
+from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, StackedMatrices
+from proa_engine.kernels.moe_few import MAX_PAIRS, combine_products_reference, gate_pairs_reference
+from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
+from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
+from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.moe_route import Routing, route, route_reference
+from proa_engine.kernels.silu_and_mul import (
+    ClampedSwiGLU,
+    GatedActivation,
+    activate_and_mul_reference,
+    clamped_swiglu_reference,
+    silu_and_mul,
+)
+from proa_engine.layers.quant_mxfp4 import DequantizedLinear
+from support.interpreter import TOLERANCE, close
+from support.quantized_cases import ExpertCase, Quantized, expert_case, mxfp4_case
+
+CLAMPED = ClampedSwiGLU(alpha=1.702, limit=1.5)
+DEEPSEEK = Routing(8, normalize=True, scoring="sigmoid", num_groups=8, num_chosen_groups=4, scale=2.5)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Experts in one form of weights, for the kernels and for the reference."""
+
+    gate_up: StackedMatrices
+    down: StackedMatrices
+    products: tuple[Sequence[Callable[..., torch.Tensor]], Sequence[Callable[..., torch.Tensor]]]
+    form: Fp8Form | None = None
+
+    def fused(self, activation: ExpertActivation = silu_and_mul) -> FusedExperts:
+        return FusedExperts(self.gate_up, self.down, self.form, activation)
+
+    def looped(self, activation: ExpertActivation = silu_and_mul) -> LoopedExperts:
+        return LoopedExperts(*self.products, activation)
+
+
+def floats(case: ExpertCase, biases: tuple[torch.Tensor, torch.Tensor] | None = None) -> Stored:
+    gate_up_bias, down_bias = biases or (None, None)
+    return Stored(
+        ExpertMatrices(case.gate_up, bias=gate_up_bias),
+        ExpertMatrices(case.down, bias=down_bias),
+        (linears(case.gate_up, gate_up_bias), linears(case.down, down_bias)),
+    )
+
+
+def linears(stacked: torch.Tensor, bias: torch.Tensor | None) -> list[Linear]:
+    return [Linear(weight, None if bias is None else bias[number]) for number, weight in enumerate(stacked)]
+
+
+def in_8_bits(case: ExpertCase, form: Fp8Form) -> Stored:
+    (gate_up, gate_up_scales), (down, down_scales) = case.in_channels() if form.group is None else case.in_blocks()
+    kind = fp8_linear.Fp8Linear if form.group is None else fp8_linear.Fp8BlockLinear
+    first, second = (
+        [kind(weight, scale, None, form) for weight, scale in zip(*each, strict=True)]
+        for each in ((gate_up, gate_up_scales), (down, down_scales))
+    )
+    return Stored(ExpertMatrices(gate_up, gate_up_scales), ExpertMatrices(down, down_scales), (first, second), form)
+
+
+def in_4_bits(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> Stored:
+    stored: tuple[Quantized, Quantized]
+    stored = mxfp4_case(experts, 2 * inner, hidden // 32), mxfp4_case(experts, hidden, inner // 32)
+    biases = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden).to(dtype)
+    gate_up, down = (pack_mxfp4(*each, bias) for each, bias in zip(stored, biases, strict=True))
+    first, second = (
+        [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
+        for each, bias in zip(stored, biases, strict=True)
+    )
+    return Stored(gate_up, down, (first, second))
+
+
+def check_both_products(dtype: torch.dtype) -> None:
+    """Each against its reference in float64: one token, 64 pairs of few and of many experts, and 64 of one expert."""
+    for tokens, k, experts, hidden_size, inner, activation in (
+        (1, 2, 5, 104, 72, silu_and_mul),
+        (1, 8, 128, 72, 40, silu_and_mul),
+        (16, 4, 60, 40, 24, GatedActivation("gelu_tanh")),
+        (7, 3, 5, 72, 40, CLAMPED),
+        (64, 1, 3, 40, 24, silu_and_mul),
+    ):
+        case = expert_case(tokens, hidden=hidden_size, inner=inner, experts=experts, k=k, dtype=dtype)
+        if k == 1:
+            case = replace(case, experts=torch.full_like(case.experts, 2))
+        assert case.experts.numel() <= MAX_PAIRS
+        biases = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden_size).to(dtype)
+        stored, held = floats(case, biases), ExpertRange.all(experts)
+        arrived = new_counters(stored.down.for_few, case.x.device)
+        arguments = case.experts, held
+        hidden = gate_pairs(case.x, *arguments, stored.gate_up.for_few, None, activation.constants, arrived)
+        assert not arrived.any()
+        matrices = (case.gate_up, biases[0]), (case.down, biases[1])
+        exact = [linears(weight.double(), bias.double()) for weight, bias in matrices]
+        expected = gate_pairs_reference(case.x.double(), *arguments, exact[0], in_torch(activation))
+        close(hidden, expected.to(dtype))
+        total = combine_products(hidden, case.weights, *arguments, stored.down.for_few, None, arrived)
+        assert arrived.eq(case.experts.numel()).all()
+        expected = combine_products_reference(hidden.double(), case.weights.double(), *arguments, exact[1])
+        close(total, expected.to(dtype), 5 * TOLERANCE[dtype])
+
+
+def in_torch(activation: ExpertActivation) -> Callable[[torch.Tensor], torch.Tensor]:
+    if isinstance(activation, GatedActivation):
+        return lambda x: activate_and_mul_reference(x, activation.name)
+    assert isinstance(activation, ClampedSwiGLU)
+    return lambda x: clamped_swiglu_reference(x, activation)
+
+
+def check_few_pairs_get_the_numbers_of_many(dtype: torch.dtype) -> None:
+    """The numbers are rounded at the same places for every form of weights, so 8 bits are the same 8 bits."""
+    case = expert_case(33, hidden=128, inner=128, experts=3, k=2, dtype=dtype)
+    assert case.experts.numel() > MAX_PAIRS
+    static = Fp8Form(scale=torch.tensor([0.02]))
+    for stored in (
+        floats(case),
+        in_8_bits(case, Fp8Form()),
+        in_8_bits(case, static),
+        in_8_bits(case, Fp8Form(group=128)),
+        in_4_bits(3, 128, 128, dtype),
+    ):
+        fused = stored.fused()
+        arguments = case.x, case.weights, case.experts
+        many, few = fused(*arguments)[:2], fused(*(each[:2] for each in arguments))
+        close(few / many.abs().max(), many / many.abs().max())
+
+
+def check_a_rank_sums_its_own_experts(dtype: torch.dtype) -> None:
+    """Pairs of other ranks' experts are absent; a token or a whole rank without pairs gets zeros."""
+    case = expert_case(7, hidden=40, inner=24, experts=60, k=4, dtype=dtype)
+    chosen = case.experts % 20  # none of the last 40
+    chosen[3] = torch.tensor([0, 1, 2, 3])
+    arguments = case.x, case.weights, chosen
+    total = torch.zeros_like(case.x)
+    for first, size in ((0, 7), (7, 13), (20, 40)):
+        held = ExpertRange(first, size, 60)
+        own = replace(case, gate_up=case.gate_up[held.first :][:size], down=case.down[held.first :][:size])
+        part = FusedExperts(ExpertMatrices(own.gate_up), ExpertMatrices(own.down), held=held)(*arguments)
+        assert part[3].any() == (first == 0)
+        assert part.any() == (first < 20)
+        total += part
+    close(total, floats(case).looped()(*arguments), 5 * TOLERANCE[dtype])
+
+
+def check_routed_with_groups_and_a_correction(dtype: torch.dtype) -> None:
+    case = expert_case(8, hidden=64, inner=32, experts=256, k=8, dtype=dtype)
+    logits, correction = torch.randn(8, 256).to(dtype), torch.randn(256) * 0.1
+    stored = floats(case)
+    ours = stored.fused()(case.x, *route(logits, DEEPSEEK, correction))
+    theirs = stored.looped()(case.x, *route_reference(logits, DEEPSEEK, correction))
+    close(ours, theirs, 5 * TOLERANCE[dtype])
+
+
+CHECKS = (
+    check_both_products,
+    check_few_pairs_get_the_numbers_of_many,
+    check_a_rank_sums_its_own_experts,
+    check_routed_with_groups_and_a_correction,
+)
