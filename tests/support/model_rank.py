@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from proa_engine.config import LoadFormat
 from proa_engine.core.types import ImageSpan
-from proa_engine.layers.mlp import GatedMLP
+from proa_engine.layers.mlp import GatedMLP, SparseMoE
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import ImageReader
 from proa_engine.models.config import ModelConfig
@@ -32,6 +32,7 @@ class Job:
     folder: Path
     num_ranks: int
     load_format: LoadFormat = "auto"
+    expert_parallel: bool = False
 
 
 def processes_of(jobs: Sequence[Job]) -> list[range]:
@@ -59,7 +60,7 @@ def run_rank(process: int, meeting: Path, jobs: list[Job], out: Path) -> None:
             results.append(None)
             continue
         parallel = ParallelContext(process - processes.start, job.num_ranks, groups[job.num_ranks])
-        results.append(run_model(job.folder, job.load_format, parallel))
+        results.append(run_model(job, parallel))
     torch.save(results, out / f"{process}.pt")
     dist.destroy_process_group()
 
@@ -85,15 +86,15 @@ def run_jobs(jobs: list[Job], out: Path, timeout: float) -> list[list[RankResult
     return [[results[number][index] for number in each] for index, each in enumerate(processes_of(jobs))]
 
 
-def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) -> RankResult:
-    config = ModelConfig.from_folder(folder)
+def run_model(job: Job, parallel: ParallelContext) -> RankResult:
+    config = replace(ModelConfig.from_folder(job.folder), expert_parallel=job.expert_parallel)
     model = load_model(
-        folder,
+        job.folder,
         config,
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=parallel,
-        load_format=load_format,
+        load_format=job.load_format,
         report=lambda line: None,
     )
     assert isinstance(model, DecoderForCausalLM)
@@ -110,6 +111,13 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     # A CPU's products have a shape.
     head: Any = model.lm_head
     shapes = {"embedding": tuple(model.embedding.rows.shape), "lm_head": tuple(head.linear.shape)}
+    mixture: Any = next(
+        (layer.mlp for layer in model.layers if isinstance(getattr(layer, "mlp", None), SparseMoE)), None
+    )
+    if mixture is not None:
+        shapes["experts"] = (mixture.experts.held.first, mixture.experts.held.size)
+        if mixture.shared is not None:
+            shapes["shared"] = tuple(mixture.shared.mlp.down.partial.shape)
     layer: Any = next((layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv")), None)
     if layer is None:  # latent attention
         return model.compute_logits(hidden), shapes

@@ -16,6 +16,7 @@ from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 SECONDS = 400  # a loaded machine imports torch slowly
 SIZES_OF_RANKS = (2, 4)
+BY_EXPERT = ", by expert"
 Results = dict[tuple[str, int], list[RankResult]]  # of each rank, by model and number of ranks
 
 # Models have 4 heads and 2 KV heads unless their fields say otherwise, so each KV head is on two of four ranks.
@@ -32,7 +33,8 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, three groups": ("qwen2", THREE_GROUPS),
     "qwen3": ("qwen3", {}),
     "qwen3, groups of five": ("qwen3", GROUPS_OF_FIVE),
-    "qwen3 moe": ("qwen3_moe", {}),
+    "qwen3 moe": ("qwen3_moe", {"num_experts": 10}),
+    "qwen3 moe, odd width": ("qwen3_moe", {"moe_intermediate_size": 50}),  # 25 and 25; in four by expert
     "qwen3 next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
@@ -87,7 +89,27 @@ QUANTIZED: dict[str, Format] = {
 # Mean differences of logits. Where a token has one scale, each rank has its own for its share; elsewhere only sums
 # differ, and the roundings of what lies in the middle.
 TOLERANCES = {"fp8, channels": 0.2, "fp8 experts, blocks": 0.05}
-NAMES = [*TEXT, *WITH_IMAGES, *QUANTIZED, "fp8 experts, blocks", "4-bit experts", "dummy weights"]
+EXPERTS_IN_BLOCKS = "fp8 experts, blocks"  # 256 and 256; 128 for each of four
+NARROW_IN_BLOCKS = "fp8 experts, narrow"  # 128 and 128; in four by expert. The shared one has 5 blocks
+EXPERTS_IN_4_BITS = "4-bit experts"
+NARROW_IN_4_BITS = "4-bit experts, narrow"  # by expert
+NAMES = [
+    *TEXT,
+    *WITH_IMAGES,
+    *QUANTIZED,
+    EXPERTS_IN_BLOCKS,
+    NARROW_IN_BLOCKS,
+    EXPERTS_IN_4_BITS,
+    NARROW_IN_4_BITS,
+    "dummy weights",
+    "dummy mixture",
+]
+# Divided by expert on demand.
+MIXTURES = [
+    *("qwen3 moe", "qwen3 next", "qwen3.5 moe", "qwen2 moe", "gpt-oss", "mixtral", "olmoe", "glm 4.5", "gemma 4"),
+    *("deepseek v2", "deepseek v3", "glm 4.7 flash, five heads", "qwen3_vl_moe", "qwen3_5_moe"),
+    *(EXPERTS_IN_BLOCKS, EXPERTS_IN_4_BITS, "dummy mixture"),
+]
 
 
 def make_folders(root: Path) -> dict[str, Path]:
@@ -96,9 +118,15 @@ def make_folders(root: Path) -> dict[str, Path]:
     source = make_tiny_model(root / "source", "qwen3", **SIZES_IN_FOUR)
     folders |= {name: write_quantized(source, root / name, format)[0] for name, format in QUANTIZED.items()}
     experts = make_tiny_model(root / "experts", "qwen3_moe", moe_intermediate_size=512, **SIZES_IN_FOUR)
-    folders["fp8 experts, blocks"] = write_quantized(experts, root / "fp8 experts", QUANTIZED["fp8, blocks"])[0]
-    folders["4-bit experts"] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
+    folders[EXPERTS_IN_BLOCKS] = write_quantized(experts, root / "fp8 experts", QUANTIZED["fp8, blocks"])[0]
+    widths = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 640}
+    narrow = make_tiny_model(root / "narrow experts", "qwen2_moe", **SIZES_IN_FOUR, **widths)
+    folders[NARROW_IN_BLOCKS] = write_quantized(narrow, root / "narrow fp8 experts", QUANTIZED["fp8, blocks"])[0]
+    folders[EXPERTS_IN_4_BITS] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
+    narrow = make_tiny_model(root / "narrow gpt-oss", "gpt_oss", intermediate_size=96)
+    folders[NARROW_IN_4_BITS] = write_mxfp4(narrow, root / "narrow 4-bit experts")[0]
     folders["dummy weights"] = folders["llama"]
+    folders["dummy mixture"] = folders["qwen3 moe"]
     assert list(folders) == NAMES
     return folders
 
@@ -114,23 +142,33 @@ def results(
 ) -> dict[tuple[str, int], list[RankResult]]:
     """All models run in one set of processes."""
     keys = [(name, num_ranks) for name in folders for num_ranks in (1, *SIZES_OF_RANKS)]
-    jobs = [Job(folders[name], num_ranks, "dummy" if name == "dummy weights" else "auto") for name, num_ranks in keys]
+    keys += [(name + BY_EXPERT, num_ranks) for name in MIXTURES for num_ranks in SIZES_OF_RANKS]
+    jobs = [
+        Job(
+            folders[name.removesuffix(BY_EXPERT)],
+            num_ranks,
+            "dummy" if name.startswith("dummy") else "auto",
+            expert_parallel=name.endswith(BY_EXPERT),
+        )
+        for name, num_ranks in keys
+    ]
     return dict(zip(keys, run_jobs(jobs, tmp_path_factory.mktemp("ranks"), SECONDS), strict=True))
 
 
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("num_ranks", SIZES_OF_RANKS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(name + BY_EXPERT for name in MIXTURES)])
 def test_ranks_give_the_logits_of_one(name: str, num_ranks: int, results: Results) -> None:
-    [(expected, _)] = results[name, 1]
+    model = name.removesuffix(BY_EXPERT)
+    [(expected, _)] = results[model, 1]
     logits = [of_rank for of_rank, _ in results[name, num_ranks]]
     assert expected.shape[0] == 100
     for of_rank in logits:
         assert torch.equal(of_rank, logits[0]), "ranks must agree to the bit, for each samples by itself"
-    if name in TEXT or name in WITH_IMAGES or name == "dummy weights":
+    if model in TEXT or model in WITH_IMAGES or model.startswith("dummy"):
         torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=0)
     else:
-        assert (logits[0] - expected).abs().mean() < TOLERANCES.get(name, 0.02)
+        assert (logits[0] - expected).abs().mean() < TOLERANCES.get(model, 0.02)
 
 
 def test_all_architectures_are_tried(folders: dict[str, Path]) -> None:
@@ -165,3 +203,23 @@ def test_heads_that_ranks_do_not_divide_are_cut_unevenly(results: Results) -> No
         ranks = [shapes for _, shapes in results["llama, five heads", num_ranks]]
         assert [shapes["kv_heads"][0] for shapes in ranks] == heads
         assert [shapes["o"][1] for shapes in ranks] == [16 * each for each in heads]
+
+
+def test_experts_are_divided_by_expert_on_demand_or_where_their_width_cannot_be_cut(results: Results) -> None:
+    def held(name: str, num_ranks: int) -> list[tuple[int, ...]]:
+        return [shapes["experts"] for _, shapes in results[name, num_ranks]]
+
+    halves, quarters = [(0, 4), (4, 4)], [(0, 2), (2, 2), (4, 2), (6, 2)]
+    assert held("qwen3 moe", 4) == [(0, 10)] * 4
+    assert held("qwen3 moe" + BY_EXPERT, 2) == [(0, 5), (5, 5)]
+    assert held("qwen3 moe" + BY_EXPERT, 4) == [(0, 3), (3, 3), (6, 2), (8, 2)]
+    assert held("gpt-oss" + BY_EXPERT, 2) == halves
+    assert held("qwen3 moe, odd width", 2) == held(NARROW_IN_BLOCKS, 2) == held(EXPERTS_IN_4_BITS, 2) == [(0, 8)] * 2
+    assert held("qwen3 moe, odd width", 4) == held(NARROW_IN_BLOCKS, 4) == quarters
+    assert held(NARROW_IN_4_BITS, 2) == halves
+    assert held(NARROW_IN_4_BITS, 4) == quarters
+
+
+def test_a_shared_expert_is_cut_in_whole_blocks(results: Results) -> None:
+    widths = [[shapes["shared"][1] for _, shapes in results[NARROW_IN_BLOCKS, num_ranks]] for num_ranks in (2, 4)]
+    assert widths == [[384, 256], [256, 128, 128, 128]]
