@@ -137,3 +137,9 @@ def is_loaded(port: int) -> bool:
         except grpc.RpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def worker_pids() -> list[int]:
+    """Process ids of the running workers that this process spawned."""
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    return [int(pid) for pid in children if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -19,6 +19,7 @@ from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.executor.worker_connection import try_connect
 from support.engine import Engine, Result, build_core, request, run
+from support.processes import worker_pids
 from support.tiny_models import BYTES, make_tiny_model
 
 DEADLINE = 5.0  # seconds to notice a killed rank
@@ -93,19 +94,13 @@ def step_until_it_fails(engine: Engine) -> None:
         engine.core.step()
 
 
-def child_pids() -> list[int]:
-    """Process ids of the running workers that this process spawned."""
-    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [int(pid) for pid in children if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, single: dict[str, Result]) -> None:
     with build_core(folder, **CONFIG) as alone:
         [whole] = alone.executor.rank_sizes
     with two_ranks(folder) as engine:
         assert_equal_where_sure(run(engine, REQUESTS), single)
         first, second = engine.executor.rank_sizes
-        [pid] = child_pids()
+        [pid] = worker_pids()
     assert first.block_bytes == second.block_bytes == whole.block_bytes // 2
     assert first.weight_bytes == second.weight_bytes
     replicated = 2 * first.weight_bytes - whole.weight_bytes  # norms and rotary angles
@@ -132,7 +127,7 @@ def test_a_sidecar_worker_and_an_engine_connect_again_after_restarts(
 def test_a_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
-        (worker,) = child_pids()
+        (worker,) = worker_pids()
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         with pytest.raises(ExecutorFailed, match=r"rank 1 \(process \d+\) was killed by signal 9"):
@@ -146,7 +141,7 @@ def test_a_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path)
 def test_the_watchdog_fails_an_engine_whose_worker_is_stopped(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
-        (worker,) = child_pids()
+        (worker,) = worker_pids()
         os.kill(worker, signal.SIGSTOP)
         watchdog = threading.Timer(0.5, engine.executor.fail, ["a step has been running for 6 s"])
         watchdog.start()
@@ -167,7 +162,7 @@ def test_a_rank_that_cannot_start_ends_the_others(folder: Path) -> None:
     too_small = build_core(folder, tensor_parallel_size=2, num_gpu_blocks_override=3, **CONFIG)
     with pytest.raises(ValueError, match="room for 3 blocks"), too_small:
         pass
-    assert not child_pids()
+    assert not worker_pids()
 
 
 @pytest.mark.parametrize("level", [1, 2])
