@@ -153,7 +153,7 @@ def receive_within(seconds: float, connection: socket.socket, tls: Tls | None) -
 def test_a_deadline_ends_a_block_that_waits_for_the_peer(tls: Tls, with_tls: bool) -> None:
     first, second = connected()
     started = time.monotonic()
-    with first, second, pytest.raises(OSError, match="closed|EOF"):
+    with first, second, pytest.raises(OSError, match=r"closed|EOF"):
         receive_within(0.1, first, tls if with_tls else None)
     assert time.monotonic() - started < DEADLINE
 
