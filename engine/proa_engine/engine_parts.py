@@ -147,7 +147,11 @@ def load_engine(
     """
     check_model(config)
     from proa_engine.executor import make_executor
-    from proa_engine.worker.host import available_cores
+    from proa_engine.worker.host import available_cores, set_thread_variables
+
+    set_thread_variables(config.ranks_per_node)
+    # Not by two threads at once, which fails now and then: modules of triton import each other.
+    import proa_engine.models.config  # noqa: F401
 
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
         tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights
@@ -162,6 +166,7 @@ def load_engine(
             make_buffer=executor.make_host_buffer,
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
+            max_steps_in_flight=max(2, config.pipeline_parallel_size),
         )
     parts = assemble_engine(config, executor, folder, trace_steps, grammars, make_loras(config, executor))
     gc.collect()
