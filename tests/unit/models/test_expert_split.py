@@ -1,11 +1,16 @@
 """How ranks divide experts: by width where the format of the weights can be cut, otherwise by expert."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from proa_engine.config import EngineConfig
 from proa_engine.layers.expert_split import ExpertSizes, expert_range, split_experts
 from proa_engine.models.config import ModelConfig, make_batch_invariant, make_expert_parallel
+from proa_engine.models.folders import resolve_model
+from proa_engine.worker.auto_config import resolve_model_config
 from proa_engine.worker.kv_cache import num_parameters, weight_bytes
 
 QWEN3: dict[str, Any] = {
@@ -116,6 +121,15 @@ def test_only_a_mixture_can_be_divided_by_expert_on_demand() -> None:
     assert dense.expert_split(3) is None
     with pytest.raises(ValueError, match="enable_expert_parallel needs a mixture of experts, which Qwen3ForCausalLM"):
         make_expert_parallel(dense)
+    adapted = replace(config(QWEN3), architecture="Ernie4_5_MoeForCausalLM")
+    with pytest.raises(ValueError, match=r"enable_expert_parallel is not supported: .* is run by transformers"):
+        make_expert_parallel(adapted)
+
+
+def test_the_option_is_refused_at_the_start_for_a_model_without_experts() -> None:
+    config = EngineConfig(model="builtin", enable_expert_parallel=True)
+    with pytest.raises(ValueError, match="enable_expert_parallel needs a mixture of experts"):
+        resolve_model_config(config, resolve_model("builtin"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("fields", [QWEN3, GEMMA4])
