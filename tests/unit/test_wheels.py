@@ -35,7 +35,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         subprocess.Popen([sys.executable, "-W", "ignore", "-c", BUILD], cwd=folder, stdout=subprocess.DEVNULL)
         for folder in folders.values()
     ]
-    assert [build.wait(60) for build in builds] == [0, 0, 0]
+    assert [build.wait(60) for build in builds] == [0] * len(PACKAGES)
     return folders
 
 
