@@ -97,10 +97,11 @@ def test_tokens_of_families_equal_those_of_peft(family: str, tmp_path: Path) -> 
     assert_equal(results, {"": generate(adapters.load_plain(model)), adapter.name: expected})
 
 
-def test_two_ranks_give_the_tokens_of_peft_and_refuse_together(
-    folder: Path, expected: dict[str, Generated], tmp_path: Path
+@pytest.mark.parametrize("num_ranks", [2, 4])  # four: each KV head is on two ranks
+def test_ranks_give_the_tokens_of_peft_and_refuse_together(
+    folder: Path, expected: dict[str, Generated], num_ranks: int, tmp_path: Path
 ) -> None:
-    with build_core(folder / "model", enable_lora=True, tensor_parallel_size=2, max_loras=2) as engine:
+    with build_core(folder / "model", enable_lora=True, tensor_parallel_size=num_ranks, max_loras=2) as engine:
         with pytest.raises(LoraNotFound):
             operate(engine, LoadLora("missing", str(tmp_path)))
         for name in NAMES[1:]:

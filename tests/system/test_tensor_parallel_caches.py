@@ -1,4 +1,4 @@
-"""Two ranks give the tokens of one with windows in tables, states and latent rows, after hits, preemption and sleep."""
+"""Two and four ranks give the tokens of one with windows, states and latent rows, after hits, preemption and sleep."""
 
 from pathlib import Path
 from typing import Any
@@ -49,3 +49,31 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
     assert first.cache == second.cache
     assert first.block_bytes == second.block_bytes
     assert first.block_bytes == whole.block_bytes // (1 if family in WHOLE_ROWS else 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "shares"),
+    [
+        # Key heads and KV heads are on two ranks each, value heads are divided unevenly.
+        ("qwen3_5_text", {}, [1 / 2] * 4),
+        ("llama", {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}, [3 / 5, 2 / 5]),
+        ("cohere2", WINDOWS, [1 / 2] * 4),
+    ],
+)
+def test_ranks_with_copies_or_unequal_shares_of_heads_give_the_tokens_of_one(
+    family: str, fields: dict[str, Any], shares: list[float], tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / family, family, **({"seed": 3} | fields))
+    with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
+        expected = generate(alone, "alone", PROMPTS)
+        [whole] = alone.executor.rank_sizes
+    config = {"tensor_parallel_size": len(shares), "num_gpu_blocks_override": 40, "kv_offloading_size": 0.01}
+    with build_core(folder, **CONFIG, **config) as engine:
+        assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
+        assert engine.core.stats().num_preemptions > 0
+        generate(engine, "two", TWO)
+        again = generate(engine, "again", TWO)
+        assert all(each.num_cached_tokens > 0 for each in again)
+        assert_equal_where_sure(again, expected[:2])
+        sizes = engine.executor.rank_sizes
+    assert [each.block_bytes for each in sizes] == [share * whole.block_bytes for share in shares]
