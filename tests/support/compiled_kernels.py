@@ -53,6 +53,7 @@ _FP8_CACHE = {"kv_cache_dtype": "fp8"}
 _INVARIANT = {"batch_invariant": True}
 _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}
 _DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
+_FOUR_RANKS = {"tensor_parallel_size": 4}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
 CASES = [
     Case("Llama-3.1-8B", models.LLAMA_8B),
@@ -94,6 +95,8 @@ CASES = [
     Case("Qwen3.5-4B invariant", models.QWEN35_4B, _INVARIANT),
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
+    Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),
+    Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),
 ]
 
 
