@@ -19,9 +19,10 @@ class LLGuidanceGrammars:
         make_buffer: MakeBuffer,
         num_threads: int,
         limits: QueueLimits,
+        max_steps_in_flight: int = 2,
     ) -> None:
         """`make_buffer` returns writable memory of so many bytes, for masks, which `num_threads` fill. `limits` are of
-        the compiler's queue."""
+        the compiler's queue. `max_steps_in_flight` as in `Masks`."""
         self.stats = GrammarStats()
         self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits)
         self._masks = Masks(
@@ -31,6 +32,7 @@ class LLGuidanceGrammars:
             make_buffer=make_buffer,
             num_threads=num_threads,
             stats=self.stats,
+            max_steps_in_flight=max_steps_in_flight,
         )
 
     def prepare(

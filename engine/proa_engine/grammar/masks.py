@@ -24,7 +24,6 @@ WORD = 32  # bits
 MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
 
 PARALLEL_ROWS = 16  # fewer are filled on the calling thread, in less time than it takes to wake other threads
-NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
 SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
 NUM_TIMED_FILLS = 4  # after a slow one
 ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
@@ -131,9 +130,11 @@ class Masks:
         make_buffer: MakeBuffer,
         num_threads: int,
         stats: GrammarStats,
+        max_steps_in_flight: int,
     ) -> None:
+        """`max_steps_in_flight`: steps whose masks may be read while those of the next one are filled."""
         length = num_words(tokenizer)
-        buffers = [make_buffer(4 * max_num_seqs * length) for _ in range(NUM_BUFFERS)]
+        buffers = [make_buffer(4 * max_num_seqs * length) for _ in range(max_steps_in_flight + 1)]
         arrays = [np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers]
         self._ring = itertools.cycle([(array, array.ctypes.data) for array in arrays])
         self._num_bytes = 4 * length  # of a mask

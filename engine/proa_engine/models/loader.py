@@ -76,9 +76,7 @@ def _is_of_other_stage(name: str, config: ModelConfig, layers: str) -> bool:
     """Whether another pipeline stage loads a checkpoint's tensor. `layers`: how names of the layers' tensors begin."""
     if not name.startswith(layers):
         return not config.stage.is_first
-    numbers = range(len(config.layers))
-    others = set(map(str, numbers)) - set(map(str, config.stage.own(numbers)))
-    return name.removeprefix(layers).partition(".")[0] in others
+    return name.removeprefix(layers).partition(".")[0] in config.stage.others(len(config.layers))
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

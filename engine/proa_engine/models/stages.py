@@ -29,6 +29,11 @@ class Stage:
         last = "the last" if self.end is None else str(self.end - 1)
         return f"pipeline stage {self.index} of {self.count} computes layers {self.first} to {last}"
 
+    def others(self, num_layers: int) -> frozenset[str]:
+        """Return the numbers of the layers that other stages compute, as names of weights have them."""
+        numbers = range(num_layers)
+        return frozenset(map(str, numbers)) - frozenset(map(str, self.own(numbers)))
+
     def own(self, layers: Sequence[T]) -> Sequence[T]:
         """Return this stage's part of what a model has for each of its layers."""
         return layers[self.first : self.end]

@@ -1,7 +1,7 @@
 """Adapters: this rank's adapters in host memory, the device slots that they are copied into, and the adapter of each
 token of a step. A slot here belongs to an adapter, not to a request; requests share it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,10 @@ class LoraAdapters:
     `EMPTY_LORA` is always loaded.
     """
 
-    def __init__(self, products: LoraProducts) -> None:
+    def __init__(self, products: LoraProducts, other_layers: Collection[str] = ()) -> None:
+        """`other_layers`: numbers of the layers that other pipeline stages compute. Their matrices are not read."""
         self._products = products
+        self._other_layers = other_layers
         self._loaded: dict[int, Prepared] = {EMPTY_LORA: [None] * len(products.adapters)}
         self._held: dict[int, int] = {}  # adapter by slot, as the next step will find it
 
@@ -73,7 +75,8 @@ class LoraAdapters:
         segments = self._products.segments
         with open_lora(folder, self._products.max_rank, self._products.dtype) as checkpoint:
             known = {segment.module for product in segments for segment in product}
-            if unknown := sorted(checkpoint.modules - known):
+            unknown = [module for module in sorted(checkpoint.modules - known) if not self._is_elsewhere(module)]
+            if unknown:
                 raise LoraInvalid(
                     f"the adapter at {folder} has matrices for {', '.join(unknown[:5])}"
                     f"{' and others' if len(unknown) > 5 else ''}, to which this model cannot apply adapters"
@@ -82,6 +85,11 @@ class LoraAdapters:
                 adapters.prepare([checkpoint.read(segment) for segment in product])
                 for adapters, product in zip(self._products.adapters, segments, strict=True)
             ]
+
+    def _is_elsewhere(self, module: str) -> bool:
+        """Whether another pipeline stage has the module, if any stage has it."""
+        first, _, rest = module.partition(".")
+        return first == "layers" and rest.partition(".")[0] in self._other_layers
 
 
 @dataclass(frozen=True, slots=True)

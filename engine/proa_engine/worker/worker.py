@@ -376,7 +376,7 @@ class Worker:
             self._folder, model_config, model, device=self.device, load_format=config.load_format, seed=config.seed
         )
         if config.enable_lora and self._loras is None:
-            self._loras = LoraAdapters(products)
+            self._loras = LoraAdapters(products, model_config.stage.others(len(model_config.layers)))
         elif self._loras is not None:
             self._loras.move_to(products)
         return LoadedModel(self.model_config, model, heads, self._loras)

@@ -14,7 +14,7 @@ from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import lower
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks
 from proa_engine.grammar import LLGuidanceGrammars
-from proa_engine.grammar.masks import NUM_BUFFERS, LLGuidanceMatcher
+from proa_engine.grammar.masks import LLGuidanceMatcher
 from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars
 
 SCHEMA = {
@@ -146,7 +146,7 @@ def test_repeating_grammar_begins_anew(grammars: LLGuidanceGrammars) -> None:
 
 
 def test_masks_of_two_earlier_steps_stay(grammars: LLGuidanceGrammars) -> None:
-    cursors = [cursor(grammars, text) for text in GRAMMARS[:NUM_BUFFERS]]
+    cursors = [cursor(grammars, text) for text in GRAMMARS[:3]  # of two steps in flight and the next one]
     masks = [grammars.fill([(0, each)]) for each in cursors]
 
     for one, other in pairwise(map(allowed, masks)):
