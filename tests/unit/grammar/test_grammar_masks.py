@@ -146,7 +146,7 @@ def test_repeating_grammar_begins_anew(grammars: LLGuidanceGrammars) -> None:
 
 
 def test_masks_of_two_earlier_steps_stay(grammars: LLGuidanceGrammars) -> None:
-    cursors = [cursor(grammars, text) for text in GRAMMARS[:3]  # of two steps in flight and the next one]
+    cursors = [cursor(grammars, text) for text in GRAMMARS[:3]]
     masks = [grammars.fill([(0, each)]) for each in cursors]
 
     for one, other in pairwise(map(allowed, masks)):
