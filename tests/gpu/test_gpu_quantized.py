@@ -116,7 +116,7 @@ def test_products_of_4_bits(rows: int, shuffled: bool, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, 2, 64, 300, 3000])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 64, 300, 3000])  # 16: the most pairs that are not sorted
 def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> None:
     case = expert_case(tokens, hidden=512, inner=256, experts=32, k=4, dtype=dtype)
     arguments = case.x, case.weights, case.experts
@@ -139,7 +139,7 @@ def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 2, 64, 300, 3000])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 64, 300, 3000])  # 16: the most pairs that are not sorted
 def test_experts_of_4_bits(tokens: int, dtype: torch.dtype) -> None:
     case = expert_case(tokens, hidden=480, inner=352, experts=32, k=4, dtype=dtype)
     stored = mxfp4_case(32, 704, 15), mxfp4_case(32, 480, 11)

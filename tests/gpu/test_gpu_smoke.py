@@ -181,8 +181,9 @@ def test_experts() -> None:
     near(route(logits.to(DEVICE), routing)[0], route(logits, routing)[0])
     fused = FusedExperts(ExpertMatrices(case.gate_up.to(DEVICE)), ExpertMatrices(case.down.to(DEVICE)))
     looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
-    on_device = [tensor.to(DEVICE) for tensor in (case.x, case.weights, case.experts)]
-    near(fused(*on_device), looped(case.x, case.weights, case.experts))
+    for num_tokens in (1, SIZES.batch):
+        arguments = [tensor[:num_tokens] for tensor in (case.x, case.weights, case.experts)]
+        near(fused(*(tensor.to(DEVICE) for tensor in arguments)), looped(*arguments))
 
 
 def test_inputs_samples_and_drafts() -> None:
