@@ -113,7 +113,7 @@ def check_block_matmul(dtype: torch.dtype) -> None:
     for rows, outputs, bias in ((1, 128, None), (3, 200, torch.randn(200)), (150, 256, None)):
         weight, scales = matrix_in_blocks(outputs, 256)
         x = quantize_reference(torch.randn(rows, 256).to(dtype), Fp8Form(group=128))
-        expected = Linear(fp8_linear.dequantize_blocks(weight, scales), bias)(dequantize_rows(x)).to(dtype)
+        expected = Linear(fp8.dequantize_blocks(weight, scales), bias)(dequantize_rows(x)).to(dtype)
         close(fp8_linear.fp8_block_matmul(x, weight, scales, bias), expected)
 
 

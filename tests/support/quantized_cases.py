@@ -1,13 +1,23 @@
 """Inputs of the 8-bit, 4-bit and expert kernels, for the tests in Triton's interpreter and on a GPU."""
 
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, dequantize_rows, quantize_reference
+from proa_engine.kernels.fp8 import (
+    FP8,
+    Fp8Form,
+    QuantizedRows,
+    dequantize_blocks,
+    dequantize_rows,
+    quantize_reference,
+)
 from proa_engine.kernels.int4 import Int4Weight
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 from proa_engine.kernels.moe_route import Routing
+from proa_engine.kernels.skinny_gemm import unnormed_rows
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
 ROUTINGS = (  # of so many experts
@@ -46,6 +56,68 @@ def matrix_in_blocks(outputs: int, inputs: int) -> Quantized:
     """A weight [outputs, inputs] of 8-bit floats and its block scales, all different."""
     values = torch.randn(outputs, inputs).to(FP8)
     return values, torch.rand(-(-outputs // 128), inputs // 128) * 0.1 + 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsCase:
+    """Operands of skinny products of 8-bit floats, with all that may come before and after one."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    norm_weight: torch.Tensor
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+    form: Fp8Form
+    gated: bool
+
+    def products(self, num_rows: int, multiply: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """Of the first rows, as they are, after a norm, after one of their residual sum; and that sum."""
+        x, residual = self.x[:num_rows], self.residual[:num_rows]
+        alone = unnormed_rows(x, None, self.norm_weight, 1e-6)
+        added = unnormed_rows(x, residual, self.norm_weight, 1e-6)
+        products = [
+            multiply(rows, self.weight, self.scales, self.bias, self.form, gated=self.gated)
+            for rows in (x, alone, added)
+        ]
+        return [*products, added.total]
+
+    def dense(self) -> torch.Tensor:
+        """The weight as float32 numbers."""
+        if self.form.group is not None:
+            return dequantize_blocks(self.weight, self.scales)
+        return self.weight.float() * self.scales[:, None]
+
+
+def few_rows_cases(
+    shapes: Iterable[tuple[int, int]], num_rows: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Iterator[FewRowsCase]:
+    """`shapes`: outputs and inputs. In each form whose groups divide the inputs."""
+    ends = itertools.cycle(((False, False), (True, True), (False, True), (True, False)))
+    for (outputs, inputs), form in itertools.product(shapes, FORMS):
+        if form.group is not None and inputs % form.group:
+            continue
+        gated, has_bias = next(ends)
+        size = 2 * outputs if gated else outputs
+        dense, bias = torch.randn(size, inputs) / inputs**0.5, torch.randn(size)
+        if form.group is not None:
+            scales = torch.rand(-(-size // 128), inputs // 128) * 0.002 + 0.001
+            spread = scales.repeat_interleave(128, 0)[:size].repeat_interleave(128, 1)
+            weight = (dense / spread).clamp(-448, 448).to(FP8)
+        else:
+            rows = quantize_reference(dense, Fp8Form())
+            weight, scales = rows.values, rows.scales.flatten()
+        x, residual = torch.randn(2, num_rows, inputs)
+        yield FewRowsCase(
+            x.to(device, dtype),
+            residual.to(device, dtype),
+            torch.randn(inputs).to(device, dtype),
+            weight.to(device),
+            scales.to(device),
+            bias.to(device, dtype) if has_bias else None,
+            Fp8Form(form.group, None if form.scale is None else form.scale.to(device)),
+            gated,
+        )
 
 
 def int4_case(*, outputs: int, inputs: int, group_size: int, shuffled: bool, dtype: torch.dtype) -> Int4Weight:

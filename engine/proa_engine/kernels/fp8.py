@@ -7,6 +7,7 @@ row.
 
 import os
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import triton
@@ -16,6 +17,7 @@ from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+BLOCK = 128  # inputs and outputs that share a scale, in weights of blocks
 SMALLEST = 1e-10  # the least max|x|, so that a row of zeros has a scale
 # Triton's interpreter loses a carry when it rounds to 8 bits, so there the kernels round beforehand.
 ROUND_BEFORE = os.environ.get("TRITON_INTERPRET") == "1"
@@ -28,9 +30,8 @@ class Fp8Form:
     group: int | None = None  # inputs that share a scale; None: the whole row
     scale: torch.Tensor | None = None  # [1] float32: the scale of all rows; None: computed from each row or group
 
-    def holds(self, num_rows: int) -> bool:
-        """Whether the input of so many rows is to be quantized before the product."""
-        return True
+    def for_rows(self, num_rows: int) -> Self:
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +95,12 @@ def dequantize_rows(x: QuantizedRows) -> torch.Tensor:
     rows, size = x.values.shape
     groups = x.values.float().view(rows, x.scales.shape[1], -1)
     return (groups * x.scales[:, :, None]).view(rows, size)
+
+
+def dequantize_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """A weight [out_features, in_features] with block scales -> float32 [out_features, in_features]"""
+    by_output = scales.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
+    return weight.float() * by_output.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
 
 
 def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> QuantizedRows:

@@ -4,17 +4,22 @@ With one scale for each row of x and each output of the weight: cuBLAS through `
 inputs of a row and each 128 x 128 block of the weight: a Triton kernel, in which a program computes a tile [BLOCK_M,
 BLOCK_N]; products of 128 inputs are summed, then scaled in float32, in the same order for every number of rows. On a
 CPU, the reference: a float32 product of dequantized tensors, which differs from the GPU's only in the rounding of sums.
+One or two rows take the kernel of `skinny_fp8` in place of both, which also quantizes them.
 """
+
+from typing import TypeGuard
 
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, dequantize_rows, quantize
+from proa_engine.kernels.fp8 import BLOCK, Fp8Form, QuantizedRows, dequantize_blocks, dequantize_rows, quantize
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear
+from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyFp8, UnnormedRows, skinny_gemm_form
 
-BLOCK = 128  # inputs and outputs that share a scale
 ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 
 MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
@@ -102,32 +107,73 @@ def fp8_block_matmul_kernel(
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 
-class Fp8Linear:
-    """weight [out_features, in_features] float8_e4m3fn, scales [out_features] float32."""
+class Fp8Product:
+    """weight [out_features, in_features] float8_e4m3fn, scales float32. What the products share; a derived class
+    multiplies quantized rows.
+
+    On a GPU few rows take a skinny product, which quantizes them itself.
+    """
 
     def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
         self.shape = weight.shape
         self.form = form
-        self.reference = None
+        self.skinny = skinny_gemm_form(weight)
+        self.input_form: InputForm = form if self.skinny is None else SkinnyFp8(self.skinny, form)
+        self.reference: Linear | None = None
         if weight.is_cpu:
-            self.reference = _reference(weight.float() * scales[:, None], bias)
-        elif weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
-            raise ValueError(f"a matrix of {list(weight.shape)} on each rank cannot be multiplied in 8-bit floats")
+            self.reference = Linear(self._dequantize(weight, scales), None if bias is None else bias.float())
         else:
-            self.weight, self.scales, self.bias = weight.t(), scales[None, :].contiguous(), bias
+            self.weight, self.scales, self.bias = weight, scales, bias
 
-    def __call__(self, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
+    def __call__(self, x: Activation) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
+        if self._takes_few(x):
+            return skinny_fp8_linear(x, self.weight, self.scales, self.bias, self.form)
+        assert not isinstance(x, UnnormedRows)
         rows = quantize(x, self.form)
         if self.reference is not None:
             return self.reference(dequantize_rows(rows)).to(rows.dtype)
+        return self._multiply(rows)
+
+    def gated(self, x: Activation) -> torch.Tensor:
+        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up]"""
+        if self._takes_few(x):
+            return skinny_fp8_linear(x, self.weight, self.scales, self.bias, self.form, gated=True)
+        return silu_and_mul(self(x))
+
+    def _takes_few(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
+        is_quantized = isinstance(x, QuantizedRows)
+        return self.skinny is not None and not is_quantized and self.skinny.for_rows(x.shape[0]) is not None
+
+    @staticmethod
+    def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
+        """The product on a GPU."""
+        raise NotImplementedError
+
+
+class Fp8Linear(Fp8Product):
+    """scales [out_features]"""
+
+    def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
+        super().__init__(weight, scales.contiguous(), bias, form)
+        if not weight.is_cpu and (weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE):
+            raise ValueError(f"a matrix of {list(weight.shape)} on each rank cannot be multiplied in 8-bit floats")
+
+    @staticmethod
+    def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return weight.float() * scales[:, None]
+
+    def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
         if rows.dtype != torch.bfloat16:
             return self._in_float32(rows)
         return torch._scaled_mm(
             rows.values,
-            self.weight,
+            self.weight.t(),
             scale_a=rows.scales,
-            scale_b=self.scales,
+            scale_b=self.scales[None, :],
             bias=self.bias,
             out_dtype=torch.bfloat16,
             use_fast_accum=True,
@@ -136,36 +182,17 @@ class Fp8Linear:
     def _in_float32(self, rows: QuantizedRows) -> torch.Tensor:
         """By-row scales come with bfloat16 alone."""
         one = torch.ones((), device=rows.values.device)
-        y = torch._scaled_mm(rows.values, self.weight, scale_a=one, scale_b=one, out_dtype=torch.float32)
+        y = torch._scaled_mm(rows.values, self.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32)
         y = y * rows.scales * self.scales
         return (y if self.bias is None else y + self.bias).to(rows.dtype)
 
 
-class Fp8BlockLinear:
-    """weight [out_features, in_features] float8_e4m3fn, scales [out_features / 128, in_features / 128] float32."""
+class Fp8BlockLinear(Fp8Product):
+    """scales [ceil(out_features / 128), in_features / 128]"""
 
-    def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
-        self.shape = weight.shape
-        self.form = form
-        self.reference = None
-        if weight.is_cpu:
-            self.reference = _reference(dequantize_blocks(weight, scales), bias)
-        else:
-            self.weight, self.scales, self.bias = weight, scales, bias
+    @staticmethod
+    def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return dequantize_blocks(weight, scales)
 
-    def __call__(self, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
-        """x [rows, in_features] -> [rows, out_features]"""
-        rows = quantize(x, self.form)
-        if self.reference is not None:
-            return self.reference(dequantize_rows(rows)).to(rows.dtype)
+    def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
         return fp8_block_matmul(rows, self.weight, self.scales, self.bias)
-
-
-def dequantize_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """A weight [out_features, in_features] with block scales -> float32 [out_features, in_features]"""
-    by_output = scales.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
-    return weight.float() * by_output.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
-
-
-def _reference(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    return Linear(weight, None if bias is None else bias.float())

@@ -160,7 +160,7 @@ class GpuLinear:
         return silu_and_mul(self(x))
 
     def _are_few(self, x: torch.Tensor | UnnormedRows) -> bool:
-        return self.input_form is not None and self.input_form.holds(x.shape[0])
+        return self.input_form is not None and self.input_form.for_rows(x.shape[0]) is not None
 
 
 def make_linear(

@@ -7,7 +7,8 @@ RMSNorm of the rows (of x + residual too) before the product, and silu(gate) * u
 A row's sums are added in the same order for every number of rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,8 @@ class SkinnyGemm:
 
     max_rows: int = MAX_ROWS
 
-    def holds(self, num_rows: int) -> bool:
-        return 0 < num_rows <= self.max_rows
+    def for_rows(self, num_rows: int) -> Self | None:
+        return self if 0 < num_rows <= self.max_rows else None
 
 
 def skinny_gemm_form(weight: torch.Tensor) -> SkinnyGemm | None:
@@ -54,10 +55,15 @@ class UnnormedRows:
     total: torch.Tensor  # [T, K]: x + residual, once the product has run; x itself without a residual
     weight: torch.Tensor  # [K], the norm's
     eps: float
+    normed: torch.Tensor | None = None  # [T, K]: the norm, once the product has run; None: it is not kept
 
     @property
     def shape(self) -> torch.Size:
         return self.x.shape
+
+    def keeping_norm(self) -> "UnnormedRows":
+        """The same rows, whose norm the product also stores, rounded to their type, and multiplies so rounded."""
+        return replace(self, normed=torch.empty_like(self.total, memory_format=torch.contiguous_format))
 
 
 def unnormed_rows(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> UnnormedRows:
@@ -113,6 +119,7 @@ def skinny_gemm_linear(
         residual,
         None if unnormed is None else unnormed.total,
         None if unnormed is None else unnormed.weight,
+        None if unnormed is None else unnormed.normed,
         weight,
         bias,
         out,
@@ -122,6 +129,7 @@ def skinny_gemm_linear(
         x.stride(0),
         0.0 if unnormed is None else unnormed.eps,
         HAS_NORM=unnormed is not None,
+        KEEPS_NORM=unnormed is not None and unnormed.normed is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
@@ -139,7 +147,8 @@ def skinny_gemm_linear_reference(
     if isinstance(rows, UnnormedRows):
         if rows.residual is not None:
             torch.add(rows.x, rows.residual, out=rows.total)
-        rows = rms_norm_reference(rows.total, rows.weight, rows.eps)
+        normed = rms_norm_reference(rows.total, rows.weight, rows.eps)
+        rows = normed if rows.normed is None else rows.normed.copy_(normed)
     y = F.linear(rows, weight, bias)
     return activate_and_mul_reference(y, "silu") if gated else y
 
@@ -150,6 +159,7 @@ def skinny_gemm_kernel(
     residual_ptr,  # [num_rows, num_inputs], or nothing
     total_ptr,  # [num_rows, num_inputs]: x + residual, or nothing
     norm_weight_ptr,  # [num_inputs], or nothing
+    normed_ptr,  # [num_rows, num_inputs]: the norm, or nothing
     weight_ptr,  # [num_outputs, num_inputs], or [2 * num_outputs, num_inputs] if GATED
     bias_ptr,  # [num_outputs] or [2 * num_outputs], or nothing
     out_ptr,  # [num_rows, num_outputs]
@@ -159,6 +169,7 @@ def skinny_gemm_kernel(
     stride_x_row,
     eps,
     HAS_NORM: tl.constexpr,
+    KEEPS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
@@ -169,28 +180,29 @@ def skinny_gemm_kernel(
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    # All tensors have three dimensions, [ROWS, outputs, BLOCK_K], so that threads multiply the elements they loaded.
-    row = tl.arange(0, ROWS)[:, None, None]
     k = tl.arange(0, BLOCK_K)[None, None, :]
-    k_mask = k < num_inputs
-    mask = (row < num_rows) & k_mask
     first = tl.program_id(0)
     weight = load_block(weight_ptr, first, k, num_outputs, num_inputs, GATED, BLOCK_N)
-    if HAS_NORM:
-        norm_weight = tl.load(norm_weight_ptr + k, mask=k_mask, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    # [ROWS, 1, BLOCK_K]
-    x = tl.load(x_ptr + row * stride_x_row + k, mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        x += tl.load(residual_ptr + row * num_inputs + k, mask=mask, other=0.0).to(tl.float32)
-        # Rounded to the residual's type before the norm, as in the reference.
-        x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
+    x = load_rows(
+        x_ptr,
+        residual_ptr,
+        total_ptr,
+        norm_weight_ptr,
+        k,
+        num_rows,
+        num_inputs,
+        stride_x_row,
+        eps,
+        HAS_NORM,
+        HAS_RESIDUAL,
+        ROWS,
+        PDL,
+    )
+    if KEEPS_NORM:
+        x = x.to(normed_ptr.dtype.element_ty).to(tl.float32)
         if first == 0:
-            tl.store(total_ptr + row * num_inputs + k, x, mask=mask)
-    if HAS_NORM:
-        mean = tl.sum(x * x, axis=2, keep_dims=True) / num_inputs
-        x = x * (1.0 / tl.sqrt(mean + eps)) * norm_weight
+            row = tl.arange(0, ROWS)[:, None, None]
+            tl.store(normed_ptr + row * num_inputs + k, x, mask=(row < num_rows) & (k < num_inputs))
 
     out_row = tl.arange(0, ROWS)[:, None]
     for block in range(first, tl.cdiv(num_outputs, BLOCK_N), tl.num_programs(0)):
@@ -211,10 +223,51 @@ def skinny_gemm_kernel(
         weight = following
 
 
+# The tensors of these functions have three dimensions, [rows, outputs, BLOCK_K], so that threads multiply the elements
+# that they loaded.
+
+
 @triton.jit
-def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Load the weight's rows of BLOCK_N outputs, [1, BLOCK_N, BLOCK_K]; if GATED twice as many, gate and up
-    alternating."""
+def load_rows(
+    x_ptr,
+    residual_ptr,
+    total_ptr,
+    norm_weight_ptr,
+    k,  # [1, 1, BLOCK_K]
+    num_rows,
+    num_inputs,
+    stride_x_row,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Wait for the previous kernel, then load the rows, [ROWS, 1, BLOCK_K] float32, and compute their norm."""
+    row = tl.arange(0, ROWS)[:, None, None]
+    k_mask = k < num_inputs
+    mask = (row < num_rows) & k_mask
+    if HAS_NORM:
+        norm_weight = tl.load(norm_weight_ptr + k, mask=k_mask, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + row * stride_x_row + k, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + row * num_inputs + k, mask=mask, other=0.0).to(tl.float32)
+        # Rounded to the residual's type before the norm, as in the reference.
+        x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
+        if tl.program_id(0) == 0:
+            tl.store(total_ptr + row * num_inputs + k, x, mask=mask)
+    if HAS_NORM:
+        mean = tl.sum(x * x, axis=2, keep_dims=True) / num_inputs
+        x = x * (1.0 / tl.sqrt(mean + eps)) * norm_weight
+    return x
+
+
+@triton.jit
+def block_rows(block, num_outputs, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return a block's outputs and the weight's rows of them, [1, BLOCK_N, 1] each; if GATED [1, 2 * BLOCK_N, 1], the
+    rows of gate and up alternating."""
     if GATED:
         turn = tl.arange(0, 2 * BLOCK_N)[None, :, None]
         output = block * BLOCK_N + turn // 2
@@ -222,10 +275,35 @@ def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexp
     else:
         output = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :, None]
         weight_row = output
+    return output, weight_row
+
+
+@triton.jit
+def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Load the weight's rows of a block, [1, BLOCK_N or 2 * BLOCK_N, BLOCK_K]."""
+    output, weight_row = block_rows(block, num_outputs, GATED, BLOCK_N)
     place = weight_row * num_inputs + k
     mask = (output < num_outputs) & (k < num_inputs)
     return tl.load(weight_ptr + place, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
-InputForm = Fp8Form | SkinnyGemm
+@dataclass(frozen=True, slots=True, eq=False)
+class SkinnyFp8:
+    """Input form of a product of 8-bit floats: few rows as `skinny` does, more rows quantized beforehand."""
+
+    skinny: SkinnyGemm
+    quantized: Fp8Form
+
+    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form:
+        return self.skinny.for_rows(num_rows) or self.quantized
+
+
+class InputForm(Protocol):
+    """The form in which a product takes its input."""
+
+    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | None:
+        """Return the form for so many rows. None: the plain tensor, normed."""
+        ...
+
+
 Activation = torch.Tensor | QuantizedRows | UnnormedRows

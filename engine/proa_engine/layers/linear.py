@@ -93,14 +93,17 @@ class MergedColumnParallelLinear:
     def gated(self, activation: ActivationName, form: InputForm | None) -> Callable[[Activation], Activation]:
         """The function x [T, in_features] -> activation(first) * second of two projections of one size, [T, size].
 
-        Its result is quantized if `form`, that of the product after it, is so.
+        Its result is quantized if the product after it, of the input form `form`, takes so many rows quantized.
         """
-        linear = self.linear
-        if isinstance(form, Fp8Form):
-            return lambda x: _gated_fp8(linear(x), activation, form)
-        if self._gated is not None and activation == "silu":
-            return self._gated
-        return lambda x: activate_and_mul(linear(x), activation)
+        linear, fused = self.linear, self._gated if activation == "silu" else None
+
+        def activate(x: Activation) -> Activation:
+            next_form = None if form is None else form.for_rows(x.shape[0])
+            if isinstance(next_form, Fp8Form):
+                return activate_and_mul_fp8(linear(x), activation, next_form)
+            return activate_and_mul(linear(x), activation) if fused is None else fused(x)
+
+        return activate
 
 
 class RowParallelLinear:
@@ -127,9 +130,3 @@ class RowParallelLinear:
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, this rank's inputs] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))
-
-
-def _gated_fp8(y: torch.Tensor, activation: ActivationName, form: Fp8Form) -> Activation:
-    if form.holds(y.shape[0]):
-        return activate_and_mul_fp8(y, activation, form)
-    return activate_and_mul(y, activation)

@@ -80,7 +80,8 @@ class LoraMethod:
             return loaded
         product = LoraLinear(loaded, self.products.add(projections), tokens)
         gated = None if loaded.gated is None else product.gated
-        return LoadedLinear(product, _form_without_lora(loaded.input_form, tokens), gated)
+        form = None if loaded.input_form is None else _FormWithoutLora(loaded.input_form, tokens)
+        return LoadedLinear(product, form, gated)
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return self.inner.take_matrix(projection)
@@ -120,28 +121,14 @@ class LoraLinear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SkinnyGemmWithoutLora(SkinnyGemm):
-    tokens: TokenSlots = field(default_factory=TokenSlots)
-
-    def holds(self, num_rows: int) -> bool:
-        return self.tokens.are_empty and 0 < num_rows <= self.max_rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fp8FormWithoutLora(Fp8Form):
-    tokens: TokenSlots = field(default_factory=TokenSlots)
-
-    def holds(self, num_rows: int) -> bool:
-        return self.tokens.are_empty
-
-
-def _form_without_lora(form: InputForm | None, tokens: TokenSlots) -> InputForm | None:
+class _FormWithoutLora:
     """`form` in steps where no token has an adapter; else the plain tensor, which adapters need."""
-    if isinstance(form, SkinnyGemm):
-        return _SkinnyGemmWithoutLora(form.max_rows, tokens)
-    if isinstance(form, Fp8Form):
-        return _Fp8FormWithoutLora(form.group, form.scale, tokens)
-    return None
+
+    form: InputForm
+    tokens: TokenSlots
+
+    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | None:
+        return self.form.for_rows(num_rows) if self.tokens.are_empty else None
 
 
 def _segments(projections: Sequence[Projection]) -> tuple[LoraSegment, ...]:

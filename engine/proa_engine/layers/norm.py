@@ -45,10 +45,11 @@ class RMSNorm:
 
         May overwrite both inputs. If the product computes the norm, the sum is valid only after the product.
         """
-        if form is None or not form.holds(x.shape[0]):
+        rows_form = None if form is None else form.for_rows(x.shape[0])
+        if rows_form is None:
             return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
-        if isinstance(form, Fp8Form):
-            return rms_norm_fp8(x, residual, self.weight, self.eps, form)
+        if isinstance(rows_form, Fp8Form):
+            return rms_norm_fp8(x, residual, self.weight, self.eps, rows_form)
         rows = unnormed_rows(x, residual, self.weight, self.eps)
         return rows, rows.total
 

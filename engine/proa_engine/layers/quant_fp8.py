@@ -4,13 +4,13 @@ Defines the tensors of a matrix and how they are sharded; the products are in `k
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 
-from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
-from proa_engine.kernels.fp8_linear import BLOCK, Fp8BlockLinear, Fp8Linear, dequantize_blocks
+from proa_engine.kernels.fp8 import BLOCK, FP8, Fp8Form, dequantize_blocks, quantize_reference
+from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.linear import take_weight
@@ -31,7 +31,8 @@ class Fp8Method:
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         form = self._form(projections)
-        return LoadedLinear(self.product(*self._tensors(projections), bias, form), form)
+        product = self.product(*self._tensors(projections), bias, form)
+        return LoadedLinear(product, product.input_form, product.gated)
 
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
@@ -120,7 +121,9 @@ class BlockFp8(Fp8Method):
         return BLOCK
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
-        return dequantize_blocks(*self._tensors([projection]))
+        part, blocks = projection.part, _in_whole_blocks(projection)
+        rows = dequantize_blocks(*self._tensors([replace(projection, part=blocks)]))
+        return rows.narrow(part.dim, part.start - blocks.start, part.length)
 
     def _expert_form(self) -> Fp8Form:
         return Fp8Form(group=BLOCK)
@@ -154,13 +157,23 @@ def _input_scale(projections: Sequence[Projection]) -> torch.Tensor:
     return torch.stack(scales).amax(0)
 
 
+def _in_whole_blocks(projection: Projection) -> Slice:
+    """The least range of whole blocks that has the projection's part. The last block may be shorter."""
+    part = projection.part
+    full = (projection.out_features, projection.in_features)[part.dim]
+    start = part.start // BLOCK * BLOCK
+    end = min(-(-(part.start + part.length) // BLOCK) * BLOCK, full)
+    return Slice(part.dim, start, end - start)
+
+
 def _check_blocks(projection: Projection, *, is_last: bool) -> None:
     """Require that no block crosses a shard or merge boundary; only the last matrix's outputs may end within a
     block."""
+    part = projection.part
     outputs, inputs = projection.local_shape
-    whole = projection.part.dim == 1 or projection.part.length == projection.out_features
-    if inputs % BLOCK or (outputs % BLOCK and not (is_last and whole)):
+    may_end_within = is_last and (part.dim == 1 or part.start + part.length == projection.out_features)
+    if part.start % BLOCK or inputs % BLOCK or (outputs % BLOCK and not may_end_within):
         raise ValueError(
             f"{projection.weights.prefix}: {outputs} x {inputs} on each rank cannot be cut into blocks of "
-            f"{BLOCK} x {BLOCK}; a smaller tensor_parallel_size may help"
+            f"{BLOCK} x {BLOCK}; use a tensor_parallel_size that gives each rank whole blocks"
         )

@@ -44,6 +44,6 @@ def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
     for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 8, 1), (MAX_INPUTS, 1)):
         form = skinny_gemm_form(torch.empty(8, inputs, device="meta"))
         assert form is not None
-        assert [rows for rows in range(5) if form.holds(rows)] == list(range(1, most + 1))
+        assert [rows for rows in range(5) if form.for_rows(rows)] == list(range(1, most + 1))
     assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is None
     assert skinny_gemm_form(torch.empty(8, 8)) is None
