@@ -33,6 +33,6 @@ def cache_fingerprint(
         astuple(plan),
         dtype,
         (config.dtype, config.kv_cache_dtype, config.quantization, config.batch_invariant),
-        config.tensor_parallel_size,
+        (config.tensor_parallel_size, config.enable_expert_parallel),  # ranks' sums and scales round differently
     )
     return hashlib.sha256(repr(parts).encode()).digest()

@@ -40,6 +40,7 @@ def test_two_engines_of_one_configuration_have_the_same() -> None:
         {"quantization": "fp8"},
         {"batch_invariant": True},
         {"tensor_parallel_size": 2},
+        {"enable_expert_parallel": True},
         {"layers": LAYERS[:1]},
         {"layers": [replace(LAYERS[0], window=32), LAYERS[1]]},
         {"plan": replace(PLAN, block_size=32)},
