@@ -77,10 +77,10 @@ def node(
         node.process.wait()
 
 
-def nodes_of(port: int, *, num_ranks: int = 2, tls: PeerTls | None = None) -> dict[str, Any]:
+def nodes_of(port: int) -> dict[str, Any]:
     """Fields of node 0's configuration."""
-    nodes = {"tensor_parallel_size": num_ranks, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
-    return {**nodes, "peer_tls": tls, **CONFIG}
+    nodes = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
+    return nodes | CONFIG
 
 
 def files_of(made: Certificate) -> tuple[PeerTls, list[str]]:
@@ -108,19 +108,20 @@ def test_two_nodes_give_the_tokens_of_one_process(folder: Path, tmp_path: Path, 
     port = free_port()
     with node(folder, port, tmp_path) as other:
         other.wait_for("waiting for node 0 at 127.0.0.1")
-        with build_core(folder, **nodes_of(port)) as engine:
+        with build_core(folder, **nodes_of(port), kv_offloading_size=0.01) as engine:
             assert_equal_where_sure(generate_all(engine, "two", PROMPTS), expected)
-            assert len(engine.executor.rank_sizes) == 2
+            assert engine.executor.host_tier is not None
         assert other.wait() == 0, other.printed
 
 
-def test_two_nodes_with_two_ranks_each_meet_over_tls_when_node_0_starts_long_before(
+def test_two_nodes_with_a_pipeline_stage_each_meet_over_tls_when_node_0_starts_long_before(
     folder: Path, made: Certificate, tmp_path: Path, expected: list[Result]
 ) -> None:
     port = free_port()
     tls, flags = files_of(made)
-    with node(folder, port, tmp_path, *flags, num_ranks=4, delay=3.0) as other:
-        with build_core(folder, **nodes_of(port, num_ranks=4, tls=tls)) as engine:
+    with node(folder, port, tmp_path, *flags, "--pipeline-parallel-size=2", delay=3.0) as other:
+        with build_core(folder, **nodes_of(port), pipeline_parallel_size=2, peer_tls=tls) as engine:
+            assert len(engine.executor.rank_sizes) == 4
             assert_equal_where_sure(generate_all(engine, "four", PROMPTS), expected)
         assert other.wait() == 0, other.printed
 
@@ -150,9 +151,9 @@ async def test_sigterm_to_all_nodes_lets_requests_finish_and_both_end_normally(f
     with node(folder, port, tmp_path) as other, served(folder, port) as (child, address):
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.EngineServiceStub(channel)
-            alone = await generate(stub, PROMPT, max_tokens=300, temperature=0, ignore_eos=True)
+            alone = await generate(stub, PROMPT, max_tokens=150, temperature=0, ignore_eos=True)
             session = await SessionClient(stub, deadline=DEADLINE).open()
-            await session.add(1, PROMPT, max_tokens=300, temperature=0, ignore_eos=True)
+            await session.add(1, PROMPT, max_tokens=150, temperature=0, ignore_eos=True)
             while len(session.tokens.get(1, ())) < 3:
                 await session.read()
             other.process.send_signal(signal.SIGTERM)  # as Kubernetes signals all pods of a group
@@ -170,7 +171,7 @@ def test_a_node_that_does_not_belong_to_the_engine_ends_with_the_reason(
 ) -> None:
     tls, flags = files_of(made)
     _, foreign = files_of(signed(tmp_path / "theirs"))
-    config = EngineConfig(model=str(folder), **nodes_of(free_port(), tls=tls))
+    config = EngineConfig(model=str(folder), **nodes_of(free_port()), peer_tls=tls)
     with (
         closing(RemoteRanks(config, print)) as ranks,
         node(folder, config.master_port, tmp_path, *flags) as member,
