@@ -159,6 +159,19 @@ def test_experts_of_4_bits(tokens: int, dtype: torch.dtype) -> None:
     near(ours / scale.cuda(), theirs / scale)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 2, 16, 64, 300, 3000])  # 16: the most pairs that are not sorted
+def test_a_rank_sums_the_experts_that_it_holds(tokens: int, dtype: torch.dtype) -> None:
+    case = expert_case(tokens, hidden=512, inner=256, experts=32, k=4, dtype=dtype)
+    arguments = case.x, case.weights, case.experts
+    for held in (ExpertRange(0, 11, 32), ExpertRange(22, 10, 32), ExpertRange(31, 1, 32)):
+        part = slice(held.first, held.first + held.size)
+        gate_up, down = case.gate_up[part], case.down[part]
+        looped = LoopedExperts([Linear(w) for w in gate_up], [Linear(w) for w in down], held=held)
+        fused = FusedExperts(ExpertMatrices(gate_up.cuda()), ExpertMatrices(down.cuda()), held=held)
+        near(fused(*(each.cuda() for each in arguments)), looped(*arguments))
+
+
 @pytest.mark.parametrize("experts", [9, 128])
 @pytest.mark.parametrize("tokens", [1, 3, 130, 256, 8192])
 def test_pairs_are_aligned_in_order(tokens: int, experts: int) -> None:
