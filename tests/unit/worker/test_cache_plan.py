@@ -3,7 +3,7 @@
 import torch
 
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
-from proa_engine.worker.cache_plan import CachePlan, Place, allocate_caches, plan_caches
+from proa_engine.worker.cache_plan import CachePlan, Place, allocate_caches, plan_caches, plan_stage_caches
 
 BFLOAT16 = torch.bfloat16
 KIB, MIB = 2**10, 2**20
@@ -93,3 +93,35 @@ def test_layers_of_several_shapes_are_views_of_the_same_bytes() -> None:
         assert cache.tensors[0].stride(0) * 2 == result.block_bytes
         for tensor in cache.tensors:
             assert (tensor[3 if cache.table else 1] == number).all()
+
+
+def plan_stages(layers: list[CacheLayer], num_stages: int, max_model_len: int = 131_072) -> list[CachePlan]:
+    size = len(layers) // num_stages
+    stages = [layers[start : start + size] for start in range(0, len(layers), size)]
+    return [plan_stage_caches(stages, stage, 16, BFLOAT16, max_model_len) for stage in range(num_stages)]
+
+
+def test_stages_have_the_tables_of_the_whole_model_and_store_their_own_layers() -> None:
+    layers = alternating(KeyValueLayer(8, 256), KeyValueLayer(8, 256, 1024), 5, 8)  # Gemma 3 12B
+    whole = plan(layers)
+    for stage in plan_stages(layers, 2):
+        assert (stage.windows, stage.block_size) == (whole.windows, whole.block_size)
+        assert len(stage.places) == len(layers) // 2
+        assert stage.block_bytes == whole.block_bytes // 2, "each table has as many layers of either stage"
+        assert len(set(stage.places)) == len(stage.places)
+        assert all(place is not None and place.offset < stage.block_bytes for place in stage.places)
+    uneven = plan_stages(layers, 3)  # 16 layers each, of which 2 or 3 have full attention
+    assert {stage.windows for stage in uneven} == {whole.windows}
+    assert [stage.block_bytes for stage in uneven] == [3 * 128 * KIB] * 3
+
+
+def test_what_a_stage_does_not_keep_counts_as_a_byte() -> None:
+    state = StateLayer((((2, 16, 16), torch.float32),))
+    first, second = plan_stages([state, state, KeyValueLayer(1, 64), KeyValueLayer(1, 64)], 2)
+    assert (first.state_bytes, first.block_bytes, first.places) == (4 * KIB, 1, (None, None))
+    assert (second.state_bytes, second.block_bytes) == (1, 8 * KIB)
+    assert plan_stages([KeyValueLayer(1, 64)] * 2, 2)[0].state_bytes == 0
+    memory = allocate_caches([state, state], first, 5, BFLOAT16, torch.device("cpu"), 3, whole_blocks=True)
+    assert memory.blocks is not None
+    assert memory.blocks.shape == (5, 1)
+    assert len(memory.states) == 2

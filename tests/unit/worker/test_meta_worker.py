@@ -43,6 +43,18 @@ def test_the_last_rank_is_started_too_if_its_matrices_have_other_shapes(
     assert started == ranks
 
 
+def test_each_pipeline_stage_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[int, int]] = []
+
+    def start(worker: MetaWorker, sizes: CacheSizes) -> None:
+        started.append((worker._rank, worker.model_config.stage.index))
+
+    monkeypatch.setattr(MetaWorker, "start", start)
+    folder = make_tiny_model(tmp_path, num_hidden_layers=4)
+    run_starts(EngineConfig(model=str(folder), tensor_parallel_size=2, pipeline_parallel_size=3))
+    assert started == [(0, 0), (2, 1), (4, 2)]
+
+
 def test_it_starts_no_threads_where_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     num_threads = threading.active_count()
