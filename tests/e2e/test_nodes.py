@@ -44,21 +44,21 @@ class InOnePod:
     two_ranks: Texts
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _leader_worker_sets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with controller(tmp_path_factory.mktemp("lws")):
         yield
 
 
 @pytest.fixture(scope="module")
-def in_one_pod(release: Release) -> InOnePod:
+def in_one_pod(_leader_worker_sets: None, release: Release) -> InOnePod:
     one_rank = answered(release)
     release.install(engines__builtin__tensorParallelSize="2")
     return InOnePod(one_rank, two_ranks=answered(release))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _groups(release: Release, in_one_pod: InOnePod, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _groups(in_one_pod: InOnePod, release: Release, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A pool of two engines, each with one rank in each of two pods."""
     made = signed(tmp_path_factory.mktemp("certificates") / "tls")
     files = {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": made.authority}
@@ -127,7 +127,11 @@ def delete_now(release: Release, pod: str) -> None:
     release.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--wait=false")
 
 
-@pytest.mark.parametrize("lose", [kill_ranks, delete_now])
+def drain(release: Release, pod: str) -> None:
+    release.kubectl("delete", "pod", pod, "--wait=false")
+
+
+@pytest.mark.parametrize("lose", [kill_ranks, delete_now, drain])
 def test_every_stream_survives_a_lost_worker_pod(
     release: Release, in_one_pod: InOnePod, lose: Callable[[Release, str], None]
 ) -> None:

@@ -40,6 +40,9 @@ spec:
         - worker
         - --rank={{ $rank }}
         - --tensor-parallel-size={{ $pool.tensorParallelSize }}
+        {{- if gt (int $pool.pipelineParallelSize) 1 }}
+        - --pipeline-parallel-size={{ $pool.pipelineParallelSize }}
+        {{- end }}
         - --socket=/run/proa/rank-{{ $rank }}.sock
       {{- if $pool.kvTransfer.enabled }}
       ports: {{- include "proa.engine.kvPorts" (dict "root" $.root "ranks" (list $rank)) | nindent 8 }}

@@ -23,9 +23,6 @@
 {{- if and $parallelSidecars (eq $pool.gpu.allocation "devicePlugin") -}}
 {{- fail (printf "%s tensorParallel.mode sidecar cannot share GPUs that a device plugin allocates to one container; use mode process, or gpu.allocation dra." $at) -}}
 {{- end -}}
-{{- if and $parallelSidecars (gt (int $pool.pipelineParallelSize) 1) -}}
-{{- fail (printf "%s tensorParallel.mode sidecar cannot run pipelineParallelSize %d: a worker container has a rank of one stage only; use mode process." $at (int $pool.pipelineParallelSize)) -}}
-{{- end -}}
 {{- if gt (int $pool.nodes) 1 -}}
 {{- include "proa.engine.validateNodes" . -}}
 {{- end -}}

@@ -196,10 +196,6 @@ def test_autoscalers_scale_the_number_of_groups(kind: str, values: dict[str, Any
             "tensorParallel.mode sidecar cannot work with nodes 2: each pod starts its own ranks",
         ),
         (
-            {**SIDECAR, "enginePool.pipelineParallelSize": 2},
-            "tensorParallel.mode sidecar cannot run pipelineParallelSize 2",
-        ),
-        (
             {**TWO_NODES, "enginePool.hostCache": {"sizeGb": 1, "survivesRestart": True}},
             "hostCache.survivesRestart cannot work with nodes 2: engines over several pods keep KV cache blocks on",
         ),

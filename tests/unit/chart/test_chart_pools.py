@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proa_engine.cli import make_parser
 from support.chart import CLAIMED, ENGINE, ENGINE_POD, GATEWAY, GPUS, SIDECAR, lookup, needs_helm, render
 
 pytestmark = needs_helm
@@ -79,6 +80,14 @@ def test_sidecar_mode_runs_each_further_rank_in_a_restartable_container() -> Non
     assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
     sockets = [argument for argument in pod["containers"][0]["args"] if argument.startswith("--worker-socket=")]
     assert sockets == [f"--worker-socket=/run/proa/rank-{rank}.sock" for rank in (1, 2, 3)]
+
+
+def test_each_rank_of_each_pipeline_stage_has_a_container() -> None:
+    pod = engine_pod({**SIDECAR, "enginePool.pipelineParallelSize": 2})
+    assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
+    for container in pod["containers"] + pod["initContainers"]:
+        assert {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"} <= set(container["args"])
+        make_parser().parse_args(container["args"])
 
 
 def test_process_mode_has_no_worker_container() -> None:
