@@ -111,13 +111,13 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
     # A CPU's products have a shape.
     head: Any = model.lm_head
     shapes = {"embedding": tuple(model.embedding.rows.shape), "lm_head": tuple(head.linear.shape)}
-    mixture: Any = next(
-        (layer.mlp for layer in model.layers if isinstance(getattr(layer, "mlp", None), SparseMoE)), None
-    )
-    if mixture is not None:
-        shapes["experts"] = (mixture.experts.held.first, mixture.experts.held.size)
-        if mixture.shared is not None:
-            shapes["shared"] = tuple(mixture.shared.mlp.down.partial.shape)
+    for mlp in (getattr(layer, "mlp", None) for layer in model.layers):
+        if isinstance(mlp, SparseMoE):
+            experts: Any = mlp.experts
+            shapes["experts"] = (experts.held.first, experts.held.size)
+            if mlp.shared is not None:
+                shared: Any = mlp.shared.mlp.down.partial
+                shapes["shared"] = tuple(shared.shape)
     layer: Any = next((layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv")), None)
     if layer is None:  # latent attention
         return model.compute_logits(hidden), shapes
@@ -127,6 +127,6 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
         "kv_heads": (layer.attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):
-        mlp: Any = layer.mlp
-        shapes |= {"gate_up": tuple(mlp.gate_up.linear.shape), "down": tuple(mlp.down.partial.shape)}
+        gated: Any = layer.mlp
+        shapes |= {"gate_up": tuple(gated.gate_up.linear.shape), "down": tuple(gated.down.partial.shape)}
     return model.compute_logits(hidden), shapes

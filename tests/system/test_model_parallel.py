@@ -119,7 +119,7 @@ def make_folders(root: Path) -> dict[str, Path]:
     folders |= {name: write_quantized(source, root / name, format)[0] for name, format in QUANTIZED.items()}
     experts = make_tiny_model(root / "experts", "qwen3_moe", moe_intermediate_size=512, **SIZES_IN_FOUR)
     folders[EXPERTS_IN_BLOCKS] = write_quantized(experts, root / "fp8 experts", QUANTIZED["fp8, blocks"])[0]
-    widths = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 640}
+    widths: dict[str, Any] = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 640}
     narrow = make_tiny_model(root / "narrow experts", "qwen2_moe", **SIZES_IN_FOUR, **widths)
     folders[NARROW_IN_BLOCKS] = write_quantized(narrow, root / "narrow fp8 experts", QUANTIZED["fp8, blocks"])[0]
     folders[EXPERTS_IN_4_BITS] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
