@@ -14,12 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.quant_fp8 import BlockFp8
+from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
+from support.stored_weights import StoredWeights
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -201,3 +204,14 @@ def test_biases_of_zeros_that_the_model_has_not_are_passed_over(tmp_path: Path) 
     save_file(tensors, quantized / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers.0.mlp.down_proj.bias is not zero, but the model has no bias there"):
         load(quantized)
+
+
+@pytest.mark.parametrize("part", [Slice(0, 0, 192), Slice(0, 192, 192), Slice(0, 448, 64), Slice(1, 128, 128)])
+def test_a_dequantized_part_of_a_matrix_may_begin_and_end_within_blocks(part: Slice) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(512, 256, generator=generator).to(FP8)
+    scales = torch.rand(4, 2, generator=generator)
+    weights = Weights(StoredWeights({"up.weight": values, "up.scale": scales}), BlockFp8("scale"), "up")
+    taken = weights.method.take_matrix(Projection(weights, 512, 256, part))
+    whole = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    torch.testing.assert_close(taken, whole.narrow(part.dim, part.start, part.length))

@@ -121,14 +121,17 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "message"),
+    ("model_type", "overrides", "message"),
     [
-        ("gpt2", "transformers has no tensor parallel plan for it"),
-        ("cohere2", r"num_attention_heads \(4\) cannot be divided by tensor_parallel_size \(3\)"),
+        ("gpt2", {}, "transformers has no tensor parallel plan for it"),
+        ("cohere2", {}, r"num_attention_heads \(4\) cannot be divided by tensor_parallel_size \(3\)"),
+        ("cohere2", {"num_attention_heads": 6}, r"num_key_value_heads \(2\) cannot be divided by .* \(3\)"),
     ],
 )
-def test_ranks_are_refused_before_weights_are_read(model_type: str, message: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, model_type)
+def test_ranks_are_refused_before_weights_are_read(
+    model_type: str, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path, model_type, **overrides)
     config = ModelConfig.from_folder(folder)
     weights = Weights(RandomWeights(0, torch.float32, torch.device("cpu")), Unquantized())
     with mock.patch.object(RandomWeights, "take", side_effect=AssertionError), pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,12 +17,15 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.shares import even_share
 
 Plan = Mapping[str, str]  # name of a module or parameter -> rule
 
 ANY_SIZE = ("colwise_gather_output", "embedding_rowwise")  # ranks may have different shares
 QUERY_HEADS = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")
-KEY_HEADS = ("k_proj", "v_proj", "kv_b_proj", "qkv_proj", "query_key_value")
+KEYS = "k_proj"
+KEY_HEADS = (KEYS, "v_proj")
+MERGED_KEY_HEADS = ("kv_b_proj", "qkv_proj", "query_key_value")
 
 
 class _Around(nn.Module):
@@ -127,10 +131,15 @@ def read_plan(model: Any, parallel: ParallelContext) -> Plan:
     if unknown:
         raise ValueError(f"the rule {unknown[0]} of its tensor parallel plan is not supported")
     columns = {name.rpartition(".")[2] for name, rule in plan.items() if rule == "colwise"}
-    for projections, field in ((QUERY_HEADS, "num_attention_heads"), (KEY_HEADS, "num_key_value_heads")):
-        heads = getattr(model.config, field, None)
-        if columns & set(projections) and isinstance(heads, int):
-            parallel.share(heads, field)
+    num_heads = getattr(model.config, "num_attention_heads", None)
+    if columns & {*QUERY_HEADS} and isinstance(num_heads, int):
+        parallel.part(num_heads, "num_attention_heads")
+    num_kv_heads = getattr(model.config, "num_key_value_heads", None)
+    if columns & {*MERGED_KEY_HEADS} and isinstance(num_kv_heads, int):
+        parallel.part(num_kv_heads, "num_key_value_heads")
+    for name, rule in plan.items():
+        if rule == "colwise":
+            _num_copies(model, name, parallel)  # for its errors
     return plan
 
 
@@ -139,18 +148,52 @@ def divide(model: Any, plan: Plan, parallel: ParallelContext, device: torch.devi
     if not plan:
         return
     assert parallel.group is not None
-    mesh = DeviceMesh.from_group(parallel.group, device.type)
+    meshes = {1: DeviceMesh.from_group(parallel.group, device.type)}  # by the number of ranks that hold each part
     for name, rule in plan.items():
         owner, _, last = name.rpartition(".")
         module = model.get_submodule(owner)
         if last not in module._parameters:
             continue
-        ALL_PARALLEL_STYLES[rule].shard_param(module, last, mesh)
+        num_copies = _num_copies(model, owner, parallel) if rule == "colwise" else 1
+        if num_copies not in meshes:
+            meshes[num_copies] = _mesh_without_copies(parallel, num_copies, device)
+        ALL_PARALLEL_STYLES[rule].shard_param(module, last, meshes[num_copies])
         parameter = module._parameters[last]
         if isinstance(parameter, DTensor) and rule not in ANY_SIZE:
             [placement] = parameter.placements
             if not placement.is_replicate():
-                parallel.share(_num_units(parameter, placement), f"size of {name}")
+                even_share(_num_units(parameter, placement), 0, parameter.device_mesh.size(), f"size of {name}")
+    for name, rule in plan.items():
+        owner, _, last = name.rpartition(".")
+        attention = model.get_submodule(owner)
+        if rule == "colwise" and last == KEYS and hasattr(attention, "num_key_value_groups"):
+            attention.num_key_value_groups //= _num_copies(model, name, parallel)  # for the library's own attention
+
+
+def _num_copies(model: Any, name: str, parallel: ParallelContext) -> int:
+    """Return the number of ranks that hold each KV head of the projection `name`, 1 if it is of another kind.
+
+    Raises ValueError if neither the KV heads are divisible by the ranks nor the ranks by the KV heads.
+    """
+    owner, _, last = name.rpartition(".")
+    if last not in KEY_HEADS:
+        return 1
+    attention = model.get_submodule(owner)
+    head_dim = getattr(attention, "head_dim", None)
+    # The layers of a model may have different numbers of KV heads.
+    num_kv_heads = getattr(attention, KEYS).out_features // head_dim if head_dim else model.config.num_key_value_heads
+    if parallel.world_size % num_kv_heads == 0:
+        return int(parallel.world_size // num_kv_heads)
+    parallel.part(num_kv_heads, "num_key_value_heads")
+    return 1
+
+
+def _mesh_without_copies(parallel: ParallelContext, num_copies: int, device: torch.device) -> DeviceMesh:
+    """Return this rank and others that hold each KV head once, where `num_copies` neighbouring ranks hold one head."""
+    assert parallel.group is not None
+    ranks = dist.get_process_group_ranks(parallel.group)[parallel.rank % num_copies :: num_copies]
+    group = dist.new_group(ranks, use_local_synchronization=True)
+    return DeviceMesh.from_group(group, device.type)
 
 
 def _num_units(parameter: DTensor, placement: Any) -> int:
