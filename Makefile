@@ -114,7 +114,7 @@ lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRA
 	scripts/lock
 
 e2e: setup ## end-to-end tests on the cluster of KUBECONFIG (PYTEST_ARGS)
-	pytest tests/e2e --timeout=900 $(PYTEST_ARGS)
+	pytest $(if $(filter tests/%,$(PYTEST_ARGS)),,tests/e2e) --timeout=900 $(PYTEST_ARGS)
 
 sweep: setup ## all causal language model types through transformers; writes the list in docs/models.md
 	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python -m support.transformers_sweep
