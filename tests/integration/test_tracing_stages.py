@@ -161,7 +161,7 @@ def test_spans_end_for_a_rejected_request_and_at_shutdown(receiver: OtlpReceiver
 def test_each_rank_makes_a_child_span_of_the_engines_span(receiver: OtlpReceiver) -> None:
     engine = EngineTracer.from_environment(model_name="m")
     headers = engine.start_request(request())
-    workers = [WorkerTracer.from_environment(rank) for rank in range(2)]
+    workers = [WorkerTracer.from_environment(rank, stage=rank) for rank in range(2)]
     for worker in workers:
         worker.start("r", headers)
         worker.finish("r")
@@ -172,6 +172,7 @@ def test_each_rank_makes_a_child_span_of_the_engines_span(receiver: OtlpReceiver
     (parent,) = [span for span in receiver.spans if span.name == "llm_request"]
     ranks = [span for span in receiver.spans if span.name == "worker.rank"]
     assert [span.attributes["proa.worker.rank"] for span in ranks] == [0, 1]
+    assert [span.attributes["proa.worker.stage"] for span in ranks] == [0, 1]
     assert {span.parent_id for span in ranks} == {parent.span_id}
 
 

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 class WorkerTracer:
     """Makes the spans `worker.rank` of one rank. Without a provider all methods are no-ops."""
 
-    def __init__(self, rank: int, provider: "TracerProvider | None" = None) -> None:
+    def __init__(self, rank: int, provider: "TracerProvider | None" = None, *, stage: int = 0) -> None:
+        """`stage` is the rank's pipeline stage."""
         self._rank = rank
+        self._stage = stage
         self._provider = provider
         self._tracer = provider.get_tracer("proa_engine.worker") if provider else trace.NoOpTracer()
         self._spans: dict[str, Span] = {}
 
     @classmethod
-    def from_environment(cls, rank: int) -> "WorkerTracer":
-        return cls(rank, make_tracer_provider("proa-engine-worker"))
+    def from_environment(cls, rank: int, stage: int = 0) -> "WorkerTracer":
+        return cls(rank, make_tracer_provider("proa-engine-worker"), stage=stage)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
         """End the spans of requests that finished or were preempted, and start those of new ones."""
@@ -41,7 +43,11 @@ class WorkerTracer:
         if not headers or self._provider is None:
             return
         parent = extract_context(headers)
-        attributes: dict[str, AttributeValue] = {"proa.worker.rank": self._rank, "proa.request.id": request_id}
+        attributes: dict[str, AttributeValue] = {
+            "proa.worker.rank": self._rank,
+            "proa.worker.stage": self._stage,
+            "proa.request.id": request_id,
+        }
         self._spans[request_id] = self._tracer.start_span("worker.rank", parent, attributes=attributes)
 
     def finish(self, request_id: str) -> None:

@@ -70,7 +70,7 @@ class Worker:
         self._rank = rank
         self._log = log
         self._ranks_here = ranks_here
-        self._tracer = tracer or WorkerTracer.from_environment(rank)
+        self._tracer = tracer or WorkerTracer.from_environment(rank, rank // config.tensor_parallel_size)
         self._at_exit = ExitStack()
         self._placement: Placement
         self._loaded: LoadedModel | None = None  # None until loaded, and while it sleeps at level 2

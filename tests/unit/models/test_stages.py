@@ -2,10 +2,14 @@
 
 import random
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.models.stages import WHOLE, Stage, cut
+from support.tiny_models import make_tiny_model
 
 
 def ranges(stages: list[Stage]) -> list[tuple[int, int]]:
@@ -55,3 +59,36 @@ def test_more_stages_than_layers_are_refused() -> None:
         cut([1, 1, 1], 4)
     with pytest.raises(ValueError, match="pipeline_parallel_size 3 is more than the 2 parts"):
         cut([1, 1, 1], 3, num_first=2)
+
+
+def test_a_layer_costs_its_parameters_and_the_first_stage_has_the_head(tmp_path: Path) -> None:
+    config = ModelConfig.from_folder(make_tiny_model(tmp_path, num_hidden_layers=12, vocab_size=1600))
+    head, layer = 1600 * 64, config.layers[0].num_parameters(64)
+    assert 3 * layer < head < 4 * layer
+    assert ranges([at_stage(config, index, 2).stage for index in range(2)]) == [(0, 4), (4, 12)]
+    assert len(at_stage(config, 1, 2).own_layers) == 8
+    assert at_stage(config, 0, 1) is config
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "each layer has an input that is made of the token"),
+        (
+            "gemma4_text",
+            {
+                "hidden_size_per_layer_input": 0,
+                "num_kv_shared_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"] * 3,
+            },
+            "layers read the caches of earlier ones",
+        ),
+        ("gpt_neox", {}, "transformers runs it"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(
+    model_type: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = ModelConfig.from_folder(make_tiny_model(tmp_path, model_type, num_hidden_layers=6, **fields))
+    with pytest.raises(ValueError, match=f"pipeline_parallel_size must be 1 for .*: {reason}"):
+        at_stage(config, 0, 2)

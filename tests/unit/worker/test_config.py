@@ -7,6 +7,7 @@ import pytest
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
+from proa_engine.json_configs import SpeculativeConfig
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,29 @@ def test_what_does_not_work_on_several_nodes_is_refused(fields: dict[str, Any], 
     assert EngineConfig(model="m", kv_offloading_size=1.0, **nodes).ranks_here == 1
     with pytest.raises(ValueError, match=message):
         EngineConfig(model="m", **(nodes | fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=2)},
+        {"kv_transfer_address": ":1", "kv_offloading_size": 1.0},
+        {"kv_offloading_path": "/d", "kv_offloading_size": 1.0},
+        {"kv_disk_path": "/d", "kv_disk_size": 1.0, "kv_offloading_size": 1.0},
+    ],
+)
+def test_what_does_not_work_with_pipeline_stages_is_refused(fields: dict[str, Any]) -> None:
+    EngineConfig(model="m", **fields)
+    with pytest.raises(ValueError, match=f"{next(iter(fields))} cannot be used with pipeline_parallel_size above 1"):
+        EngineConfig(model="m", pipeline_parallel_size=2, **fields)
+
+
+def test_each_stage_has_the_tensor_parallel_ranks() -> None:
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    assert EngineConfig(model="m", **sizes).num_ranks == 6
+    EngineConfig(model="m", worker_sockets=tuple(f"/run/{rank}" for rank in range(1, 6)), **sizes)
+    with pytest.raises(ValueError, match="5 of 6 ranks, got 1"):
+        EngineConfig(model="m", worker_sockets=("/run/1",), **sizes)
 
 
 def test_sizes_are_unset_by_default() -> None:
