@@ -28,6 +28,7 @@ HOT = {
     "gated_rms_norm_kernel",
     "short_conv_kernel",
     "prefill_attention_kernel",
+    "skinny_fp8_kernel",
     "skinny_gemm_kernel",
     "invariant_linear_kernel",
     "fp8_block_matmul_kernel",

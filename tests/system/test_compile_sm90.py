@@ -32,6 +32,7 @@ AMONG_THEM = {
     "prefill_attention_kernel",
     "propose_ngrams_kernel",
     "rms_norm_kernel",
+    "skinny_fp8_kernel",
     "skinny_gemm_kernel",
     "token_bitmask_kernel",
 }

@@ -68,6 +68,8 @@ def skinny_fp8_linear(
     assert residual is None or residual.is_contiguous()
     assert weight.is_contiguous()
     assert scales.is_contiguous()
+    assert unnormed is None or unnormed.normed is None
+    assert num_inputs % 4 == 0
     assert form.group is None or (form.group == BLOCK and num_inputs % BLOCK == 0)
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     tiling = choose_tiling(num_outputs, num_inputs, 2 if gated else 1, weight.element_size(), x.device)

@@ -1,11 +1,14 @@
 """Layers whose norms and activations are fused into skinny products give the results of unfused layers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from proa_engine.kernels import gpu_linear
+from proa_engine.kernels import fp8_linear, gpu_linear
+from proa_engine.kernels.fp8_linear import Fp8Product
+from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear_reference
 from proa_engine.kernels.skinny_gemm import MAX_ROWS, SkinnyGemm, skinny_gemm_linear_reference
 from proa_engine.layers import embedding, linear
 from proa_engine.layers import mlp as moe
@@ -14,6 +17,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
+from support.quantized_models import FP8_FORMATS, SIZES, write_quantized
 from support.tiny_models import ARCHITECTURES, make_tiny_model
 
 
@@ -57,3 +61,34 @@ def test_decodes_of_few_rows_give_the_same_logits(
         monkeypatch.setattr(layers, "make_linear", lambda weight, bias=None, **_: gpu_linear.GpuLinear(weight, bias))
     torch.testing.assert_close(decode(load(folder)), expected, atol=1e-5, rtol=1e-5)
     assert num_products >= 2 * num_layers * 3
+
+
+@pytest.mark.parametrize("name", FP8_FORMATS)
+def test_decodes_of_few_rows_of_8_bits_give_the_same_logits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tiny_model(tmp_path / "source", "llama", seed=3, mlp_bias=True, attention_bias=True, **SIZES)
+    folder, _ = write_quantized(source, tmp_path, FP8_FORMATS[name])
+    num_layers = len(ModelConfig.from_folder(folder).layers)
+    num_mlps = num_layers - len(FP8_FORMATS[name].plain)
+    expected, unrounded = decode(load(folder)), decode(load(source))
+    construct, num_products, num_gated = Fp8Product.__init__, 0, 0
+
+    def keep_weight(product: Fp8Product, *operands: Any) -> None:
+        """As on a GPU."""
+        construct(product, *operands)
+        product.weight, product.scales, product.bias, _ = operands
+
+    def multiply(*operands: Any, gated: bool = False) -> torch.Tensor:
+        nonlocal num_products, num_gated
+        num_products, num_gated = num_products + 1, num_gated + gated
+        return skinny_fp8_linear_reference(*operands, gated=gated)
+
+    monkeypatch.setattr(Fp8Product, "__init__", keep_weight)
+    monkeypatch.setattr(fp8_linear, "skinny_gemm_form", lambda weight: SkinnyGemm())
+    monkeypatch.setattr(fp8_linear, "skinny_fp8_linear", multiply)
+    ours = decode(load(folder))
+    in_two_decodes = 2 * (2 * num_layers + 2 * num_mlps), 2 * num_mlps
+    assert (num_products, num_gated) == in_two_decodes
+    # Sums in another order may round a number in the middle between two of 8 bits to the other one.
+    assert (ours - expected).abs().mean() < 0.02 * (expected - unrounded).abs().mean()
