@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.silu_and_mul import ActivationName
-from proa_engine.kernels.skinny_gemm import Activation, InputForm
+from proa_engine.kernels.skinny_gemm import Activation, InputForm, UnnormedRows
 from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
@@ -125,9 +125,19 @@ class Router:
         if options.correction is not None:
             self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, hidden_size] -> weights [T, k] float32 and experts [T, k] int32"""
-        return route(self.linear(x), self.routing, self.correction)
+    @property
+    def input_form(self) -> InputForm | None:
+        return self.linear.input_form if isinstance(self.linear, GpuLinear) else None
+
+    def __call__(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> x after its norm, weights [T, k] float32 and experts [T, k] int32"""
+        if isinstance(x, UnnormedRows):
+            rows = x.keeping_norm()
+            logits, normed = self.linear(rows), rows.normed
+        else:
+            logits, normed = self.linear(x), x
+        assert isinstance(normed, torch.Tensor)
+        return normed, *route(logits, self.routing, self.correction)
 
 
 class SharedExpert:
@@ -152,12 +162,12 @@ class SparseMoE:
         self.experts = experts
         self.shared = shared
         self.parallel = parallel
-        self.input_form: InputForm | None = None  # the router needs the plain tensor
+        self.input_form = router.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
-        assert isinstance(x, torch.Tensor)
-        y = self.experts(x, *self.router(x))
+        normed, weights, experts = self.router(x)
+        y = self.experts(normed, weights, experts)
         if self.shared is not None:
-            y += self.shared.partial(x)
+            y += self.shared.partial(normed)
         return self.parallel.all_reduce(y)
