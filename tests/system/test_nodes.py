@@ -166,7 +166,7 @@ async def test_sigterm_to_all_nodes_lets_requests_finish_and_both_end_normally(f
         assert await asyncio.to_thread(other.wait) == 0, other.printed
 
 
-def test_a_node_that_does_not_belong_to_the_engine_ends_with_the_reason(
+def test_nodes_that_do_not_belong_to_the_engine_end_with_the_reason_and_a_member_at_the_second_sigterm(
     folder: Path, made: Certificate, tmp_path: Path
 ) -> None:
     tls, flags = files_of(made)
@@ -188,8 +188,12 @@ def test_a_node_that_does_not_belong_to_the_engine_ends_with_the_reason(
                 assert reason in stranger.printed
         accepted = ranks.take(1)
         assert accepted is not None, "the strangers did no harm to the member"
+        member.process.send_signal(signal.SIGTERM)
+        member.wait_for("SIGTERM again ends them now")
+        assert member.process.poll() is None
+        member.process.send_signal(signal.SIGTERM)
+        assert member.wait() == 128 + signal.SIGTERM
         accepted.close()
-        assert member.wait() == 1
 
 
 def test_a_node_that_waits_for_node_0_ends_at_sigterm(folder: Path, tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ class RemoteRanks:
             except OSError:  # closed; or for example no file descriptor is free
                 time.sleep(_RETRY_SECONDS)
                 continue
-            if not self._begin(connection, _plain(address[0])):
+            if not self._begin(connection, host := _plain(address[0])):
                 connection.close()
+                self._log_refusal(host, RuntimeError("too many peers connect at once, it may try again"))
 
     def _begin(self, connection: socket.socket, address: str) -> bool:
         """Do the handshake on a thread of its own. Returns False if there are as many as there can be."""

@@ -24,7 +24,7 @@ _EXIT_SECONDS = 5.0
 
 
 class Endpoint(Protocol):
-    """Where a worker is connected to."""
+    """Where the engine gets its connection to a worker."""
 
     def open(self) -> Stream | None:
         """Return the connection; None if there is none yet."""

@@ -26,6 +26,11 @@ class NodeRank(msgspec.Struct, frozen=True):
     port: int
     tls: PeerTls | None = None
 
+    @property
+    def node_0(self) -> str:
+        """The name of node 0 in messages."""
+        return f"node 0 at [{self.host}]:{self.port}" if ":" in self.host else f"node 0 at {self.host}:{self.port}"
+
 
 class RankRefused(Exception):
     """Node 0 does not accept this rank. The message is a sentence for the user."""
@@ -45,11 +50,11 @@ def connect(rank: NodeRank, log: Callable[[str], None]) -> Stream:
         except ssl.SSLEOFError as error:  # node 0 ended meanwhile, or what forwards the port answered in its place
             reason = str(error)
         except ssl.SSLError as error:
-            raise RankRefused(f"no TLS connection to node 0 at {rank.host}:{rank.port}: {error}") from error
+            raise RankRefused(f"no TLS connection to {rank.node_0}: {error}") from error
         except OSError as error:
             reason = error.strerror or str(error)
         if (now := time.monotonic()) - logged > _LOG_SECONDS:
-            log(f"waiting for node 0 at {rank.host}:{rank.port}: {reason}")
+            log(f"waiting for {rank.node_0}: {reason}")
             logged = now
         time.sleep(_RETRY_SECONDS)
 
@@ -63,9 +68,9 @@ def _connect_once(rank: NodeRank, tls: Tls | None) -> Stream:
         try:
             answer = receive(stream, answer_decoder, max_bytes=MAX_BYTES)
         except ValueError as error:
-            text = "does not answer as node 0 of an engine, or only with TLS (--tls-cert, --tls-key, --tls-ca)"
-            raise RankRefused(f"{rank.host}:{rank.port} {text}: {error}") from None
+            text = "does not answer as a node, or only with TLS (--tls-cert, --tls-key, --tls-ca)"
+            raise RankRefused(f"{rank.node_0} {text}: {error}") from None
         if isinstance(answer, Refused):
-            raise RankRefused(f"node 0 refuses rank {rank.hello.rank}: {answer.reason}")
+            raise RankRefused(f"{rank.node_0} refuses rank {rank.hello.rank}: {answer.reason}")
         unless_accepted.pop_all()
     return stream

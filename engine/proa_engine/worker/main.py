@@ -48,7 +48,7 @@ def run_node_worker(rank: NodeRank) -> int:
         connection = connect(rank, lambda line: _log(rank.hello.rank, line))
     except KeyboardInterrupt:
         return 0
-    _log(rank.hello.rank, f"connected to node 0 at {rank.host}:{rank.port}")
+    _log(rank.hello.rank, f"connected to {rank.node_0}")
     return _serve(connection, rank.hello.rank)
 
 

@@ -26,13 +26,25 @@ def run_node(config: EngineConfig) -> int:
     _log(config.node_rank, f"starting ranks {ranks[0]} to {ranks[-1]}")
     processes = [_start(config, rank) for rank in ranks]
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        """Let each worker decide: it exits, or once it is connected serves until the engine has drained."""
+    is_stopping = False
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        """Let each worker decide: it exits, or once it is connected serves until the engine has drained. The second
+        signal ends this process, and the kernel then ends its workers."""
+        nonlocal is_stopping
+        if is_stopping:
+            raise SystemExit(128 + number)
+        is_stopping = True
+        name = signal.Signals(number).name
+        _log(
+            config.node_rank,
+            f"{name}: ranks that are connected to node 0 run until it ends; {name} again ends them now",
+        )
         for process in processes:
             process.send_signal(number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGINT, pass_on)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
     codes = _wait(processes)
     _log(config.node_rank, f"its ranks ended with {', '.join(map(str, codes))}")
     return 1 if any(codes) else 0

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import select
 import socket
 import ssl
@@ -74,6 +75,7 @@ class TlsStream:
         connection.setblocking(False)
         self._connection = connection
         self._calling = Lock()
+        self._error = 0  # of the socket, for example that the other machine does not answer; 0: none
         self._is_closed = False
         self._num_users = 1  # this stream until it is closed, and its open files, as for a socket
 
@@ -83,10 +85,10 @@ class TlsStream:
         return io.BufferedReader(_Reader(self))
 
     def recv(self, size: int, /) -> bytes:
-        return self._call(lambda: self._connection.recv(size))
+        return self._checked(self._call(lambda: self._connection.recv(size)))
 
     def recv_into(self, buffer: memoryview) -> int:
-        return self._call(lambda: self._connection.recv_into(buffer))
+        return self._checked(self._call(lambda: self._connection.recv_into(buffer)))
 
     def sendall(self, data: bytes, /) -> None:
         """Write `data`. Only one thread may write at a time."""
@@ -124,7 +126,14 @@ class TlsStream:
                     event = select.POLLOUT
             poll = select.poll()
             poll.register(self._connection, event)
-            poll.poll()
+            if any(found & select.POLLERR for _, found in poll.poll()):
+                self._error = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or self._error
+
+    def _checked(self, received: T) -> T:
+        """Return what `recv` returned. Raises the socket's error, of which OpenSSL makes an end before Python 3.13."""
+        if not received and self._error:
+            raise OSError(self._error, os.strerror(self._error))
+        return received
 
 
 class _Reader(io.RawIOBase):

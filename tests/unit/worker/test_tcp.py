@@ -165,3 +165,16 @@ def test_a_block_that_ends_in_time_keeps_its_connection() -> None:
             pass
         first.sendall(b"x")
         assert second.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_reset_connection_ends_for_its_reader_after_what_was_sent(tls: Tls, with_tls: bool) -> None:
+    with streams(tls if with_tls else None) as (first, second):
+        reader: FrameReader[Message] = FrameReader(second, DECODER)
+        first.sendall(encode(Message(1)) * 2)
+        assert reader.read() == Message(1)
+        second.sendall(b"unread")
+        first.close()  # resets the connection, since it has not read all
+        assert reader.read() == Message(1)
+        assert reader.read() is None
+        reader.close()
