@@ -33,6 +33,6 @@ def test_stages_generate_the_tokens_of_one_gpu(
     }
     with build_core(folder, **settings) as engine:
         expected = tokens(run(engine, wanted))
-    stages = {"pipeline_parallel_size": num_stages, "tensor_parallel_size": num_ranks}
+    stages: dict[str, Any] = {"pipeline_parallel_size": num_stages, "tensor_parallel_size": num_ranks}
     with build_core(folder, **settings, **stages) as engine:
         assert tokens(run(engine, wanted)) == expected

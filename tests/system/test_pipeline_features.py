@@ -68,7 +68,7 @@ def test_a_pressed_cache_with_a_host_gives_the_tokens_of_one_process(tmp_path: P
     config: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 48}
     with build_core(folder, **config) as engine:
         expected = rounds(engine)
-    small = {"num_gpu_blocks_override": 20, "kv_offloading_size": 0.02}
+    small: dict[str, Any] = {"num_gpu_blocks_override": 20, "kv_offloading_size": 0.02}
     with build_core(folder, pipeline_parallel_size=2, **config, **small) as engine:
         ours = rounds(engine)
         host = engine.core.cache_occupancy().host

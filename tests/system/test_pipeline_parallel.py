@@ -11,7 +11,9 @@ import pytest
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.operations import Operation, Sleep, WakeUp
+from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.step_inputs import StepInputs
 from support.cache_families import assert_equal
 from support.engine import Engine, Result, build_core, request, run
@@ -20,7 +22,7 @@ from support.tiny_models import BYTES, LATENT, make_tiny_model
 
 DEADLINE = 60.0
 CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 48, "max_num_seqs": 8}
-SMALL_CACHE = {"num_gpu_blocks_override": 38}  # one of the longest requests, with two tables of windows
+SMALL_CACHE: dict[str, Any] = {"num_gpu_blocks_override": 38}  # one of the longest requests, with two tables of windows
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 5},
     "gemma3_text": {
@@ -105,9 +107,9 @@ class Order:
             self.events.append("execute")
             execute(inputs)
 
-        def sample_tokens(*masks: Any) -> Any:
+        def sample_tokens(masks: GrammarMasks | None = None) -> StepTensors:
             self.events.append("sample")
-            return sample(*masks)
+            return sample(masks)
 
         runner.execute_model = execute_model  # type: ignore[method-assign]
         runner.sample_tokens = sample_tokens  # type: ignore[method-assign]

@@ -23,8 +23,9 @@ class StepFuture(Protocol):
 class Executor(Protocol):
     """Runs steps, in order, on one or several workers.
 
-    `execute_model` starts a step's forward pass and returns at once. `sample_tokens` starts its sampling, and must be
-    called before the next `execute_model`. Only the future blocks. A step without tokens, which only carries finished
+    `execute_model` starts a step's forward pass and returns at once. `sample_tokens` starts its sampling, with pipeline
+    stages behind later forward passes or when the result is waited for, and must be called before the next
+    `execute_model`. Only the future blocks. A step without tokens, which only carries finished
     and preempted ids, is run the same way; its result has no rows. `masks` may have masks only for rows in the step's
     `grammar_rows`.
     """

@@ -1,12 +1,14 @@
 """Pipeline stages in the core: as many steps in flight as stages, which share the requests that decode."""
 
+from typing import Any
+
 import pytest
 
 from proa_engine.core.scheduler_config import SchedulerConfig
 from support.core import CoreRun, make_request
 
 
-def run_with(num_stages: int, num_requests: int, prompt_length: int = 3, **settings: int) -> CoreRun:
+def run_with(num_stages: int, num_requests: int, prompt_length: int = 3, **settings: Any) -> CoreRun:
     run = CoreRun(num_stages=num_stages, max_num_seqs=16, num_blocks=200, block_size=16, **settings)
     requests = [make_request(str(index), range(prompt_length), max_tokens=12) for index in range(num_requests)]
     run.submit(*requests)

@@ -68,7 +68,7 @@ def test_what_does_not_work_with_pipeline_stages_is_refused(fields: dict[str, An
 
 
 def test_each_stage_has_the_tensor_parallel_ranks() -> None:
-    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    sizes: dict[str, Any] = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
     assert EngineConfig(model="m", **sizes).num_ranks == 6
     EngineConfig(model="m", worker_sockets=tuple(f"/run/{rank}" for rank in range(1, 6)), **sizes)
     with pytest.raises(ValueError, match="5 of 6 ranks, got 1"):
