@@ -28,10 +28,9 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
-from proa_engine.models.folders import check_model, resolve_model, resolve_tokenizer
+from proa_engine.models.folders import check_model, read_tokenizer_files, resolve_model, resolve_tokenizer
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
-from proa_engine.tokenizer import read_tokenizer_files
 
 
 class LoadedModelConfig(Protocol):

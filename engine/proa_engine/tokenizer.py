@@ -1,8 +1,7 @@
-"""The model's tokenizer and chat template, for the offline `LLM` and for GetTokenizer."""
+"""The model's tokenizer and chat template, for the offline `LLM`."""
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -10,13 +9,6 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE
-from proa.tokenizer_files import read_tokenizer_files as read_files
-
-
-def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
-    """The tokenizer's files by name. Empty without a folder, or without a tokenizer.json in it."""
-    files = {} if folder is None else read_files(folder)
-    return files if "tokenizer.json" in files else {}
 
 
 class Tokenizer:

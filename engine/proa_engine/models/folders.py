@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proa.tokenizer_files import read_tokenizer_files as read_files
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
 from proa_engine.config import EngineConfig, LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
@@ -147,6 +148,12 @@ def check_tokenizer(folder: Path) -> None:
     if "model" not in tokenizer:
         raise ValueError(f"{folder / 'tokenizer.json'} is not a tokenizer: it has no field model")
     read_json(folder / "tokenizer_config.json")
+
+
+def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
+    """Return the tokenizer's files by name. Empty without a folder, or without a tokenizer.json in it."""
+    files = {} if folder is None else read_files(folder)
+    return files if "tokenizer.json" in files else {}
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -31,10 +31,11 @@ from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
+from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.offline.output_processor import OutputProcessor, RequestState
 from proa_engine.offline.outputs import RequestOutput
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, PromptTokenizer, TokenizedPrompt, paths_by_name
-from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
+from proa_engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

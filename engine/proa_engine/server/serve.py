@@ -22,6 +22,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
@@ -33,7 +34,6 @@ from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.servicer import EngineServicer
 from proa_engine.server.shutdown import FLUSH_SECONDS, ShutdownHandler, SignalPipe
 from proa_engine.server.watchdog import StepDeadlines, Watchdog
-from proa_engine.tokenizer import read_tokenizer_files
 
 Load = Callable[[EngineConfig, Callable[[str], None], Callable[[Executor], Executor]], EngineParts]
 

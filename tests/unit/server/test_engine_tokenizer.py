@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
+from proa_engine.models.folders import read_tokenizer_files
+from proa_engine.tokenizer import Tokenizer
 from support.tokenizers import byte_level_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
