@@ -15,6 +15,7 @@ import msgspec
 
 from proa.options import HelpFormatter, Parser, add_options, from_arguments
 from proa_engine.server.options import ServeOptions
+from proa_engine.worker.host import importing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +61,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         from proa_engine.worker.node import run_node
 
         return run_node(options.engine_config)
-    from proa_engine.server.serve import StartError, serve
+    with importing():
+        from proa_engine.server.serve import StartError, serve
 
     try:
         return serve(options)

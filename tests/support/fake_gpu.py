@@ -53,7 +53,9 @@ class FakeGpu:
 
 def main(model: str) -> None:
     config = EngineConfig(model=model, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4)
-    print(CompilePool(config, 90).wait())
+    pool = CompilePool(config)
+    pool.compile(90)
+    print(pool.wait())
 
     def note(*, metadata: dict[str, Any], cache_hit: bool, **_: object) -> None:
         print("found" if cache_hit else "missed", metadata["name"])

@@ -61,10 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def plain_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compile pool, whose processes would outnumber the cores where tests run in several processes."""
+    from proa_engine import executor
     from proa_engine.executor import uniproc
 
     if request.node.get_closest_marker("compile_pool") is None:
-        monkeypatch.setattr(uniproc, "start_compile_pool", lambda config, rank: None)
+        monkeypatch.setattr(executor, "begin_compile_pool", lambda config: None)
+        monkeypatch.setattr(uniproc, "start_compile_pool", lambda config, rank, begun: None)
     if request.config.getoption("--enforce-eager"):
         monkeypatch.setattr(uniproc, "Worker", eager_worker)
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.host import set_thread_variables
+from proa_engine.worker.compile_pool import begin_compile_pool
+from proa_engine.worker.host import importing, set_thread_variables
 
 if TYPE_CHECKING:
     from proa_engine.executor.uniproc import UniProcExecutor
@@ -19,10 +20,22 @@ def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcE
     if config.node_rank:
         raise ValueError(f"node_rank must be 0 for an engine: node {config.node_rank} is run by `proa-engine serve`")
     set_thread_variables(config.ranks_per_node)
+    compile_pool = begin_compile_pool(config)
+    try:
+        with importing():
+            executor = _executor_class(config)
+        return executor(config, log, compile_pool)
+    except BaseException:
+        if compile_pool is not None:
+            compile_pool.close()
+        raise
+
+
+def _executor_class(config: EngineConfig) -> "type[UniProcExecutor]":
     if config.num_ranks == 1:
         from proa_engine.executor.uniproc import UniProcExecutor
 
-        return UniProcExecutor(config, log)
+        return UniProcExecutor
     from proa_engine.executor.multiproc import MultiProcExecutor
 
-    return MultiProcExecutor(config, log)
+    return MultiProcExecutor

@@ -29,7 +29,7 @@ from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixE
 from proa_engine.framing import encode
 from proa_engine.mover.messages import FromCore
 from proa_engine.worker import distributed, wire
-from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
 from proa_engine.worker.images import for_rank
 from proa_engine.worker.kv_cache import check_ranks, smallest
 from proa_engine.worker.spawn import spawn
@@ -40,7 +40,9 @@ _LOSS_SECONDS = 1.0
 
 
 class MultiProcExecutor(UniProcExecutor):
-    def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, log: Callable[[str], None], compile_pool: CompilePool | None = None
+    ) -> None:
         self._connections: list[WorkerConnection] = []
         self._lost = Event()
         self._directory: Path | None = None
@@ -48,7 +50,7 @@ class MultiProcExecutor(UniProcExecutor):
         self._is_started = False
         self._deferred = DeferredSampling(config.pipeline_parallel_size)
         self._stage_size = config.tensor_parallel_size  # ranks
-        super().__init__(config, log)
+        super().__init__(config, log, compile_pool)
         self._is_started = True
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -117,7 +119,7 @@ class MultiProcExecutor(UniProcExecutor):
         store = distributed.open_store(host, config.num_ranks)
         rendezvous = distributed.Rendezvous(time.time_ns(), host, store.port, 0, config.num_ranks)
         self._broadcast(wire.Init(config, rendezvous.generation, host, rendezvous.port))
-        compile_pool = self._call(lambda: start_compile_pool(config, 0))
+        compile_pool = self._call(lambda: start_compile_pool(config, 0, self._compile_pool))
         self._call(lambda: self._worker.init_device(rendezvous, store))
         sizes = [self._call(lambda: self._worker.load_model(compile_pool))]
         for connection in self._connections:

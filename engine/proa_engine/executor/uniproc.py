@@ -20,7 +20,7 @@ from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
 from proa_engine.executor.movers import RankMovers
 from proa_engine.mover.messages import FromCore, ToCore
 from proa_engine.worker.async_output import AsyncOutput, collect
-from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
 from proa_engine.worker.kv_cache import WorkerSizes, smallest
 from proa_engine.worker.step_inputs import StepInputs
@@ -41,7 +41,10 @@ class UniProcExecutor:
     ExecutorFailed.
     """
 
-    def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, log: Callable[[str], None], compile_pool: CompilePool | None = None
+    ) -> None:
+        """`compile_pool` is what `begin_compile_pool` returned; None: a pool is started if one is needed."""
         self.cache_groups: CacheGroups  # set by `_start`, as are the next two
         self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
@@ -53,6 +56,7 @@ class UniProcExecutor:
             self.mover = RankMovers(self._send_to_movers, config.num_ranks, adopts=adopts)
         self._worker = Worker(config, 0, log, ranks_here=config.ranks_here)
         self._log = log
+        self._compile_pool = compile_pool
         self._device_thread = DeviceThread("proa-device")
         self._lock = Lock()
         self._failed: Future[str] = Future()  # resolves to the reason
@@ -158,7 +162,7 @@ class UniProcExecutor:
             self._worker.shutdown()
 
     def _start(self, config: EngineConfig) -> None:
-        compile_pool = self._call(lambda: start_compile_pool(config, 0))
+        compile_pool = self._call(lambda: start_compile_pool(config, 0, self._compile_pool))
         self._call(self._worker.init_device)
         sizes = self._call(lambda: self._worker.load_model(compile_pool))
         self._call(self._worker.take_disk_folder)

@@ -1,6 +1,9 @@
 """The program that CompilePool runs: compile the kernels that a worker's start launches.
 
-    python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES MAX_SECONDS < configuration as JSON
+    python -m proa_engine.worker.compile_kernels NUM_PROCESSES MAX_SECONDS < lines
+
+The first line is the configuration as JSON. The second, which may come later, is the GPU's compute capability times 10;
+the program ends if there is none.
 
 Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: each child compiles
 its share of them, with the C programs that launch them, into Triton's cache on disk. SIGALRM ends all of them after
@@ -12,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 import msgspec
 from triton.backends.compiler import GPUTarget
@@ -21,11 +25,16 @@ from proa_engine.kernels.variants import Variant, compile_driver, compile_launch
 from proa_engine.worker.meta_worker import run_starts
 
 
-def main(capability: int, num_processes: int, max_seconds: float) -> int:
+def main(num_processes: int, max_seconds: float) -> int:
     """Compile all variants and print their number. Returns the exit code."""
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
-    target = GPUTarget("cuda", capability, 32)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    # Functions of meta tensors import it when they are first called, which takes a second: use the time of waiting.
+    import_module("torch._dynamo")
+    capability = sys.stdin.buffer.readline()
+    if not capability:
+        return 0
+    target = GPUTarget("cuda", int(capability), 32)
     driver = _fork(compile_driver)
     variants = record(partial(run_starts, config), target)
     with_launchers = _has_succeeded(driver)  # launchers need the driver
@@ -69,4 +78,4 @@ def _has_succeeded(child: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2])))

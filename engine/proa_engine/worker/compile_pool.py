@@ -1,7 +1,8 @@
 """CompilePool: compile the first steps' kernels in other processes while the weights load.
 
 Compiling a model's kernels one after another takes most of a minute. The processes (`compile_kernels`) compile them
-into Triton's cache on disk, where the worker finds them.
+into Triton's cache on disk, where the worker finds them. Torch is imported only to look for a GPU, so that the engine
+and the first of the processes import it at the same time.
 """
 
 import os
@@ -9,41 +10,48 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
-import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.auto_config import resolve_device
 from proa_engine.worker.host import available_cores
 
 _PROGRAM = "proa_engine.worker.compile_kernels"
+_DRIVER = Path("/proc/driver/nvidia/version")
 _MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
 _MAX_SECONDS = 180.0  # several times what one process takes
 _GRACE_SECONDS = 5.0  # time for the processes to end by themselves
 
 
 class CompilePool:
-    """Starts compiling when it is constructed. `capability` is the GPU's compute capability times 10: 90 for Hopper.
+    """Starts the program when it is constructed. It imports what it needs, then waits for `compile` or `close`.
 
     Its processes end after `max_seconds`, even if this process has ended before.
     """
 
-    def __init__(self, config: EngineConfig, capability: int, max_seconds: float = _MAX_SECONDS) -> None:
+    def __init__(self, config: EngineConfig, max_seconds: float = _MAX_SECONDS) -> None:
         self._started = time.monotonic()
         self._max_seconds = max_seconds
         num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, str(capability), str(num_processes), str(max_seconds)],
+            [sys.executable, "-m", _PROGRAM, str(num_processes), str(max_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(config))
-        self._process.stdin.close()
-        self._process.stdin = None  # `communicate` would write to it
+        self._send(msgspec.json.encode(config))
+
+    def compile(self, capability: int) -> None:
+        """Compile for GPUs of this compute capability times 10: 90 for Hopper."""
+        self._send(str(capability).encode())
+
+    def close(self) -> None:
+        """End the program, if it runs. May be called after `wait` and twice."""
+        self._process.kill()
+        self._process.communicate()
 
     def wait(self) -> str:
         """Wait until all kernels are compiled, at most `max_seconds` from the start. Returns a log line.
@@ -68,13 +76,32 @@ class CompilePool:
             reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
 
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the program has ended; `wait` says why
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
 
-def start_compile_pool(config: EngineConfig, rank: int) -> CompilePool | None:
-    """Start the pool of this rank. None on a CPU, and for ranks that share a disk with one whose pool compiles for
-    them."""
+
+def begin_compile_pool(config: EngineConfig) -> CompilePool | None:
+    """Start the pool of rank 0 before torch is imported. None if this machine seems to have no NVIDIA GPU."""
+    return None if config.device == "cpu" or not _DRIVER.exists() else CompilePool(config)
+
+
+def start_compile_pool(config: EngineConfig, rank: int, begun: CompilePool | None = None) -> CompilePool | None:
+    """Let this rank's pool compile for its GPU: `begun`, or a new one. None on a CPU, and for ranks that share a disk
+    with one whose pool compiles for them."""
+    import torch
+
+    from proa_engine.worker.auto_config import resolve_device
+
     device = resolve_device(config.device, rank % config.ranks_per_node)
     if device.type != "cuda" or rank % config.ranks_here:
+        if begun is not None:
+            begun.close()
         return None
     torch.cuda.set_device(device)
     major, minor = torch.cuda.get_device_capability(device)
-    return CompilePool(config, 10 * major + minor)
+    pool = begun or CompilePool(config)
+    pool.compile(10 * major + minor)
+    return pool

@@ -11,10 +11,8 @@ save a launch, but such steps would need another graph of the layers, or compute
 result, so that all graphs share their memory.
 """
 
-import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import NO_LORA, NO_STATE
+from proa_engine.worker.host import no_garbage_collection
 from proa_engine.worker.staging import IntArray
 
 STATE_COLUMNS = slice(3, 5)  # of `pad_rows`, in models with states: the slots that are read and written
@@ -180,7 +179,7 @@ class CudaGraphCapture:
         with torch.cuda.stream(self._stream):
             work()  # one-time initialization must not be captured
             self._stream.synchronize()
-            with no_garbage_collection():
+            with no_garbage_collection():  # freeing a graph, an event or a stream's tensor fails during a capture
                 # thread_local: NCCL's watchdog thread may query its events during the capture.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 result = work()
@@ -192,15 +191,3 @@ class CudaGraphCapture:
 def _run(graph: Graph) -> Tensor:
     graph.replay()
     return graph.result
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: freeing a graph, an event or a tensor of another stream fails during a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

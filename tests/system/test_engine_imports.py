@@ -1,0 +1,38 @@
+"""Modules that an engine does without until it is ready, because they take long to import."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Of other packages, and parts of torch that `import torch` does not import.
+NOT_TO_SERVE = (
+    *("transformers", "jinja2", "tokenizers", "PIL", "huggingface_hub", "opentelemetry.sdk"),
+    *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed._symmetric_memory"),
+)
+BEFORE_TORCH = """
+import proa_engine.cli, proa_engine.server.serve, proa_engine.executor
+assert "torch" not in sys.modules, "torch must be imported after the number of its threads is set"
+"""
+LOADED = """
+from proa_engine.config import EngineConfig
+from proa_engine.engine_parts import load_engine
+load_engine(EngineConfig(model="builtin", device="cpu"), lambda line: None).shutdown()
+"""
+
+
+def imported(program: str) -> set[str]:
+    """Run a program in a process of its own. Returns the names of its modules at the end."""
+    command = [sys.executable, "-c", f"import sys\n{program}\nprint(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=110).stdout.split())
+
+
+@pytest.fixture(scope="module")
+def brought_by_torch() -> set[str]:
+    return imported("import torch, triton")
+
+
+def test_an_engine_is_ready_without_modules_that_only_other_programs_need(brought_by_torch: set[str]) -> None:
+    modules = imported(BEFORE_TORCH + LOADED)
+    assert "torch" in modules
+    assert not (modules - brought_by_torch) & set(NOT_TO_SERVE)
