@@ -156,6 +156,25 @@ def test_every_stream_survives_a_lost_worker_pod(
         assert texts(running.answers()) == in_one_pod.two_ranks
 
 
+def test_an_upgrade_fails_no_request(release: Release) -> None:
+    def upgraded() -> bool:
+        leaders = release.pods("engine")
+        turns = [leader["metadata"].get("annotations", {}).get("turn") for leader in leaders]
+        return turns == ["second"] * 2 and all(is_ready(leader) for leader in leaders)
+
+    with traffic(release, "--clients=6") as running:
+        running.wait_for(12)
+        release.upgrade(engines={"wide": {**WIDE, "podAnnotations": {"turn": "second"}}}, tls__existingSecret="tls")
+        eventually("the groups are replaced", upgraded, seconds=300)
+        running.wait_for(12)
+        running.stop()
+        assert running.failures() == []
+
+
+def is_ready(pod: Any) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
+
+
 def test_pipeline_stages_in_two_pods_generate_the_tokens_of_one(release: Release, in_one_pod: InOnePod) -> None:
     release.install(engines={"deep": DEEP}, tls__existingSecret="tls")
     release.wait_for_groups("proa-engine-deep")
