@@ -1,6 +1,7 @@
 """All-reduces through symmetric memory on two GPUs or more. Skipped with fewer."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_two_ranks_generate_the_tokens_that_they_do_with_nccl(tmp_path: Path) ->
     wanted = [request(str(i), [(i * 37 + place * 5) % BYTES for place in range(2 + 9 * i)], params) for i in range(12)]
     results = []
     for disabled in (True, False):
-        settings = {"device": "cuda", "max_num_seqs": 8, "disable_custom_all_reduce": disabled}
+        settings: dict[str, Any] = {"device": "cuda", "max_num_seqs": 8, "disable_custom_all_reduce": disabled}
         with build_core(folder, tensor_parallel_size=2, **settings) as engine:
             results.append(tokens(run(engine, wanted)))
     assert results[0] == results[1]

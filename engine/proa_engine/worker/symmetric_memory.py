@@ -58,7 +58,7 @@ class SymmetricAllReduce:
     def all_reduce(self, x: Tensor) -> Tensor | None:
         """Return the sum of x [...] over all ranks. None if `x` is too large, or of a type or layout that the kernels
         do not support; all ranks get the same answer for tensors of the same shape, type and layout."""
-        offset = x.storage_offset() * x.element_size()
+        offset = int(x.storage_offset()) * x.element_size()
         if x.dtype not in _DTYPES or not x.is_contiguous() or (x.nbytes | offset) % _ALIGNMENT:
             return None
         if x.nbytes <= self.limits.one_shot:

@@ -1,6 +1,8 @@
 """All-reduces through symmetric memory: which kernel adds what, and that ranks which cannot use it agree on that."""
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import cast
 from unittest import mock
 
 import pytest
@@ -100,7 +102,9 @@ def test_ranks_of_a_stage_share_memory_only_on_one_node(
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """A group of this process alone, on the CPU."""
-    return ProcessGroupGloo(HashStore(), 0, 1)
+    return cast(
+        dist.ProcessGroup, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60))
+    )  # torch's stubs say that it is none
 
 
 def open_with(
