@@ -102,9 +102,8 @@ def test_ranks_of_a_stage_share_memory_only_on_one_node(
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """A group of this process alone, on the CPU."""
-    return cast(
-        dist.ProcessGroup, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60))
-    )  # torch's stubs say that it is none
+    gloo = ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60))
+    return cast(dist.ProcessGroup, gloo)  # torch's stubs say that it is none
 
 
 def open_with(
