@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.models.config import ModelConfig
 from proa_engine.worker.kv_cache import CacheSizes
 from proa_engine.worker.meta_worker import MetaWorker, run_starts, with_one_layer_of_each_kind
+from support import shape_models
 from support.tiny_models import make_tiny_model
 
 
@@ -53,6 +55,33 @@ def test_each_pipeline_stage_is_started(tmp_path: Path, monkeypatch: pytest.Monk
     folder = make_tiny_model(tmp_path, num_hidden_layers=4)
     run_starts(EngineConfig(model=str(folder), tensor_parallel_size=2, pipeline_parallel_size=3))
     assert started == [(0, 0), (2, 1), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "kv_heads"),
+    [
+        (shape_models.GLM4_9B, 4, [1, 1]),
+        (shape_models.QWEN35_35B_A3B, 8, [1, 1]),
+        (shape_models.QWEN3_30B_A3B, 8, [1, 1]),
+        (shape_models.GEMMA3_4B, 8, [1, 1]),
+        (shape_models.GPT_OSS_20B, 8, [1, 1]),
+        (shape_models.GLM_47_FLASH, 8, [None, None]),  # 20 heads with latent attention
+        (shape_models.LLAMA_8B, 3, [3, 2]),
+    ],
+)
+def test_published_models_are_loaded_by_ranks_that_do_not_divide_their_kv_heads(
+    model: shape_models.Fields, num_ranks: int, kv_heads: list[int | None], tmp_path: Path
+) -> None:
+    folder = str(shape_models.make_shape_model(tmp_path, model))
+    for rank, expected in zip((0, num_ranks - 1), kv_heads, strict=True):
+        worker = MetaWorker(EngineConfig(model=folder, dtype="bfloat16", tensor_parallel_size=num_ranks), rank)
+        worker.init_device()
+        worker.load_model()
+        assert worker._loaded is not None
+        layers = worker._loaded.model.cache_layers()
+        assert {getattr(layer, "num_kv_heads", None) for layer in layers if not isinstance(layer, StateLayer)} == {
+            expected
+        }
 
 
 def test_it_starts_no_threads_where_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
