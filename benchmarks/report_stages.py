@@ -114,7 +114,7 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
             _engine("Qwen3-0.6B", _profiles(_LONG_PREFILL), 25),
             _sweep("prefill_attention.py", 45),
-            _sweep("skinny_gemm.py", 45),
+            _sweep("skinny_gemm.py", 65, "Llama-3.1-8B-fp8"),
             _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 95, '{"max_num_seqs": 512}'),
             _engine("Llama-3.1-8B", (*TABLE, "closed-64", "closed-256"), 90),
             _engine("Qwen3-0.6B", (*TABLE, "closed-64", "closed-256"), 65),
@@ -268,8 +268,8 @@ def _prefill_decode(model: str, seconds: float) -> Step:
     )
 
 
-def _sweep(program: str, seconds: float) -> Step:
-    workloads = ("Llama-3.1-8B", "Qwen3-0.6B")
+def _sweep(program: str, seconds: float, *more: str) -> Step:
+    workloads = ("Llama-3.1-8B", "Qwen3-0.6B", *more)
     return Step(stage=program.removesuffix(".py"), program=program, workloads=workloads, seconds=seconds)
 
 

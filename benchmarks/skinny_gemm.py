@@ -1,5 +1,6 @@
 """Products of few rows on a GPU, with the norm before and the SiLU after them: the kernel for few rows beside cuBLAS
-and the kernels around it. From this table comes the rule of which rows are few.
+and the kernels around it. From this table comes the rule of which rows are few. Weights are bfloat16, or 8-bit floats
+with a scale for each output (Llama-3.1-8B-fp8), whose rows are quantized too.
 
     PYTHONPATH=tests python benchmarks/skinny_gemm.py --rows 1 2 4 8 --json skinny_gemm.json
 
@@ -11,7 +12,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,15 @@ from products import BANDWIDTH, COLD_BYTES, time_each
 from records import write_json
 
 from proa_engine.kernels import skinny_gemm
+from proa_engine.kernels.fp8 import Fp8Form, quantize
+from proa_engine.kernels.fp8_linear import Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
-from proa_engine.kernels.rms_norm import add_rms_norm
+from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
+from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
+from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear
 from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
+
+_ROWS = Fp8Form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +42,12 @@ class Shape:
     inputs: int
     normed: bool = False
     gated: bool = False
+    item_bytes: int = 2  # 1: 8-bit floats
+    after_gated: bool = False  # the kernel before it quantizes its rows, if they are
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.outputs * self.inputs
+        return self.item_bytes * self.outputs * self.inputs
 
 
 MODELS: dict[str, tuple[Shape, ...]] = {
@@ -52,12 +61,19 @@ MODELS: dict[str, tuple[Shape, ...]] = {
         Shape("qkv", 6144, 4096, normed=True),
         Shape("o", 4096, 4096),
         Shape("gate_up", 28672, 4096, normed=True, gated=True),
-        Shape("down", 4096, 14336),
+        Shape("down", 4096, 14336, after_gated=True),
     ),
 }
+MODELS["Llama-3.1-8B-fp8"] = tuple(replace(shape, item_bytes=1) for shape in MODELS["Llama-3.1-8B"])
 HEADS = {"Qwen3-0.6B": Shape("head", 151936, 1024), "Llama-3.1-8B": Shape("head", 128256, 4096)}
+HEADS["Llama-3.1-8B-fp8"] = HEADS["Llama-3.1-8B"]
 # Only to check that everything runs, in Triton's interpreter too.
-MODELS["tiny"] = (Shape("qkv", 48, 32, normed=True), Shape("gate_up", 64, 32, normed=True, gated=True))
+MODELS["tiny"] = (
+    Shape("qkv", 48, 32, normed=True),
+    Shape("gate_up", 64, 32, normed=True, gated=True),
+    Shape("gate_up fp8", 64, 32, normed=True, gated=True, item_bytes=1),
+    Shape("down fp8", 32, 32, item_bytes=1, after_gated=True),
+)
 HEADS["tiny"] = Shape("head", 50, 32)
 
 
@@ -80,11 +96,39 @@ class Product:
         return multiply(add_rms_norm(self.x, self.residual, self.norm_weight, 1e-6)[0])
 
 
+class Fp8Product:
+    """A weight of 8-bit floats, and what a layer does before and after its product."""
+
+    def __init__(self, shape: Shape, num_rows: int) -> None:
+        weight = quantize(torch.randn(shape.outputs, shape.inputs, dtype=torch.bfloat16), _ROWS)
+        self.weight, self.scales = weight.values, weight.scales.flatten()
+        self.linear = Fp8Linear(self.weight, self.scales, None, _ROWS)
+        self.x, self.residual = torch.randn(2, num_rows, shape.inputs, dtype=torch.bfloat16)
+        self.norm_weight = torch.ones(shape.inputs, dtype=torch.bfloat16)
+        self.quantized = quantize(self.x, _ROWS)
+        self.shape = shape
+
+    def run(self, form: SkinnyGemm | None) -> object:
+        if form is not None:
+            rows = unnormed_rows(self.x, self.residual, self.norm_weight, 1e-6) if self.shape.normed else self.x
+            return skinny_fp8_linear(rows, self.weight, self.scales, None, _ROWS, gated=self.shape.gated)
+        if self.shape.normed:
+            quantized, _ = rms_norm_fp8(self.x, self.residual, self.norm_weight, 1e-6, _ROWS)
+        else:
+            quantized = self.quantized if self.shape.after_gated else quantize(self.x, _ROWS)
+        y = self.linear(quantized)
+        return silu_and_mul_fp8(y, _ROWS) if self.shape.gated else y
+
+
 def time_products(shapes: Sequence[Shape], num_rows: int) -> tuple[float, float]:
     """Seconds of all of `shapes` together, in their order: by cuBLAS, and by the kernel for few rows."""
     num_bytes = sum(shape.num_bytes for shape in shapes)
     copies = int(COLD_BYTES / num_bytes) + 1 if torch.cuda.is_available() else 1
-    products = [Product(shape, num_rows) for _ in range(copies) for shape in shapes]
+    products = [
+        Product(shape, num_rows) if shape.item_bytes == 2 else Fp8Product(shape, num_rows)
+        for _ in range(copies)
+        for shape in shapes
+    ]
     seconds = []
     for form in (None, SkinnyGemm(num_rows)):
         for product in products[: len(shapes)]:
@@ -112,7 +156,9 @@ def time_model(model: str, all_rows: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=MODELS, default=["Qwen3-0.6B", "Llama-3.1-8B"])
+    parser.add_argument(
+        "--workloads", nargs="+", choices=MODELS, default=["Qwen3-0.6B", "Llama-3.1-8B", "Llama-3.1-8B-fp8"]
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--thread-bytes", type=int, nargs="+", default=[skinny_gemm.THREAD_BYTES])
     parser.add_argument("--warps", type=int, nargs="+", default=[skinny_gemm.WARPS_PER_MULTIPROCESSOR])

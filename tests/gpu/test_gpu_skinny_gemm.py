@@ -5,9 +5,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from proa_engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.fp8 import FP8, Fp8Form, dequantize_rows, quantize
+from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.rms_norm import rms_norm_fp8
+from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
+from proa_engine.kernels.skinny_gemm import (
+    MAX_INPUTS_OF_TWO_ROWS,
+    MAX_ROWS,
+    skinny_gemm_linear,
+    skinny_gemm_linear_reference,
+    unnormed_rows,
+)
 from support.kernel_cases import skinny_gemm_cases
 from support.launch_chain import check_captured_chain
+from support.quantized_cases import FORMS, few_rows_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -34,6 +45,43 @@ def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dty
         for num_rows in range(1, MAX_ROWS):
             for ours, theirs in zip(case.products(num_rows, skinny_gemm_linear), products, strict=True):
                 assert torch.equal(ours, theirs[:num_rows]), "a row has its bits whatever the others"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 48), (300, 384), (1152, 896), (896, 4864), (3000, 4096), (512, 14336)])
+def test_products_of_8_bits_with_all_that_may_come_around_them(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    most = MAX_ROWS if shape[1] <= MAX_INPUTS_OF_TWO_ROWS else 1
+    for case in few_rows_cases([shape], most, dtype, device="cuda"):
+        products = case.products(most, skinny_fp8_linear)
+        for ours, theirs in zip(products, case.products(most, skinny_fp8_linear_reference), strict=True):
+            # Numbers in the middle of two of 8 bits may be rounded to the other one, after a norm.
+            error = (ours.float() - theirs.float()).abs().mean() / theirs.float().abs().mean()
+            assert error < (0.005 if dtype == torch.float32 else 0.01), error
+        for num_rows in range(1, most):
+            for ours, theirs in zip(case.products(num_rows, skinny_fp8_linear), products, strict=True):
+                assert torch.equal(ours, theirs[:num_rows]), "a row has its bits whatever the others"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["rows", "groups", "static"])
+def test_rows_are_quantized_as_by_the_kernel_for_more_rows(form: Fp8Form) -> None:
+    identity = torch.eye(4096, device="cuda").to(FP8)
+    scales = torch.ones((32, 32) if form.group else (4096,), device="cuda")
+    form = Fp8Form(form.group, None if form.scale is None else form.scale.cuda())
+    x = torch.randn(2, 4096, device="cuda").bfloat16()
+    expected = dequantize_rows(quantize(x, form)).bfloat16()
+    assert torch.equal(skinny_fp8_linear(x, identity, scales, None, form), expected)
+
+
+def test_few_rows_of_8_bits_get_the_numbers_of_more_rows() -> None:
+    for case in few_rows_cases([(1024, 4096)], 16, torch.bfloat16, device="cuda"):
+        kind = Fp8Linear if case.form.group is None else Fp8BlockLinear
+        linear = kind(case.weight, case.scales, case.bias, case.form)
+        multiply = linear.gated if case.gated else linear
+        normed, _ = rms_norm_fp8(case.x, case.residual.clone(), case.norm_weight, 1e-6, case.form)
+        expected = multiply(normed)[:MAX_ROWS]
+        x, residual = case.x[:MAX_ROWS], case.residual[:MAX_ROWS]
+        ours = multiply(unnormed_rows(x, residual, case.norm_weight, 1e-6))
+        assert (ours - expected).float().abs().mean() < 0.01 * expected.float().abs().mean()
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])

@@ -27,12 +27,13 @@ from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.rms_norm import add_rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases
 from support.launch_chain import check_captured_chain
-from support.quantized_cases import expert_case, int4_case, matrix_in_blocks
+from support.quantized_cases import expert_case, few_rows_cases, int4_case, matrix_in_blocks
 from support.shape_models import make_shape_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -138,6 +139,15 @@ def test_products_of_few_rows() -> None:
     for case in skinny_gemm_cases([(SIZES.hidden, SIZES.hidden)], 2, SIZES.dtype, device=DEVICE):
         for ours, theirs in zip(
             case.products(2, skinny_gemm_linear), case.products(2, skinny_gemm_linear_reference), strict=True
+        ):
+            near(ours, theirs)
+
+
+def test_products_of_few_rows_of_8_bits() -> None:
+    shape = (SIZES.hidden, SIZES.hidden) if HAS_GPU else (4, 128)  # fewer programs for the interpreter
+    for case in few_rows_cases([shape], 2, SIZES.dtype, device=DEVICE):
+        for ours, theirs in zip(
+            case.products(2, skinny_fp8_linear), case.products(2, skinny_fp8_linear_reference), strict=True
         ):
             near(ours, theirs)
 
