@@ -11,7 +11,7 @@ import torch
 from proa.contract import SamplingParams
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.worker import worker
-from proa_engine.worker.cache_plan import CachePlan, plan_stage_caches
+from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from support.engine import Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
 
@@ -46,10 +46,8 @@ def results(folder: Path, **config: Any) -> tuple[list[Result], int]:
         return rounds, engine.executor.cache_groups.num_tables
 
 
-def in_one_table(
-    stages: Sequence[Sequence[CacheLayer]], stage: int, block_size: int, dtype: torch.dtype, _: int
-) -> CachePlan:
-    return plan_stage_caches(stages, stage, block_size, dtype, max_model_len=1)  # no window is shorter
+def in_one_table(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, _: int, own: range) -> CachePlan:
+    return plan_caches(layers, block_size, dtype, 1, own)  # no window is shorter
 
 
 def values(of: list[Result]) -> list[tuple[list[int], list[float]]]:
@@ -81,7 +79,7 @@ def test_windows_in_tables_of_their_own_give_the_bits_of_one_table(
     grouped, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 5
     assert sum(each.num_cached_tokens > 0 for each in grouped) >= num_hits
-    monkeypatch.setattr(worker, "plan_stage_caches", in_one_table)
+    monkeypatch.setattr(worker, "plan_caches", in_one_table)
     whole, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 1
     assert values(grouped) == values(whole)
@@ -92,7 +90,7 @@ def test_layers_of_several_shapes_give_the_bits_of_one_table(
 ) -> None:
     grouped, num_tables = results(mixed_shapes)
     assert num_tables > 1
-    monkeypatch.setattr(worker, "plan_stage_caches", in_one_table)
+    monkeypatch.setattr(worker, "plan_caches", in_one_table)
     assert values(grouped) == values(results(mixed_shapes)[0])
 
 

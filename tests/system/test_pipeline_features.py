@@ -89,11 +89,10 @@ def test_grammars_and_adapters_give_the_texts_of_one_process() -> None:
     loras = [*adapters, None] * 4
     messages = [[{"role": "user", "content": "Hello, how are you?"}]] * len(params)
     texts = []
-    for sizes in ({}, {"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}):
+    for sizes in ({}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}):
         config: dict[str, Any] = {"enable_lora": True, "kv_cache_memory_bytes": 2**24, "dtype": "float32", **sizes}
         llm = LLM("builtin", **config)
         outputs = llm.chat(messages, params, use_tqdm=False, lora_request=loras)
         texts.append([output.outputs[0].text for output in outputs])
         llm.llm_engine.shutdown()
     assert texts[1] == texts[0]
-    assert texts[2] == texts[0]

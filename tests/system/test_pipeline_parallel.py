@@ -31,7 +31,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
     },
     "qwen3_next": {},  # the first stage has a state and no keys or values
-    "qwen3_5_moe_text": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "gpt_oss": {"num_hidden_layers": 4},
     "deepseek_v3": LATENT,
 }

@@ -57,24 +57,18 @@ class CachePlan:
         return interval
 
 
-def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, max_model_len: int) -> CachePlan:
-    """Plan the caches of `layers`, with keys, values and latent rows of type `dtype`.
+def plan_caches(
+    layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, max_model_len: int, own: range | None = None
+) -> CachePlan:
+    """Plan the caches of a model's `layers`, with keys, values and latent rows of type `dtype`.
 
     A window of `max_model_len` or more tokens is treated as full attention. If every layer has a window, all are in
     table 0, which keeps every token. Raises ValueError for latent rows in 8-bit floats.
+
+    `own` are the indices of the layers of this rank's pipeline stage; None: all. The tables are those of the whole
+    model. A stage divides its layers of a window evenly among that window's tables, so that no stage has most of a
+    table. What the model keeps and a stage does not counts as 1 byte.
     """
-    return plan_stage_caches([layers], 0, block_size, dtype, max_model_len)
-
-
-def plan_stage_caches(
-    stages: Sequence[Sequence[CacheLayer]], stage: int, block_size: int, dtype: torch.dtype, max_model_len: int
-) -> CachePlan:
-    """Plan the caches of pipeline stage `stage`. `stages` are the layers of all of them, `plan_caches` says the rest.
-
-    The tables are those of the whole model. Each stage divides its layers of a window evenly among that window's
-    tables, so that no stage has most of a table. What the whole model keeps and a stage does not counts as 1 byte.
-    """
-    layers = [layer for each in stages for layer in each]
     if dtype.itemsize == 1 and any(isinstance(layer, LatentLayer) for layer in layers):
         raise ValueError("kv_cache_dtype fp8 is not supported with latent attention; supported: auto")
     sizes = {index: _block_bytes(layer, block_size, dtype) for index, layer in enumerate(layers)}
@@ -90,9 +84,9 @@ def plan_stage_caches(
     tables = [full, *_pack(windows, sizes, sum(sizes[index] for index in full))]
     windows_of_tables = tuple(windows[indices[0]] for indices in tables[1:])
     states = [index for index, layer in enumerate(layers) if isinstance(layer, StateLayer)]
-    first = sum(map(len, stages[:stage]))
-    own = range(first, first + len(stages[stage]))
-    if len(stages) > 1:
+    if own is None:
+        own = range(len(layers))
+    if len(own) < len(layers):
         tables = [[index for index in full if index in own], *_divide(windows, windows_of_tables, own)]
     placed = {
         index: Place(table, sum(sizes[before] for before in indices[:number]))

@@ -68,7 +68,7 @@ class MetaWorker(Worker):
         return MetaParallel(self._rank % size, size, None)
 
     def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:
-        return world, MetaLinks(self._config.pipeline_parallel_size)
+        return world, MetaLinks()
 
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")
@@ -106,17 +106,14 @@ class MetaParallel(ParallelContext):
 class MetaLinks:
     """Links of a stage on meta tensors: only shapes matter, and no other stage exists."""
 
-    def __init__(self, num_stages: int) -> None:
-        self._num_stages = num_stages
-
     def send(self, x: Tensor) -> None:
         assert x.is_contiguous()
 
     def receive(self, x: Tensor) -> None:
         assert x.is_contiguous()
 
-    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
-        return [layers] * self._num_stages
+    def gather_layers(self, own: Sequence[CacheLayer]) -> tuple[Sequence[CacheLayer], int]:
+        return own, 0
 
 
 class _RunOnce:

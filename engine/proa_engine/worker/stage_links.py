@@ -26,8 +26,9 @@ class StageLinks(Protocol):
         """Fill the contiguous tensor `x` with what the stage before sent, of the same type and shape."""
         ...
 
-    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
-        """Return each stage's `layers`. Every rank of the engine must call it."""
+    def gather_layers(self, own: Sequence[CacheLayer]) -> tuple[Sequence[CacheLayer], int]:
+        """Return the layers of all stages, and the index of the first of `own`, this stage's. Every rank of the engine
+        must call it."""
         ...
 
 
@@ -40,8 +41,8 @@ class NoLinks:
     def receive(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
 
-    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
-        return [layers]
+    def gather_layers(self, own: Sequence[CacheLayer]) -> tuple[Sequence[CacheLayer], int]:
+        return own, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,11 @@ class _Link:
 class RingLinks:
     """The links of one rank of several stages."""
 
-    def __init__(self, parallel: ParallelContext, num_stages: int, from_before: _Link, to_next: _Link) -> None:
+    def __init__(
+        self, parallel: ParallelContext, stage: int, num_stages: int, from_before: _Link, to_next: _Link
+    ) -> None:
         self._parallel = parallel
+        self._stage = stage
         self._num_stages = num_stages
         self._from_before = from_before
         self._to_next = to_next
@@ -76,10 +80,13 @@ class RingLinks:
         link = self._from_before
         dist.recv(x, link.source, link.group)
 
-    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
-        of_ranks: list[Sequence[CacheLayer]] = [()] * (self._num_stages * self._parallel.world_size)
-        dist.all_gather_object(of_ranks, layers)
-        return of_ranks[self._parallel.rank :: self._parallel.world_size]
+    def gather_layers(self, own: Sequence[CacheLayer]) -> tuple[Sequence[CacheLayer], int]:
+        num_stages, parallel = self._num_stages, self._parallel
+        of_ranks: list[Sequence[CacheLayer]] = [()] * (num_stages * parallel.world_size)
+        dist.all_gather_object(of_ranks, own)
+        stages = of_ranks[parallel.rank :: parallel.world_size]
+        first = sum(map(len, stages[: self._stage]))
+        return [layer for stage in stages for layer in stage], first
 
 
 def join_stages(world: ParallelContext, num_stages: int) -> tuple[ParallelContext, StageLinks]:
@@ -98,7 +105,7 @@ def join_stages(world: ParallelContext, num_stages: int) -> tuple[ParallelContex
         for source, target in ((source, (source + size) % world.world_size) for source in range(world.world_size))
     ]
     parallel = ParallelContext(rank, size, stages[stage] if size > 1 else None)
-    return parallel, RingLinks(parallel, num_stages, links[world.rank - size], links[world.rank])
+    return parallel, RingLinks(parallel, stage, num_stages, links[world.rank - size], links[world.rank])
 
 
 def _group(ranks: Sequence[int]) -> dist.ProcessGroup:

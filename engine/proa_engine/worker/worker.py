@@ -29,7 +29,7 @@ from proa_engine.mover.messages import DiskSettings, Init, ToCore
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache, symmetric_memory
 from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
-from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_stage_caches
+from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
@@ -135,9 +135,11 @@ class Worker:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        stages, cache_dtype = placement.links.gather_layers(loaded.model.cache_layers()), placement.cache_dtype
-        stage = self.model_config.stage.index
-        plan = self._plan = plan_stage_caches(stages, stage, config.block_size, cache_dtype, self.max_model_len)
+        own = loaded.model.cache_layers()
+        layers, first = placement.links.gather_layers(own)
+        plan = self._plan = plan_caches(
+            layers, config.block_size, placement.cache_dtype, self.max_model_len, range(first, first + len(own))
+        )
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         sizes = kv_cache.with_host(sizes, config, plan)
         groups = self.cache_groups(sizes)
@@ -416,8 +418,9 @@ class Worker:
         config = self._config
         if self.device.type == "cpu" or config.enforce_eager or not self.model_config.has_lm_head:
             return []
+        num_decodes = -(-config.max_num_seqs // config.pipeline_parallel_size)  # at most in a step
         return graph_shapes(
-            config.max_num_seqs,
+            num_decodes,
             config.num_speculative_tokens,
             config.max_num_batched_tokens,
             with_loras=config.enable_lora,

@@ -3,7 +3,7 @@
 import torch
 
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
-from proa_engine.worker.cache_plan import CachePlan, Place, allocate_caches, plan_caches, plan_stage_caches
+from proa_engine.worker.cache_plan import CachePlan, Place, allocate_caches, plan_caches
 
 BFLOAT16 = torch.bfloat16
 KIB, MIB = 2**10, 2**20
@@ -97,8 +97,8 @@ def test_layers_of_several_shapes_are_views_of_the_same_bytes() -> None:
 
 def plan_stages(layers: list[CacheLayer], num_stages: int, max_model_len: int = 131_072) -> list[CachePlan]:
     size = len(layers) // num_stages
-    stages = [layers[start : start + size] for start in range(0, len(layers), size)]
-    return [plan_stage_caches(stages, stage, 16, BFLOAT16, max_model_len) for stage in range(num_stages)]
+    stages = [range(start, start + size) for start in range(0, len(layers), size)]
+    return [plan_caches(layers, 16, BFLOAT16, max_model_len, own) for own in stages]
 
 
 def test_stages_have_the_tables_of_the_whole_model_and_store_their_own_layers() -> None:

@@ -45,7 +45,7 @@ class QueueLinks:
     def receive(self, x: Tensor) -> None:
         x.copy_(self.before.popleft())
 
-    def gather_layers(self, layers: Sequence[CacheLayer]) -> list[Sequence[CacheLayer]]:
+    def gather_layers(self, own: Sequence[CacheLayer]) -> tuple[Sequence[CacheLayer], int]:
         raise AssertionError("the caches are planned by the test")
 
 
