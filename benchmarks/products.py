@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
 
+from proa_engine.kernels import moe
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
@@ -90,15 +92,21 @@ def time_matrices(rows: list[int]) -> Iterator[Figure]:
 
 
 def time_experts(rows: list[int]) -> Iterator[Figure]:
-    """A layer's weights are more than the cache keeps, unless few experts are used."""
+    """A layer's weights are more than the cache keeps, unless few experts are used. Few pairs also as more are
+    computed, sorted by expert."""
     case = expert_case(max(rows), dtype=torch.bfloat16, **QWEN3_30B)
     for form, layer, expert_bytes in expert_layers(case):
         for num_tokens in rows:
             arguments = [each[:num_tokens] for each in (case.x, case.weights, case.experts)]
             num_bytes = len(arguments[2].unique()) * expert_bytes
-            layer(*arguments)
-            seconds = time_each([partial(layer, *arguments)])
-            yield Figure("experts", form, num_tokens, seconds * 1e6, num_bytes / BANDWIDTH / seconds)
+            names = {"experts": moe.MAX_PAIRS}
+            if arguments[2].numel() <= moe.MAX_PAIRS:
+                names["experts, sorted"] = 0
+            for name, max_pairs in names.items():
+                with mock.patch.object(moe, "MAX_PAIRS", max_pairs):
+                    layer(*arguments)
+                    seconds = time_each([partial(layer, *arguments)])
+                yield Figure(name, form, num_tokens, seconds * 1e6, num_bytes / BANDWIDTH / seconds)
 
 
 def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
@@ -135,7 +143,7 @@ def main() -> None:
             for figure in time_all(arguments.rows):
                 figures.append(asdict(figure))
                 print(
-                    f"{figure.product:8} {figure.form:13} {figure.rows:5} rows {figure.microseconds:9.1f} us "
+                    f"{figure.product:15} {figure.form:13} {figure.rows:5} rows {figure.microseconds:9.1f} us "
                     f"{figure.bandwidth_share:6.1%} of the bandwidth",
                     flush=True,
                 )

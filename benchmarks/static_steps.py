@@ -26,7 +26,7 @@ from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_st
 from proa_engine.worker.worker import Worker
 
 CONTEXT = 512  # tokens before a decode
-WORKLOADS = ("decode-1", "decode-64", "decode-256", "prefill-1x1024")
+WORKLOADS = ("decode-1", "decode-8", "decode-64", "decode-256", "prefill-1x1024")
 _SAMPLING = SamplingParams(temperature=0.6)
 # Operators that launch nothing: they allocate, or rename memory
 _NO_LAUNCH = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten.lift", "aten.set_")
