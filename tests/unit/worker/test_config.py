@@ -7,6 +7,7 @@ import pytest
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
+from proa_engine.executor import make_executor
 from proa_engine.json_configs import SpeculativeConfig
 
 
@@ -97,3 +98,9 @@ def test_encoder_cache_holds_the_largest_image_and_a_step_unless_its_size_is_set
     assert config.num_encoder_cache_tokens(images) == num_tokens
     assert config.num_encoder_cache_tokens(replace(images, max_pixels=0, side=512)) == num_tokens
     assert config.num_encoder_cache_tokens(None) == 0
+
+
+def test_only_node_0_is_an_engine() -> None:
+    other = EngineConfig(model="m", tensor_parallel_size=2, nnodes=2, node_rank=1, master_addr="10.0.0.1")
+    with pytest.raises(ValueError, match="node_rank must be 0 for an engine: node 1 is run by `proa-engine serve`"):
+        make_executor(other, print)
