@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from proa_engine.kernels.fp8 import FP8, Fp8Form
+from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.skinny_gemm import (
     MAX_INPUTS,
     MAX_INPUTS_OF_TWO_ROWS,
     THREAD_BYTES,
     WARPS_PER_MULTIPROCESSOR,
+    SkinnyGemm,
     choose_tiling,
     skinny_gemm_form,
 )
@@ -47,3 +50,17 @@ def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
         assert [rows for rows in range(5) if form.for_rows(rows)] == list(range(1, most + 1))
     assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is None
     assert skinny_gemm_form(torch.empty(8, 8)) is None
+
+
+@pytest.mark.parametrize(("kind", "form"), [(Fp8Linear, Fp8Form()), (Fp8BlockLinear, Fp8Form(group=128))])
+def test_products_of_8_bits_take_few_rows_unnormed_and_more_rows_quantized(
+    kind: type[Fp8Linear | Fp8BlockLinear], form: Fp8Form
+) -> None:
+    for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 128, 1), (MAX_INPUTS + 128, 0)):
+        scales = torch.empty((2, inputs // 128) if form.group else (256,), device="meta")
+        product = kind(torch.empty(256, inputs, dtype=FP8, device="meta"), scales, None, form)
+        forms = [product.input_form.for_rows(rows) for rows in range(1, 5)]
+        assert [isinstance(each, SkinnyGemm) for each in forms] == [rows <= most for rows in range(1, 5)]
+        assert all(each is form for each in forms[most:])
+    on_cpu = kind(torch.zeros(256, 128).to(FP8), torch.ones((2, 1) if form.group else (256,)), None, form)
+    assert on_cpu.input_form is form
