@@ -67,8 +67,8 @@ def test_ranks_with_copies_or_unequal_shares_of_heads_give_the_tokens_of_one(
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = generate(alone, "alone", PROMPTS)
         [whole] = alone.executor.rank_sizes
-    config = {"tensor_parallel_size": len(shares), "num_gpu_blocks_override": 40, "kv_offloading_size": 0.01}
-    with build_core(folder, **CONFIG, **config) as engine:
+    config: dict[str, Any] = {"tensor_parallel_size": len(shares), "num_gpu_blocks_override": 40}
+    with build_core(folder, kv_offloading_size=0.01, **CONFIG, **config) as engine:
         assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
         assert engine.core.stats().num_preemptions > 0
         generate(engine, "two", TWO)
