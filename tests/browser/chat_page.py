@@ -39,6 +39,34 @@ SCRIPT = (
     {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "look", "arguments": ""}}]},
     {"tool_calls": [{"index": 0, "function": {"arguments": '{"at": 1}'}}]},
 )
+MARKDOWN = """## A title
+Some **bold**, *slanted* and `inline` text with <b>HTML</b> and a [link](https://example.com/).
+
+1. first
+   - nested
+2. second
+
+```python
+print("<b>")
+```
+
+| name | bytes | what it is for, in a column that is too wide for a phone |
+|------|------:|:-:|
+| `UDP` | 8 | datagrams |
+| `TCP` | 20 | streams |
+
+> A quotation.
+"""
+# Drops or pastes a file.
+TRANSFER = """
+([event, type]) => {
+  const data = new DataTransfer();
+  data.items.add(new File(["a"], "a", { type }));
+  const Event = event === "drop" ? DragEvent : ClipboardEvent;
+  const transfer = { dataTransfer: data, clipboardData: data, bubbles: true, cancelable: true };
+  document.getElementById("prompt").dispatchEvent(new Event(event, transfer));
+}
+"""
 # Replaces the page's fetch: each of `reads` comes after its milliseconds, as one read of all its events.
 SCRIPTED_FETCH = """
 reads => {
@@ -96,8 +124,8 @@ def check_tool_call(browser: Browser, url: str) -> None:
     """A call shows its name and arguments; its result goes to the model, which answers. A message has to wait."""
     with opened(browser, url, DESK, "tool-call") as page:
         page.click("summary")
-        page.fill("#tools", json.dumps(TOOLS))
-        page.fill("#temperature", "0")
+        page.fill("[name=tools]", json.dumps(TOOLS))
+        page.fill("[name=temperature]", "0")
         ask(page, "What is the weather in Rome?")
         call = page.locator(".call")
         expect(call.locator(".name")).to_have_text("get_weather")
@@ -151,7 +179,7 @@ def check_images(browser: Browser, url: str) -> None:
         expect(page.locator("#attach")).to_be_visible()
         files = [{"name": name, "mimeType": "image/png", "buffer": DOT} for name in ("a.png", "b.png")]
         page.set_input_files("#files", files)
-        page.locator("#images img").first.click()
+        page.locator("#images button").first.press("Enter")
         expect(page.locator("#images img")).to_have_count(1)
         ask(page, "What?")
         expect(page.locator("article.assistant .content")).to_have_text("A dot.")
@@ -164,9 +192,8 @@ def check_images(browser: Browser, url: str) -> None:
 def check_errors(browser: Browser, url: str) -> None:
     """An error is shown with the gateway's sentence; the question is not part of the next request."""
     with opened(browser, url, DESK, "error") as page:
-        page.click("summary")
         ask(page, "word " * 5000)  # in the conversation, it would make every later request fail
-        expect(page.locator(".error")).to_contain_text("maximum context length")
+        expect(page.locator(".error:not(:empty)")).to_contain_text("maximum context length")
         expect(page.locator("article.left-out")).to_have_count(2)
         with page.expect_request("**/v1/chat/completions") as request:
             ask(page, "What is the capital of France?")
@@ -191,10 +218,10 @@ def check_speed(browser: Browser, url: str) -> None:
             assert slowest <= per_second <= fastest, facts
 
 
-def counted(number: int) -> str:
+def counted(number: int, text: str = "a ", **usage: Any) -> str:
     """The event of one token, with the usage so far."""
-    choice = {"delta": {"content": "a "}, "finish_reason": None}
-    return f"data: {json.dumps({'choices': [choice], 'usage': {'completion_tokens': number}})}\n\n"
+    choice = {"delta": {"content": text}, "finish_reason": None}
+    return f"data: {json.dumps({'choices': [choice], 'usage': {'completion_tokens': number, **usage}})}\n\n"
 
 
 def check_recovery(browser: Browser, url: str) -> None:
@@ -244,12 +271,165 @@ def check_stop(browser: Browser, url: str) -> None:
 
 
 def check_composer(browser: Browser, url: str) -> None:
-    """Send keeps its height when the prompt grows."""
+    """Send keeps its size when the prompt grows, and Stop has the same. Escape stops too."""
     with opened(browser, url, DESK, "composer") as page:
-        height = page.locator("#send").bounding_box()["height"]
+        page.evaluate(SCRIPTED_FETCH, [[60_000, []]])
+        ask(page, "Hi")
+        stop = page.locator("#stop").bounding_box()
+        page.keyboard.press("Escape")
+        expect(page.locator("article.assistant footer")).to_contain_text("stopped")
+        assert page.locator("#send").bounding_box() == stop
         page.fill("#prompt", "line\n" * 8)
-        assert page.locator("#prompt").bounding_box()["height"] > 2 * height
-        assert page.locator("#send").bounding_box()["height"] == height
+        send = page.locator("#send").bounding_box()
+        assert page.locator("#prompt").bounding_box()["height"] > 2 * send["height"]
+        assert (send["width"], send["height"]) == (stop["width"], stop["height"])
+
+
+def check_markdown(browser: Browser, url: str) -> None:
+    """An answer's Markdown is elements; its code and its text can be copied. The figures are the response's."""
+    details = {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 8}}
+    events = [counted(number, text, **details) for number, text in enumerate(MARKDOWN.splitlines(keepends=True), 1)]
+    for scheme in ("light", "dark"):
+        for size, viewport in (("desk", DESK), ("phone", PHONE)):
+            with opened(browser, url, viewport, f"markdown-{size}-{scheme}", color_scheme=scheme) as page:
+                page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+                page.evaluate(SCRIPTED_FETCH, [[1, [event]] for event in events])
+                ask(page, "Show me.")
+                answer = page.locator("article.assistant")
+                expect(answer.locator("footer")).to_contain_text("12 prompt tokens (8 cached)")
+                expect(page.locator("#context")).to_have_text(f"{12 + len(events)} of 2,048 tokens of context")
+                expect(answer.locator("table td.right")).to_have_text(["8", "20"])
+                expect(answer.locator("li li")).to_have_text("nested")
+                expect(answer.locator("a")).to_have_attribute("href", "https://example.com/")
+                expect(answer.locator("b, script, img")).to_have_count(0)
+                for button, copied in ((".copy-code", 'print("<b>")'), (".copy", MARKDOWN)):
+                    answer.locator(button).click()
+                    expect(answer.locator(button)).to_have_text("Copied")
+                    assert page.evaluate("() => navigator.clipboard.readText()") == copied
+                assert page.evaluate("() => document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def check_regenerate_and_edit(browser: Browser, url: str) -> None:
+    """The last answer is given anew; an edited message replaces itself and all that follows."""
+    with opened(browser, url, DESK, "edit") as page:
+        for number, question in enumerate(("One?", "Two?", "Three?"), 1):
+            page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, f"answer {number}")]]])
+            ask(page, question)
+            expect(page.locator("article.assistant .content").last).to_have_text(f"answer {number}")
+        expect(page.locator(".regenerate:visible")).to_have_count(1)
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, "again")]]])
+        page.locator(".regenerate").last.click()
+        expect(page.locator("article.assistant .content")).to_have_text(["answer 1", "answer 2", "again"])
+        page.locator(".edit:visible").nth(1).press("Enter")
+        page.locator(".editor textarea").press("Escape")
+        expect(page.locator("article.user .content:visible")).to_have_count(3)
+        page.locator(".edit:visible").nth(1).press("Enter")
+        page.locator(".editor textarea").fill("Other?")
+        page.locator(".editor textarea").press("Enter")
+        expect(page.locator("article.user .content")).to_have_text(["One?", "Other?"])
+        expect(page.locator("article.assistant .content")).to_have_text(["answer 1", "again"])
+        sent = page.evaluate("() => window.sent")["messages"]
+    assert [message["content"] for message in sent] == ["One?", "answer 1", "Other?"], sent
+
+
+def check_reload(browser: Browser, url: str) -> None:
+    """The chat, an answer that streams, open calls and the settings survive a reload; a new chat removes the chat."""
+    with opened(browser, url, DESK, "reload") as page:
+        page.click("summary")
+        page.fill("[name=tools]", json.dumps(TOOLS))
+        page.fill("[name=temperature]", "0")
+        page.select_option("#model", "sailor")
+        ask(page, "What is the capital of France?")
+        expect(page.locator("article.assistant footer")).to_contain_text("tokens/s")
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, "**half**")]], [60_000, []]])
+        ask(page, "And more?")
+        expect(page.locator("article.assistant strong")).to_have_text("half")
+        page.reload()
+        expect(page.locator("#model")).to_have_value("sailor")
+        expect(page.locator("[name=temperature]")).to_have_value("0")
+        expect(page.locator("article")).to_have_count(4)
+        expect(page.locator("article.assistant strong")).to_have_text("half")
+        expect(page.locator("article.assistant footer").last).to_contain_text("stopped")
+        page.click("#new-chat")
+        page.reload()
+        expect(page.locator("article")).to_have_count(0)
+        expect(page.locator("#welcome")).to_be_visible()
+        page.select_option("#model", "proa-builtin")
+        ask(page, "What is the weather in Rome?")
+        expect(page.locator(".call .result")).to_be_visible()
+        page.reload()
+        page.locator(".call .result").fill('{"weather": "rain"}')
+        page.locator(".call .result").press("Enter")
+        expect(page.locator("article.assistant .content").nth(1)).not_to_be_empty()
+
+
+def check_large_images(browser: Browser, url: str) -> None:
+    """A chat that is too large for the browser's store is kept without its images, and the page says so."""
+    card = {"id": "m", "input_modalities": ["image"]}
+    with opened(browser, url, DESK, "large-images") as page:
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
+        page.reload()
+        expect(page.locator("#attach")).to_be_visible()
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1)]]])
+        page.set_input_files("#files", [{"name": "a.png", "mimeType": "image/png", "buffer": DOT + bytes(1_600_000)}])
+        expect(page.locator("#images img")).to_have_count(1)
+        ask(page, "What?")
+        expect(page.locator("#notice")).to_contain_text("will not survive a reload")
+        page.reload()
+        expect(page.locator("article.user .content")).to_have_text("(image: not kept)\nWhat?")
+        expect(page.locator("article.user img")).to_have_count(0)
+
+
+def check_welcome(browser: Browser, url: str) -> None:
+    """The first screen says what the page is, and its examples work."""
+    for size, viewport in (("desk", DESK), ("phone", PHONE)):
+        for scheme in ("light", "dark"):
+            with opened(browser, url, viewport, f"welcome-{size}-{scheme}", color_scheme=scheme) as page:
+                expect(page.locator("#examples button")).to_have_count(3)
+    with opened(browser, url, DESK, "example") as page:
+        for number, words in enumerate(("Paris", "", "17 + 25")):
+            page.locator("#examples button").nth(number).click()
+            expect(page.locator("article.assistant footer")).to_contain_text("tokens/s", timeout=60_000)
+            expect(page.locator("article.assistant .content")).to_contain_text(words)
+            page.click("#new-chat")
+
+
+def check_what_the_model_supports(browser: Browser, url: str) -> None:
+    """Images can be pasted and dropped, thinking switched, if the model's card says so; else the page says why not."""
+    with opened(browser, url, DESK, "drop") as page:
+        page.evaluate(TRANSFER, ["drop", "image/png"])
+        expect(page.locator("#notice")).to_have_text("proa-builtin reads no images.")
+        expect(page.locator("#thinking-label")).to_be_hidden()
+        card = {"id": "m", "input_modalities": ["image"], "thinking_switch": "enable_thinking", "max_model_len": 9000}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
+        page.reload()
+        page.evaluate(TRANSFER, ["drop", "image/png"])
+        page.evaluate(TRANSFER, ["paste", "image/png"])
+        expect(page.locator("#images img")).to_have_count(2)
+        page.evaluate(TRANSFER, ["drop", "text/plain"])
+        expect(page.locator("#notice")).to_have_text("a is not attached: it is no image.")
+        page.click("#new-chat")
+        page.select_option("#thinking", "off")
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1)]]])
+        page.locator("#examples button").last.click()
+        expect(page.locator("article.user img")).to_be_visible()
+        expect(page.locator("article.assistant footer")).to_contain_text("1 tokens")
+        sent = page.evaluate("() => window.sent")
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}, sent
+
+
+def check_faulty_settings(browser: Browser, url: str) -> None:
+    """A wrong setting is named, whether the page finds it or the gateway."""
+    tool = json.dumps([{"type": "other"}])
+    cases = (("tools", "{", "Tools"), ("temperature", "3", "Temperature"), ("tools", tool, "Tools"))
+    for number, (name, value, label) in enumerate(cases):
+        with opened(browser, url, PHONE, f"fault-{number}") as page:
+            page.click("summary")
+            page.fill(f"[name={name}]", value)
+            page.click("summary")
+            ask(page, "Hi")
+            expect(page.locator("#notice, .error:not(:empty)").filter(has_text=f"Settings, {label}")).to_be_visible()
+            expect(page.locator(f"[name={name}]")).to_have_attribute("aria-invalid", "true")
 
 
 def check_phone(browser: Browser, url: str) -> None:
@@ -263,9 +443,9 @@ def check_phone(browser: Browser, url: str) -> None:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, viewport: Any, name: str) -> Iterator[Page]:
+def opened(browser: Browser, url: str, viewport: Any, name: str, **options: Any) -> Iterator[Page]:
     """The page with its models. Fails if it prints an error; a screenshot is taken at the end."""
-    page = browser.new_page(viewport=viewport)
+    page = browser.new_page(viewport=viewport, **options)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(url)
@@ -293,6 +473,13 @@ CHECKS = (
     check_recovery,
     check_stop,
     check_composer,
+    check_markdown,
+    check_regenerate_and_edit,
+    check_reload,
+    check_large_images,
+    check_welcome,
+    check_what_the_model_supports,
+    check_faulty_settings,
     check_phone,
 )
 

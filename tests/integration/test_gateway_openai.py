@@ -409,7 +409,8 @@ async def test_models_lists_the_engines_models(gateway: RunningGateway) -> None:
     models = [model async for model in gateway.openai.models.list()]
     assert [model.id for model in models] == ["fake"]
     assert (await gateway.openai.models.retrieve("fake")).owned_by == "proa"
-    assert (await gateway.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
+    card = (await gateway.http.get("/v1/models")).json()["data"][0]
+    assert (card["max_model_len"], card["thinking_switch"]) == (4096, None)
     async with gateway.anthropic_client() as claude:
         (model,) = [model async for model in claude.models.list()]
         assert model == await claude.models.retrieve("fake")

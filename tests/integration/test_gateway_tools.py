@@ -186,6 +186,7 @@ async def test_where_the_prompt_leaves_the_reasoning_decides_what_the_output_beg
     found = simplified(await whole(gateway, reasoning_effort="none"))
     assert (found["content"], found["reasoning"]) == ("one two", None)
     assert TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False).endswith("</think>\n\n")
+    assert (await gateway.http.get("/v1/models")).json()["data"][0]["thinking_switch"] == "enable_thinking"
 
 
 async def test_a_call_s_opening_in_ordinary_tokens_is_text(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -11,6 +11,8 @@ from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
+from proa_gateway.serving.chat_prompt import THINKING_SWITCHES
+from proa_gateway.tokenizer import Tokenizer
 
 models_router = APIRouter(route_class=JsonRoute)
 public_router = APIRouter(route_class=JsonRoute)  # routes that need no API key
@@ -88,4 +90,11 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_model_len": max_model_len,
         "max_input_tokens": max_model_len,
         "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
+        "thinking_switch": _thinking_switch(model.tokenizer) if model is not None else None,
     }
+
+
+def _thinking_switch(tokenizer: Tokenizer) -> str | None:
+    """The variable of the chat template that switches reasoning on or off, for `chat_template_kwargs`."""
+    template = tokenizer.chat_template
+    return next((name for name in THINKING_SWITCHES if template is not None and name in template.variables), None)

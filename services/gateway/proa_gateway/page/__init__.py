@@ -21,5 +21,6 @@ def _add_file(path: str, name: str) -> None:
 
 
 _add_file("/", "index.html")
-for _name in ("chat.js", "api.js", "answer.js", "images.js", "chat.css"):
-    _add_file(f"/{_name}", _name)
+for _file in files(__name__).iterdir():
+    if _file.name.endswith((".js", ".css")):
+        _add_file(f"/{_file.name}", _file.name)

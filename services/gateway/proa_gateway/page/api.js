@@ -6,10 +6,10 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
-// Sends the chat and calls the answer's methods as its parts arrive. Throws an Error with a sentence for the user.
-export async function streamChat(body, key, signal, answer) {
+// Sends the chat and adds to the answer as its parts arrive, each time with a call of `onAdded`. Throws an Error with a
+// sentence for the user, and with the gateway's `status` and the request's field at fault as `param`.
+export async function streamChat(body, key, signal, answer, onAdded) {
   const usage = { include_usage: true, continuous_usage_stats: true };
-  answer.begin();
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: { ...headers(key), "Content-Type": "application/json" },
@@ -17,14 +17,14 @@ export async function streamChat(body, key, signal, answer) {
     signal,
   });
   await check(response);
-  answer.showIds(response.headers.get("x-request-id"), response.headers.get("x-trace-id"));
+  answer.addIds(response.headers.get("x-request-id"), response.headers.get("x-trace-id"));
   for await (const [event, readAt] of events(response.body)) {
-    if (event.error) throw new Error(event.error.message);
+    if (event.error) throw failure(event.error, response.status);
     const choice = event.choices[0];
     if (choice) answer.addDelta(choice.delta, choice.finish_reason);
     if (event.usage) answer.addUsage(event.usage, readAt);
+    onAdded();
   }
-  answer.end();
 }
 
 function headers(key) {
@@ -34,8 +34,11 @@ function headers(key) {
 async function check(response) {
   if (response.ok) return;
   const body = await response.json().catch(() => null);
-  const message = body?.error?.message ?? `${response.status} ${response.statusText}`;
-  throw Object.assign(new Error(message), { status: response.status });
+  throw failure(body?.error ?? { message: `${response.status} ${response.statusText}` }, response.status);
+}
+
+function failure({ message, param }, status) {
+  return Object.assign(new Error(message), { status, param });
 }
 
 // The JSON values of a stream of server-sent events, up to [DONE], each with the time at which it was read.

@@ -1,168 +1,302 @@
-// The page's behaviour: it keeps the conversation, sends it, and shows the answer as it streams.
+// The page's behaviour: sends the conversation, shows the answer as it streams, and keeps both.
 import { Answer } from "./answer.js";
 import { listModels, streamChat } from "./api.js";
-import { Images } from "./images.js";
+import { Conversation, imagesOf, isAnswered, userMessage } from "./conversation.js";
+import { Images, drawing } from "./images.js";
+import { MessageView, submitOnEnter } from "./message.js";
+import { Settings } from "./settings.js";
+import { loadChat, saveChat } from "./store.js";
+
+const RETRY_MS = 2000; // between lists of models, until there is one
+const EASY = ["What is the capital of France?", "Tell me a story.", "What is 17 + 25?"]; // for the built-in model too
+const RICH = [
+  "Explain in three sentences why the sky is blue.",
+  "Compare TCP and UDP in a table.",
+  "Write a Python function that finds the primes up to n.",
+];
+const PICTURE = "What is in this picture?";
+const SMALL_CONTEXT = 4096; // tokens: a model with no more gets the easy examples
 
 const find = (id) => document.getElementById(id);
-const RETRY_MS = 2000; // between lists of models, until there is one
-let turns = []; // the conversation: each turn has messages in the API's form, and the answers that show them
+const conversation = new Conversation(loadChat());
+const settings = new Settings(find("settings-panel"), { thinking: find("thinking") });
 const images = new Images(find("images"));
-let imageModels = new Set(); // names of the models that read images
-let running = null; // AbortController of the answer that is being generated
-let numOpenCalls = 0; // of the last answer, whose results the user has to give
+let views = []; // of the conversation's entries but results of calls, each with its turn
+let models = new Map(); // the gateway's models by name
+let running = null; // the answer that is being generated, and its AbortController
 let retry = null; // timer of the next list of models
 
 async function start() {
   find("composer").addEventListener("submit", onSubmit);
-  find("prompt").addEventListener("keydown", onKey);
-  find("stop").addEventListener("click", () => running?.abort());
+  find("prompt").addEventListener("keydown", submitOnEnter);
+  find("prompt").addEventListener("paste", (event) => attach(event, event.clipboardData.files));
+  find("stop").addEventListener("click", stop);
   find("new-chat").addEventListener("click", reset);
-  find("settings").addEventListener("submit", (event) => event.preventDefault());
-  find("api-key").addEventListener("change", showModels);
-  find("model").addEventListener("change", showAttach);
+  find("model").addEventListener("change", onModel);
   find("attach").addEventListener("click", () => find("files").click());
   find("files").addEventListener("change", onFiles);
-  find("prompt").addEventListener("paste", onPaste);
+  settings.controls.api_key.addEventListener("change", showModels);
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("dragover", (event) => event.preventDefault()); // without it, a drop opens the file
+  document.addEventListener("drop", (event) => attach(event, event.dataTransfer.files));
+  window.addEventListener("pagehide", onLeave);
+  showConversation();
   await showModels();
 }
 
 // Lists the models, again and again until an engine serves one.
 async function showModels() {
+  const select = find("model");
+  const wanted = select.value || settings.kept.model;
   clearTimeout(retry);
   try {
-    const models = await listModels(find("api-key").value);
-    imageModels = new Set(models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id));
-    const options = models.map(({ id }) => new Option(id, id));
-    find("model").replaceChildren(...(options.length ? options : [new Option("waiting for a model …", "")]));
+    models = new Map((await listModels(settings.key)).map((model) => [model.id, model]));
+    const options = [...models.keys()].map((id) => new Option(id, id));
+    select.replaceChildren(...(options.length ? options : [new Option("waiting for a model …", "")]));
+    if (models.has(wanted)) select.value = wanted;
     if (options.length) notify("");
   } catch (error) {
-    find("model").replaceChildren(new Option(error.message, ""));
+    models = new Map();
+    select.replaceChildren(new Option(error.message, ""));
     if (error.status === 401) return; // until there is another key
   } finally {
-    showAttach();
+    showModel();
   }
-  if (!find("model").value) retry = setTimeout(showModels, RETRY_MS);
+  if (!select.value) retry = setTimeout(showModels, RETRY_MS);
 }
 
-function showAttach() {
-  find("attach").hidden = !imageModels.has(find("model").value);
-  if (find("attach").hidden) images.take();
+function onKey(event) {
+  if (event.key === "Escape" && !event.isComposing) stop();
+}
+
+function onModel() {
+  settings.keep({ model: find("model").value });
+  showModel();
+}
+
+// Shows what the chosen model can do.
+function showModel() {
+  const readsImages = hasImages();
+  find("attach").hidden = !readsImages;
+  if (!readsImages) images.take();
+  find("thinking-label").hidden = !model()?.thinking_switch;
+  showContext();
+  showExamples();
+}
+
+function model() {
+  return models.get(find("model").value);
+}
+
+function hasImages() {
+  return Boolean(model()?.input_modalities?.includes("image"));
+}
+
+function showExamples() {
+  const texts = (model()?.max_model_len ?? 0) > SMALL_CONTEXT ? RICH : EASY;
+  const shown = hasImages() ? [...texts.slice(0, 2), PICTURE] : texts;
+  const buttons = shown.map((text) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+    button.addEventListener("click", () => send(text, text === PICTURE ? [drawing()] : []));
+    return button;
+  });
+  find("examples").replaceChildren(...(model() ? buttons : []));
+}
+
+// The tokens that the conversation had at its last answer.
+function showContext() {
+  const usage = conversation.usage();
+  const size = model()?.max_model_len;
+  const used = usage ? usage.prompt_tokens + usage.completion_tokens : 0;
+  const text = `${used.toLocaleString("en")} of ${size?.toLocaleString("en")} tokens of context`;
+  find("context").textContent = used && size ? text : "";
 }
 
 async function onFiles() {
-  await images.add(find("files").files);
+  await images.add([...find("files").files]);
   find("files").value = ""; // so that the same file can be chosen again
   find("prompt").focus();
 }
 
-function onPaste(event) {
-  if (!find("attach").hidden) images.add(event.clipboardData.files);
-}
-
-function onKey(event) {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    find("composer").requestSubmit();
-  }
+function attach(event, list) {
+  const files = [...list]; // the list is empty once the event is over
+  if (!files.length) return;
+  event.preventDefault();
+  const other = files.find((file) => !file.type.startsWith("image/"));
+  if (!hasImages()) notify(`${find("model").value || "The model"} reads no images.`);
+  else notify(other ? `${other.name} is not attached: it is no image.` : "");
+  if (hasImages()) images.add(files);
+  find("prompt").focus();
 }
 
 function onSubmit(event) {
   event.preventDefault();
   const text = find("prompt").value.trim();
-  if (!(text || images.urls.length)) return;
-  notify(obstacle());
-  if (obstacle()) return;
+  if (!(text || images.urls.length) || !send(text, images.urls)) return;
   find("prompt").value = "";
-  const urls = images.take();
-  const question = new Answer(find("messages"), "user");
-  question.addImages(urls);
-  question.addContent(text);
-  const turn = { messages: [{ role: "user", content: urls.length ? parts(urls, text) : text }], shown: [question] };
-  turns.push(turn);
-  respond(turn);
+  images.take();
+}
+
+// Begins a turn. Returns whether that is possible; if not, the user sees why.
+function send(text, urls) {
+  notify(obstacle());
+  if (obstacle()) return false;
+  conversation.ask(userMessage(text, urls));
+  addView(conversation.turns.at(-1), conversation.turns.at(-1)[0]);
+  respond();
+  return true;
 }
 
 // Why no message can be sent now. Empty if one can.
 function obstacle() {
+  const isOpen = conversation.openCalls().length > 0;
+  return isOpen ? "The model waits for the result of its call: enter it above, or begin a new chat." : requestObstacle();
+}
+
+// Why no request can be made now, of whatever conversation.
+function requestObstacle() {
   if (running) return "The model is still answering: wait, or stop it.";
-  if (numOpenCalls) return "The model waits for the result of its call: enter it above, or begin a new chat.";
-  if (!find("model").value) return `No model can be used: ${find("model").selectedOptions[0].text}`;
-  return "";
+  if (!model()) return `No model can be used: ${find("model").selectedOptions[0].text}`;
+  return settings.fault();
 }
 
 function notify(text) {
   find("notice").textContent = text;
 }
 
-function parts(urls, text) {
-  const shown = urls.map((url) => ({ type: "image_url", image_url: { url } }));
-  return text ? [...shown, { type: "text", text }] : shown;
-}
-
-// Generates the turn's next message. If there is none, the turn is left out of the conversation: it would be in every
-// later request, where it may be what the gateway refuses.
-async function respond(turn) {
-  const answer = new Answer(find("messages"), "assistant");
-  turn.shown.push(answer);
-  running = new AbortController();
+// Generates the last turn's next message.
+async function respond() {
+  const turn = conversation.turns.at(-1);
+  const answer = new Answer(performance.now());
+  const view = addView(turn, { message: answer.message(), footer: "…" });
+  const controller = new AbortController();
+  let frame = null;
+  const show = () => {
+    frame = null;
+    view.show({ message: answer.message(), footer: "…" }, turn);
+  };
+  running = { answer, controller };
   showRunning(true);
+  showLeftOut(turn, false);
+  save();
+  let entry;
   try {
-    await streamChat(requestBody(), find("api-key").value, running.signal, answer);
-    turn.messages.push(answer.message());
-    askForResults(turn, answer);
+    const body = requestBody();
+    await streamChat(body, settings.key, controller.signal, answer, () => (frame ??= requestAnimationFrame(show)));
+    entry = answer.entry();
   } catch (error) {
-    if (error.name === "AbortError") answer.end("stopped");
-    else answer.fail(error.message);
-    answer.calls = []; // they may be incomplete
-    if (answer.text) turn.messages.push(answer.message());
-    else leaveOut(turn);
-  } finally {
-    running = null;
-    showRunning(false);
-    notify("");
+    const isStopped = error.name === "AbortError";
+    entry = answer.brokenEntry(isStopped ? "stopped" : "", isStopped ? "" : settings.describe(error));
   }
-}
-
-function leaveOut(turn) {
-  turns = turns.filter((other) => other !== turn);
-  for (const message of turn.shown) message.leaveOut();
+  cancelAnimationFrame(frame);
+  running = null;
+  showRunning(false);
+  if (conversation.turns.at(-1) !== turn) return; // a new chat was begun
+  conversation.add(entry);
+  view.show(entry, turn);
+  showLeftOut(turn, !isAnswered(turn));
+  if (conversation.openCalls().length) view.askForResults();
+  showContext();
+  notify("");
+  save();
 }
 
 function requestBody() {
-  const system = find("system").value.trim();
-  const body = { model: find("model").value, messages: turns.flatMap((turn) => turn.messages) };
-  if (system) body.messages.unshift({ role: "system", content: system });
-  if (find("tools").value.trim()) body.tools = JSON.parse(find("tools").value);
-  if (find("temperature").value) body.temperature = Number(find("temperature").value);
-  if (find("max-tokens").value) body.max_completion_tokens = Number(find("max-tokens").value);
+  const body = { model: find("model").value, ...settings.fields(conversation.messages()) };
+  const { thinking_switch: name } = model();
+  const thinking = find("thinking").value;
+  if (name && thinking) body.chat_template_kwargs = { [name]: thinking === "on" };
   return body;
 }
 
-// Each call of the answer gets an input; when all have a result, the conversation goes on.
-function askForResults(turn, answer) {
-  numOpenCalls = answer.calls.length;
-  for (const call of answer.calls) {
-    call.ask((result) => {
-      turn.messages.push({ role: "tool", tool_call_id: call.id, content: result });
-      numOpenCalls -= 1;
-      notify("");
-      if (numOpenCalls === 0) respond(turn);
-    });
+// When all calls of the answer have a result, the conversation goes on.
+function giveResult(call, result) {
+  const turn = conversation.turns.at(-1);
+  conversation.add({ message: { role: "tool", tool_call_id: call.id, content: result } });
+  const answer = turn.findLast((entry) => entry.message?.tool_calls);
+  views.at(-1).view.show(answer, turn);
+  notify("");
+  if (conversation.openCalls().length) save();
+  else respond();
+}
+
+function regenerate() {
+  notify(requestObstacle());
+  if (requestObstacle()) return;
+  conversation.dropAnswer();
+  showConversation();
+  respond();
+}
+
+// Asks again with another text, in place of a turn and of all that follow.
+function edit(turn, text) {
+  const urls = imagesOf(turn[0].message);
+  notify(requestObstacle());
+  if (requestObstacle() || !(text || urls.length)) return;
+  conversation.dropFrom(turn);
+  showConversation();
+  send(text, urls);
+}
+
+function addView(turn, entry) {
+  const role = entry.message?.role === "user" ? "user" : "assistant";
+  const actions = { regenerate, giveResult, edit: (text) => edit(turn, text) };
+  const view = new MessageView(find("messages"), role, actions);
+  view.show(entry, turn);
+  views.push({ turn, view });
+  find("welcome").hidden = true;
+  return view;
+}
+
+// Shows the whole conversation anew.
+function showConversation() {
+  views = [];
+  find("messages").replaceChildren();
+  find("welcome").hidden = conversation.turns.length > 0;
+  for (const turn of conversation.turns) {
+    for (const entry of turn.filter(({ message }) => message?.role !== "tool")) {
+      addView(turn, entry);
+    }
+    showLeftOut(turn, !isAnswered(turn));
   }
+  if (conversation.openCalls().length) views.at(-1).view.askForResults();
+  showContext();
+}
+
+function showLeftOut(turn, isLeftOut) {
+  for (const shown of views) if (shown.turn === turn) shown.view.leaveOut(isLeftOut);
 }
 
 function showRunning(isRunning) {
+  document.body.classList.toggle("running", isRunning);
+  find("messages").setAttribute("aria-busy", String(isRunning));
   find("send").hidden = isRunning;
   find("stop").hidden = !isRunning;
 }
 
+function stop() {
+  running?.controller.abort();
+}
+
+function save() {
+  const fault = saveChat(conversation.turns);
+  if (fault) notify(fault);
+}
+
+// A reload stops the answer; what has come of it is kept.
+function onLeave() {
+  const turns = [...conversation.turns];
+  if (running) turns.push([...turns.pop(), running.answer.brokenEntry("stopped", "")]);
+  saveChat(turns);
+}
+
 function reset() {
-  running?.abort();
-  turns = [];
-  numOpenCalls = 0;
+  stop();
+  conversation.turns = [];
   notify("");
   images.take();
-  find("messages").replaceChildren();
+  showConversation();
+  save();
   find("prompt").focus();
 }
 
