@@ -24,6 +24,7 @@ from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
 from proa_engine.kernels.int4 import Int4Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
+from proa_engine.kernels.moe_few import MAX_PAIRS
 from support.quantized_cases import ExpertCase, expert_case, int4_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read
@@ -99,8 +100,8 @@ def time_experts(rows: list[int]) -> Iterator[Figure]:
         for num_tokens in rows:
             arguments = [each[:num_tokens] for each in (case.x, case.weights, case.experts)]
             num_bytes = len(arguments[2].unique()) * expert_bytes
-            names = {"experts": moe.MAX_PAIRS}
-            if arguments[2].numel() <= moe.MAX_PAIRS:
+            names = {"experts": MAX_PAIRS}
+            if arguments[2].numel() <= MAX_PAIRS:
                 names["experts, sorted"] = 0
             for name, max_pairs in names.items():
                 with mock.patch.object(moe, "MAX_PAIRS", max_pairs):

@@ -3,6 +3,7 @@
 A mixture has routed experts, and shared ones that every token uses.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,24 +121,20 @@ class Router:
         self.routing = options.routing
         self.routing.check(num_experts)
         bias = weights.take("bias", (num_experts,)) if options.bias else None
-        self.linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
+        linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
+        self.linear: Callable[..., torch.Tensor] = linear  # [T, hidden_size], or `input_form` -> [T, num_experts]
+        self.input_form: InputForm | None = linear.input_form if isinstance(linear, GpuLinear) else None
         self.correction = None
         if options.correction is not None:
             self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)
 
-    @property
-    def input_form(self) -> InputForm | None:
-        return self.linear.input_form if isinstance(self.linear, GpuLinear) else None
-
     def __call__(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> x after its norm, weights [T, k] float32 and experts [T, k] int32"""
-        if isinstance(x, UnnormedRows):
-            rows = x.keeping_norm()
-            logits, normed = self.linear(rows), rows.normed
-        else:
-            logits, normed = self.linear(x), x
+        rows = x.keeping_norm() if isinstance(x, UnnormedRows) else x
+        weights, experts = route(self.linear(rows), self.routing, self.correction)
+        normed = rows.normed if isinstance(rows, UnnormedRows) else rows
         assert isinstance(normed, torch.Tensor)
-        return normed, *route(logits, self.routing, self.correction)
+        return normed, weights, experts
 
 
 class SharedExpert:
