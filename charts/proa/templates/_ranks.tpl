@@ -17,9 +17,6 @@
 {{- $pool := .pool -}}
 {{- $ranks := int (include "proa.engine.ranks" $pool) -}}
 {{- $parallelSidecars := and (eq $pool.tensorParallel.mode "sidecar") (gt $ranks 1) -}}
-{{- if and (eq $pool.model "builtin") (gt (int $pool.tensorParallelSize) 2) -}}
-{{- fail (printf "%s tensorParallelSize %d does not divide the built-in model's 6 attention heads and vocabulary of 2048; use 1 or 2." $at (int $pool.tensorParallelSize)) -}}
-{{- end -}}
 {{- if and $parallelSidecars (eq $pool.gpu.allocation "devicePlugin") -}}
 {{- fail (printf "%s tensorParallel.mode sidecar cannot share GPUs that a device plugin allocates to one container; use mode process, or gpu.allocation dra." $at) -}}
 {{- end -}}

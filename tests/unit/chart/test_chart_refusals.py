@@ -1,12 +1,10 @@
 """Values that cannot work are rejected before anything is installed, with a sentence that names them."""
 
-import json
-from math import gcd
 from typing import Any
 
 import pytest
 
-from support.chart import CLAIMED, EXCHANGE, GPUS, ROOT, SIDECAR, needs_helm, render, template
+from support.chart import CLAIMED, EXCHANGE, GPUS, SIDECAR, needs_helm, render, template
 
 pytestmark = needs_helm
 HTTP_ROUTE = {"gateway.httpRoute.enabled": True}
@@ -33,10 +31,6 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ({"otel.FOO": 1}, "FOO"),
         ({"engines": {"Upper": {}}}, "does not match pattern"),
         ({"engines.a-name-that-is-much-too-long.replicas": 1}, "a pool name may have at most 20 characters"),
-        (
-            {"enginePool.tensorParallelSize": 3},
-            "tensorParallelSize 3 does not divide the built-in model's 6 attention heads and vocabulary of 2048",
-        ),
         (
             {**GPUS, **SIDECAR},
             "tensorParallel.mode sidecar cannot share GPUs that a device plugin allocates to one container; "
@@ -181,11 +175,3 @@ def test_gpu_claims_are_rejected_before_kubernetes_1_34() -> None:
 
 def test_an_old_kubernetes_is_rejected() -> None:
     assert "chart requires kubeVersion: >=1.30.0-0" in template({}, "--kube-version=1.29.9").stderr
-
-
-def test_the_built_in_model_rejects_exactly_the_sizes_that_do_not_divide_it() -> None:
-    config = json.loads((ROOT / "engine/proa_engine/builtin/model/config.json").read_text())
-    sizes = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"))
-    common = gcd(*sizes)
-    for ranks in range(1, 9):
-        assert (template({"enginePool.tensorParallelSize": ranks}).returncode == 0) == (common % ranks == 0)
