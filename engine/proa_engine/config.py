@@ -204,8 +204,8 @@ class EngineConfig:
     )
     disable_custom_all_reduce: bool = option(
         False,
-        "add the parts of all ranks with NCCL alone; otherwise those of few bytes are added through memory that the GPUs "
-        "of a machine read from each other, if they can",
+        "add the parts of all ranks with NCCL alone; otherwise those of few bytes are added through memory that the "
+        "GPUs of a machine read from each other, if they can",
     )
     worker_sockets: tuple[str, ...] = option(
         (),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from proa_engine.config import SpeculativeConfig
 from proa_engine.core.operations import Sleep, WakeUp
+from proa_engine.json_configs import SpeculativeConfig
 from support.engine import build_core
 from support.parallel_equality import CONFIG, PROMPTS, TWO, assert_equal_where_sure, generate, operate
 from support.tiny_models import LATENT, make_tiny_model
@@ -30,7 +30,7 @@ def test_ranks_with_a_share_of_the_latents_each_give_the_tokens_of_one(
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = generate(alone, "alone", PROMPTS)
         [whole] = alone.executor.rank_sizes
-    parallel = {"tensor_parallel_size": num_ranks, "decode_context_parallel_size": num_ranks}
+    parallel: dict[str, Any] = {"tensor_parallel_size": num_ranks, "decode_context_parallel_size": num_ranks}
     with build_core(folder, num_gpu_blocks_override=40, **CONFIG, **parallel, **options) as engine:
         assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
         assert engine.core.stats().num_preemptions > 0

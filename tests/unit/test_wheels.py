@@ -15,7 +15,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"proa-protos": "protos", "proa-gateway": "services/gateway", "proa-engine": "engine", "proa": "services/cli"}
+PACKAGES = {
+    "proa-protos": "protos",
+    "proa-gateway": "services/gateway",
+    "proa-engine": "engine",
+    "proa": "services/cli",
+}
 LEFT_OUT = ("build", "__pycache__", "*.egg-info", "*.safetensors")
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('dist')"
 

@@ -39,7 +39,7 @@ def latent_rows(parallel: ParallelContext, num_heads: int) -> LatentRows:
     """`num_heads`: of all ranks. Raises ValueError if the rows are divided and the heads cannot be divided evenly."""
     if not parallel.divides_latents:
         return WholeRows()
-    parallel.share(num_heads, "number of attention heads")
+    parallel.part(num_heads, "number of attention heads")
     return DividedRows(parallel)
 
 
@@ -99,7 +99,7 @@ class DividedRows:
         )
         of_ranks = parallel.all_gather_last_dim(log_sums).unflatten(1, (parallel.world_size, -1))
         addend = (out * combine_factor(of_ranks, parallel.rank)[..., None]).to(out.dtype)
-        return parallel.reduce_scatter_last_dim(addend.flatten(1)).unflatten(1, (num_heads, rank))
+        return parallel.reduce_scatter_last_dim(addend.flatten(1)).view(-1, num_heads, rank)
 
     def _slots(self, slots: torch.Tensor, rows: int) -> torch.Tensor:
         """This rank's slots for slots of all ranks; `rows`: of one block on this rank."""

@@ -100,9 +100,7 @@ class ShutdownHandler:
     def on_step_status(self, status: StepStatus, age: float) -> None:
         """Watchdog thread. `age` is the running step's, in seconds."""
         if status is StepStatus.HUNG:
-            suspects = (
-                f"; one of the ranks 0 to {self._num_ranks - 1} hangs" if self._num_ranks > 1 else ""
-            )
+            suspects = f"; one of the ranks 0 to {self._num_ranks - 1} hangs" if self._num_ranks > 1 else ""
             self.fail(f"a step has been running for {age:.1f} s and does not end{suspects}")
             return
         late = status is StepStatus.LATE

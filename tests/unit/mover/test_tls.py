@@ -116,8 +116,7 @@ def test_renewed_certificates_are_used_for_new_connections(
     before, after = made
     secrets = [MountedSecret(tmp_path / name, before) for name in ("source", "target")]
     paths = [
-        PeerTls(str(secret.files.certificate), str(secret.files.key), str(secret.files.authority))
-        for secret in secrets
+        PeerTls(str(secret.files.certificate), str(secret.files.key), str(secret.files.authority)) for secret in secrets
     ]
     with running_mover(tls=paths[0]) as source, running_mover(tls=paths[1]) as target:
         source.store(CHAIN)

@@ -43,7 +43,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [
-    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, "10.0.0.1", 4711),
+    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/1.sock",)), 2**62, "10.0.0.1", 4711),
     wire.Start(CacheSizes(12, 3, 2)),
     wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
