@@ -33,10 +33,6 @@ class ParallelContext:
     divides_latents: bool = False  # the rows of latent attention are divided among the ranks
     symmetric: SymmetricMemory | None = None  # None: all sums are the group's
 
-    def share(self, total: int, what: str) -> int:
-        """Return the size of this rank's share of `total`. Raises ValueError as `part`."""
-        return self.part(total, what).length
-
     def part(self, total: int, what: str) -> Share:
         """Return this rank's share of `total`, equal on all ranks. Raises ValueError, naming `what`, if it is not
         divisible by the ranks."""
