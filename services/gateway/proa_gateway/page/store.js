@@ -8,36 +8,32 @@ const KEY = `proa.key ${place}`;
 const MAX_CHARACTERS = 2_000_000; // of a chat with its images; browsers keep about 5 million for an origin
 
 export function loadChat() {
-  const turns = read(localStorage, CHAT);
+  const turns = read("localStorage", CHAT);
   return Array.isArray(turns) ? turns : [];
 }
 
 // Keeps the chat, without its images if it is too long. Returns a sentence for the user if something is not kept.
 export function saveChat(turns) {
-  if (!turns.length) {
-    localStorage.removeItem(CHAT);
-    return "";
-  }
-  if (write(localStorage, CHAT, turns)) return "";
-  if (write(localStorage, CHAT, withoutImages(turns))) return "The images will not survive a reload: they are too large.";
-  localStorage.removeItem(CHAT);
-  return "The chat will not survive a reload: it is too long.";
+  if (write("localStorage", CHAT, turns)) return "";
+  if (write("localStorage", CHAT, withoutImages(turns))) return "The images will not survive a reload: they are too large.";
+  write("localStorage", CHAT, []);
+  return "The chat will not survive a reload: it is too long, or the browser keeps nothing.";
 }
 
 export function loadSettings() {
-  return { ...read(localStorage, SETTINGS), api_key: read(sessionStorage, KEY) ?? "" };
+  return { ...read("localStorage", SETTINGS), api_key: read("sessionStorage", KEY) ?? "" };
 }
 
 export function saveSettings({ api_key: key, ...settings }) {
-  write(localStorage, SETTINGS, settings);
-  write(sessionStorage, KEY, key);
+  write("localStorage", SETTINGS, settings);
+  write("sessionStorage", KEY, key);
 }
 
 function read(storage, name) {
   try {
-    return JSON.parse(storage.getItem(name));
+    return JSON.parse(window[storage].getItem(name));
   } catch {
-    return null; // not written by this page
+    return null; // not written by this page, or the browser keeps nothing
   }
 }
 
@@ -45,9 +41,9 @@ function write(storage, name, value) {
   const text = JSON.stringify(value);
   if (text.length > MAX_CHARACTERS) return false;
   try {
-    storage.setItem(name, text);
+    window[storage].setItem(name, text);
     return true;
   } catch {
-    return false; // the origin's share is used up
+    return false; // the origin's share is used up, or the browser keeps nothing
   }
 }
