@@ -68,7 +68,7 @@
 {{- /* What decides, as far as values show it, whether blocks of one pool can be used by another one */ -}}
 {{- define "proa.engine.blockKind" -}}
 {{- $flags := list "--revision" "--load-format" "--seed" "--dtype" "--quantization" "--kv-cache-dtype" "--block-size" "--batch-invariant" "--speculative-config" -}}
-{{- $found := dict "tensorParallelSize" (int .tensorParallelSize) "pipelineParallelSize" (int .pipelineParallelSize) "onGpus" (ne .gpu.allocation "none") -}}
+{{- $found := dict "tensorParallelSize" (int .tensorParallelSize) "onGpus" (ne .gpu.allocation "none") -}}
 {{- $last := "" -}}
 {{- range .extraArgs -}}
 {{- if hasPrefix "--" . -}}
@@ -140,7 +140,7 @@ Arguments as above */ -}}
 {{- fail (printf "engines.%s: all pools of model %s have role prefill; add one of role decode, which generates the outputs." .name $model) -}}
 {{- end -}}
 {{- if and $others (not $partners) -}}
-{{- fail (printf "engines.%s: role %s, but no blocks can be exchanged with %s: the pools need kvTransfer.enabled, and equal tensorParallelSize, pipelineParallelSize, kind of device (gpu.allocation) and model flags in extraArgs, here %s." .name .pool.role (join ", " $others) (include "proa.engine.blockKind" .pool)) -}}
+{{- fail (printf "engines.%s: role %s, but no blocks can be exchanged with %s: the pools need kvTransfer.enabled, and equal tensorParallelSize, kind of device (gpu.allocation) and model flags in extraArgs, here %s." .name .pool.role (join ", " $others) (include "proa.engine.blockKind" .pool)) -}}
 {{- end -}}
 {{- end -}}
 

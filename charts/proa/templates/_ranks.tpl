@@ -20,6 +20,13 @@
 {{- if and $parallelSidecars (eq $pool.gpu.allocation "devicePlugin") -}}
 {{- fail (printf "%s tensorParallel.mode sidecar cannot share GPUs that a device plugin allocates to one container; use mode process, or gpu.allocation dra." $at) -}}
 {{- end -}}
+{{- if or (gt (int $pool.nodes) 1) (gt (int $pool.pipelineParallelSize) 1) -}}
+{{- range $name, $isSet := dict "hostCache.survivesRestart" $pool.hostCache.survivesRestart "diskCache.sizeGb" $pool.diskCache.sizeGb "kvTransfer.enabled" $pool.kvTransfer.enabled -}}
+{{- if $isSet -}}
+{{- fail (printf "%s %s cannot work with nodes %d and pipelineParallelSize %d: engines with several of either keep KV cache blocks on their devices and in hostCache only." $at $name (int $pool.nodes) (int $pool.pipelineParallelSize)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if gt (int $pool.nodes) 1 -}}
 {{- include "proa.engine.validateNodes" . -}}
 {{- end -}}
@@ -39,11 +46,6 @@
 {{- end -}}
 {{- if eq $pool.tensorParallel.mode "sidecar" -}}
 {{- fail (printf "%s tensorParallel.mode sidecar cannot work with nodes %d: each pod starts its own ranks; use mode process." $at $nodes) -}}
-{{- end -}}
-{{- range $name, $isSet := dict "hostCache.survivesRestart" $pool.hostCache.survivesRestart "diskCache.sizeGb" $pool.diskCache.sizeGb "kvTransfer.enabled" $pool.kvTransfer.enabled -}}
-{{- if $isSet -}}
-{{- fail (printf "%s %s cannot work with nodes %d: engines over several pods keep KV cache blocks on their devices and in hostCache only." $at $name $nodes) -}}
-{{- end -}}
 {{- end -}}
 {{- /* StatefulSets of the controller have the name and a group's number; a label of their pods adds a hash of 10 characters */ -}}
 {{- $workload := printf "%s-engine-%s" (include "proa.fullname" .root) .name -}}

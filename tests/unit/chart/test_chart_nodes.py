@@ -197,7 +197,7 @@ def test_autoscalers_scale_the_number_of_groups(kind: str, values: dict[str, Any
         ),
         (
             {**TWO_NODES, "enginePool.hostCache": {"sizeGb": 1, "survivesRestart": True}},
-            "hostCache.survivesRestart cannot work with nodes 2: engines over several pods keep KV cache blocks on",
+            "hostCache.survivesRestart cannot work with nodes 2 and pipelineParallelSize 1: engines with several of",
         ),
         (
             {**TWO_NODES, **HOST_CACHE, "enginePool.diskCache.sizeGb": 1},
@@ -206,6 +206,10 @@ def test_autoscalers_scale_the_number_of_groups(kind: str, values: dict[str, Any
         (
             {**TWO_NODES, **HOST_CACHE, "enginePool.kvTransfer.enabled": True},
             "kvTransfer.enabled cannot work with nodes",
+        ),
+        (
+            {**HOST_CACHE, "enginePool.pipelineParallelSize": 2, "enginePool.kvTransfer.enabled": True},
+            "kvTransfer.enabled cannot work with nodes 1 and pipelineParallelSize 2",
         ),
         (
             {**TWO_NODES, "fullnameOverride": "a" * 35},

@@ -137,7 +137,7 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ),
         (
             {**PREFILL, "engines.other": {**EXCHANGE, "tensorParallelSize": 2}},
-            "equal tensorParallelSize, pipelineParallelSize, kind of device (gpu.allocation) and model flags",
+            "equal tensorParallelSize, kind of device (gpu.allocation) and model flags in extraArgs",
         ),
         (
             {**PREFILL, "engines.other": {**EXCHANGE, "extraArgs": ["--dtype", "float16"]}},
