@@ -73,7 +73,7 @@ class EngineConfig:
     max_num_seqs: int = option(256, "maximum requests running at once", minimum=1)
     max_num_batched_tokens: int = option(8192, "maximum tokens computed in one step", minimum=1)
     max_waiting_requests: int = option(4096, "maximum waiting requests; more are rejected", minimum=1)
-    block_size: int = option(16, "tokens in a KV cache block", minimum=1)
+    block_size: int = option(16, "tokens in a KV cache block, a power of two", minimum=1, maximum=512)
     num_gpu_blocks_override: int | None = option(
         None, "number of KV cache blocks (default: as many as fit into memory and requests can use)", minimum=1
     )
@@ -227,6 +227,8 @@ class EngineConfig:
                 f"got {len(self.worker_sockets)}"
             )
 
+        if self.block_size & (self.block_size - 1):  # the distances of checkpoints are powers of two
+            raise ValueError(f"block_size must be a power of two, got {self.block_size}")
         self._check_pipeline()
         self._check_decode_context_parallel()
         self._check_nodes()
