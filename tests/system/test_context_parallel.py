@@ -51,3 +51,13 @@ def test_a_model_without_latent_attention_is_refused(tmp_path: Path) -> None:
         build_core(folder, tensor_parallel_size=2, decode_context_parallel_size=2, **CONFIG),
     ):
         pass
+
+
+def test_heads_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
+    heads = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}
+    folder = make_tiny_model(tmp_path / "five heads", "deepseek_v3", **LATENT | heads)
+    with (
+        pytest.raises(ValueError, match=r"attention heads \(5\) cannot be divided by decode_context_parallel_size \(2"),
+        build_core(folder, tensor_parallel_size=2, decode_context_parallel_size=2, **CONFIG),
+    ):
+        pass

@@ -39,7 +39,11 @@ def latent_rows(parallel: ParallelContext, num_heads: int) -> LatentRows:
     """`num_heads`: of all ranks. Raises ValueError if the rows are divided and the heads cannot be divided evenly."""
     if not parallel.divides_latents:
         return WholeRows()
-    parallel.part(num_heads, "number of attention heads")
+    if num_heads % parallel.world_size:
+        raise ValueError(
+            f"attention heads ({num_heads}) cannot be divided by decode_context_parallel_size "
+            f"({parallel.world_size}): set it to 1, or change tensor_parallel_size"
+        )
     return DividedRows(parallel)
 
 
