@@ -189,15 +189,19 @@ def test_a_wrong_command_line_ends_before_anything_starts(words: list[str], reas
     assert done.stdout == ""
 
 
-def test_a_port_in_use_is_refused_before_anything_starts() -> None:
-    with socket.socket() as other:  # a server that would say that it is ready
-        other.bind(("127.0.0.1", 0))
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_a_port_in_use_is_refused_before_anything_starts(host: str, shown: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other:  # would say that it is ready
+        try:
+            other.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
         other.listen()
         port = other.getsockname()[1]
-        command = [sys.executable, "-m", "proa_cli", "serve", "builtin", f"--port={port}"]
+        command = [sys.executable, "-m", "proa_cli", "serve", "builtin", f"--host={host}", f"--port={port}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert (
         done.stderr
-        == f"proa serve: error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port\n"
+        == f"proa serve: error: cannot listen on {shown}:{port}: Address already in use; choose another --port\n"
     )

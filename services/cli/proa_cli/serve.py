@@ -67,7 +67,8 @@ def _without_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]
 def _check_address(url: str) -> None:
     """Raise `_Failed` if another program listens there: it would answer in place of the gateway."""
     parts = urlsplit(url)
-    with socket.socket() as listener:
+    family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((parts.hostname, parts.port))
