@@ -123,9 +123,10 @@ def rows_per_block(num_pairs: int, num_experts: int) -> int:
 
     Every block of an expert reads the expert's weights, which takes longer than computing rows of padding. A block has
     more rows than the mean, so that most experts need one block while the mean is below 48. Warm-up runs powers of two
-    tokens, so each limit is at least twice the one before it.
+    tokens, so each limit is at least twice the one before it, the first of which is `MAX_PAIRS`: up to twice as many
+    pairs have blocks of one size.
     """
-    mean = num_pairs // num_experts
+    mean = max(num_pairs, 2 * MAX_PAIRS) // num_experts
     return 16 if mean < 8 else 32 if mean < 20 else 64 if mean < 48 else 128
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from proa_engine.kernels.moe import rows_per_block
+from proa_engine.kernels.moe_few import MAX_PAIRS
 from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs_reference, is_held
 from support.quantized_cases import routing
 
@@ -50,8 +51,10 @@ def test_decodes_read_each_experts_weights_once(tokens: int) -> None:
     assert num_blocks.sum() <= 1.01 * (counts > 0).sum()
 
 
-@pytest.mark.parametrize(("num_experts", "k"), [(128, 8), (60, 4), (8, 2), (5, 3)])
+@pytest.mark.parametrize(
+    ("num_experts", "k"), [(128, 8), (60, 4), (16, 1), (16, 2), (16, 4), (12, 2), (8, 2), (5, 3), (4, 2), (2, 1)]
+)
 def test_powers_of_two_tokens_meet_every_block_size(num_experts: int, k: int) -> None:
-    """Warm-up compiles the kernels for these numbers of tokens."""
-    met = {rows_per_block(k << power, num_experts) for power in range(14)}
-    assert met == {rows_per_block(k * tokens, num_experts) for tokens in range(1, 8193)} == {16, 32, 64, 128}
+    """Warm-up compiles the kernels for these numbers of tokens. Fewer pairs are not sorted into blocks."""
+    met = {rows_per_block(k << power, num_experts) for power in range(14) if k << power > MAX_PAIRS}
+    assert met == {rows_per_block(pairs, num_experts) for pairs in range(k, 8192 * k + 1, k) if pairs > MAX_PAIRS}
