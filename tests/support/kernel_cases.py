@@ -266,7 +266,7 @@ class FewRowsCase:
 
     def products(self, num_rows: int, multiply: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         """Of the first rows, as they are, after a norm, after one of their residual sum, and after one that is kept;
-        then that sum and that norm."""
+        then this sum and the norm."""
         x, residual = self.x[:num_rows], self.residual[:num_rows]
         alone = unnormed_rows(x, None, self.norm_weight, 1e-6)
         added = unnormed_rows(x, residual, self.norm_weight, 1e-6)

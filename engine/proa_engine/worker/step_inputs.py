@@ -53,9 +53,9 @@ class StepInputs:
     @property
     def draw_shape(self) -> GraphShape | None:
         """The shape whose graph samples the step's tokens, one for each row; None if the sampler does."""
-        if self.drafts is not None or self.is_constrained or self.sampling is None or not self.sampling.is_plain:
+        if not isinstance(self.rows, DecodeRows) or self.drafts is not None or self.is_constrained:
             return None
-        return self.rows.shape if isinstance(self.rows, DecodeRows) else None
+        return self.rows.shape if self.sampling is not None and self.sampling.is_plain else None
 
 
 def build_step_inputs(
