@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from proa.options import HelpFormatter, Parser, add_options, from_arguments
+from proa_cli import vllm_flags
+from proa_cli.vllm_table import TABLE
 from proa_engine.server.options import ServeOptions
 from proa_gateway.config import GatewayConfig
 
@@ -32,18 +34,19 @@ _NOT_HERE = {
     "--tls-ca": _LOOPBACK,
     "--tls-server-name": _LOOPBACK,
 }
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dcp": "--decode-context-parallel-size"}
 _BUILTIN_LORAS = ("sailor=builtin:sailor", "butler=builtin:butler")
 _HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """`engine` and `gateway`: the words behind `serve` of each program, without the engine's address."""
+    """`engine` and `gateway`: the words behind `serve` of each program, without the engine's address. `notes`:
+    sentences for the user, about flags without effect."""
 
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
     url: str  # of the API on this machine
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,12 @@ def read_arguments(words: Sequence[str]) -> Arguments:
     model, words = _take_model(words)
     engine_parser, gateway_parser = _parser_of(ServeOptions), _parser_of(GatewayConfig)
     of_engine, of_gateway = _names(engine_parser), _names(gateway_parser)
-    engine, gateway = [f"--model={model}"], list[str]()
+    engine, gateway, notes = [f"--model={model}"], list[str](), list[str]()
     for given in _with_config_file(words):
         if given.name in _NOT_HERE:
             raise ValueError(f"{given.name} is not a flag of `proa serve`: {_NOT_HERE[given.name]}")
         if given.name not in of_engine | of_gateway:
-            raise ValueError(f"unknown flag {given.name}; {_hint(given.name, of_engine | of_gateway)}")
+            notes.append(_note(given, of_engine | of_gateway))
         is_of_both = given.name in of_engine & of_gateway
         if given.name in of_engine and (not is_of_both or given.name in _TO_BOTH | _TO_ENGINE):
             engine += given.words
@@ -76,7 +79,12 @@ def read_arguments(words: Sequence[str]) -> Arguments:
     from_arguments(ServeOptions, engine_parser.parse_args(engine))
     config = from_arguments(GatewayConfig, gateway_parser.parse_args([*gateway, f"--engine={_HOST}:1"]))
     host = _HOST if config.host in ("0.0.0.0", "::") else f"[{config.host}]" if ":" in config.host else config.host
-    return Arguments(tuple(engine), tuple(gateway), f"http://{host}:{config.port}")
+    return Arguments(tuple(engine), tuple(gateway), f"http://{host}:{config.port}", tuple(notes))
+
+
+def flags_here() -> set[str]:
+    """The long names of all flags of `proa serve`."""
+    return {"--config"} | (_names(_parser_of(ServeOptions)) | _names(_parser_of(GatewayConfig))) - _NOT_HERE.keys()
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
@@ -125,10 +133,8 @@ def _flags(words: Sequence[str]) -> Iterator[_Given]:
 
 def _flag(words: Sequence[str]) -> _Given:
     """Names may have underscores in place of hyphens, as in vLLM."""
-    name, equals, value = words[0].partition("=")
-    name = _SHORT.get(name, name.replace("_", "-"))
-    long = name.replace("--no-", "--", 1) if name.startswith("--no-") else name
-    return _Given(long, (name + equals + value, *words[1:]))
+    name, value = vllm_flags.expand(words[0])
+    return _Given(vllm_flags.positive(name), (name if value is None else f"{name}={value}", *words[1:]))
 
 
 def _value(flag: _Given) -> str:
@@ -176,6 +182,16 @@ def _parser_of(config: type) -> Parser:
 
 def _names(parser: argparse.ArgumentParser) -> set[str]:
     return {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
+
+
+def _note(given: _Given, known: set[str]) -> str:
+    """Return why a flag that is not `known` has no effect. Raises `ValueError` unless it is such a flag of vLLM."""
+    name, dot, _ = given.name.partition(".")
+    if dot and name in known:
+        raise ValueError(f"{given.name}: write {name} and its fields as JSON")
+    if name not in TABLE:
+        raise ValueError(f"unknown flag {given.name}; {_hint(given.name, known)}")
+    return vllm_flags.note(TABLE[name], given.words)
 
 
 def _hint(name: str, known: set[str]) -> str:

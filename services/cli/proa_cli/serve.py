@@ -31,6 +31,8 @@ def serve(words: Sequence[str]) -> int:
         _check_address(arguments.url)  # before the model is loaded
     except (ValueError, _Failed) as error:
         return _fail(str(error))
+    for note in arguments.notes:
+        print_line(f"proa serve: {note}", sys.stderr)
     return run(_commands(arguments), arguments.url, command)
 
 
