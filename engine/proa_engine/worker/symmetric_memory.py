@@ -1,9 +1,9 @@
 """All-reduces of few bytes through torch's symmetric memory, for GPUs that read each other's memory directly.
 
-The buffer of every rank is mapped into all of them, and one kernel adds the ranks' parts: NCCL's latency is several
-times as long for the few rows of a decode. Both kernels give the same bits on every rank, as each either adds the parts
-in the order of the ranks (one-shot), or adds an element on one rank, which stores it on all (multimem). They can be
-captured in CUDA graphs.
+The buffer of every rank is mapped into all of them. One kernel copies a rank's part to its buffer, and one adds the
+ranks' parts: NCCL's latency is several times as long for the few rows of a decode. Both ways give the same bits on
+every rank, as a rank either adds the parts in the order of the ranks (one-shot), or adds some elements and stores them
+on all (multimem). They can be captured in CUDA graphs.
 
 One-shot reads the parts of all ranks on every rank, so it suits few bytes. Multimem, where the NVLink switch adds (from
 Hopper on), reads each element once. The limits are those of vLLM's kernels of the same kinds; they are not measured
@@ -80,7 +80,10 @@ class _TorchKernels:
         self._group_name = group_name
 
     def one_shot(self, buffer: Tensor, x: Tensor) -> Tensor:
-        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x, "sum", self._group_name)
+        # A kernel of its own copies. In `one_shot_all_reduce_copy` a block's first warp signals the other ranks without
+        # waiting for the block's other warps, so that a rank may read what an earlier sum left.
+        buffer.copy_(x)
+        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self._group_name)
         return total
 
     def multimem(self, buffer: Tensor) -> None:
