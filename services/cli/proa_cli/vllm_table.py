@@ -43,7 +43,7 @@ _SAME = (
     | rows(Kind.SAME, "default: 0.9", "--gpu-memory-utilization")
     | rows(Kind.SAME, "`auto`, `fp8` and `fp8_e4m3`", "--kv-cache-dtype")
     | rows(Kind.SAME, "images only; default: 16", "--limit-mm-per-prompt")
-    | rows(Kind.SAME, "`auto` and `dummy`", "--load-format")
+    | rows(Kind.SAME, "`auto`, which reads safetensors, and `dummy`", "--load-format")
     | rows(Kind.SAME, "default: 4 times `--max-loras`", "--max-cpu-loras")
     | rows(Kind.SAME, "at most 256", "--max-lora-rank")
     | rows(Kind.SAME, "default: 4", "--max-loras")
@@ -66,8 +66,15 @@ _SAME = (
     | rows(Kind.SAME, "the method `ngram`, as JSON", "--speculative-config")
     | rows(
         Kind.SAME,
-        "the format is found by the chat template without it; a wrong name lists all formats",
-        "--tool-call-parser --reasoning-parser",
+        "formats have the names that they have in vLLM, except `harmony` for `openai`; a wrong name lists all; without "
+        "it the format is found by the chat template",
+        "--tool-call-parser",
+    )
+    | rows(
+        Kind.SAME,
+        "names are those of `--tool-call-parser`, not vLLM's such as `qwen3` and `deepseek_r1`; without it the format "
+        "is found by the chat template",
+        "--reasoning-parser",
     )
 )
 
@@ -83,7 +90,7 @@ _ACCEPTED = (
         Kind.ACCEPTED,
         "no code of a model's folder is ever run; a model that has no other implementation is refused",
         "--trust-remote-code",
-        ["true", "false"],
+        None,
     )
     | rows(Kind.ACCEPTED, "no code of a model's folder is ever run", "--code-revision", None)
     | rows(
@@ -140,7 +147,7 @@ _ACCEPTED = (
         ["/health", "/ping", "/metrics", "/health,/metrics", "/health,/ping", "/health,/metrics,/ping"],
     )
     | rows(Kind.ACCEPTED, _NO_TEXTS, "--max-log-len", None)
-    | rows(Kind.ACCEPTED, _NO_TEXTS, "--enable-log-deltas", ["true", "false"])
+    | rows(Kind.ACCEPTED, _NO_TEXTS, "--enable-log-deltas", None)
     | rows(
         Kind.ACCEPTED,
         "there are no levels: models are not compiled; `--enforce-eager` captures no CUDA graphs",
@@ -171,7 +178,7 @@ _ACCEPTED = (
         "--enable-offline-docs",
         ["true"],
     )
-    | rows(Kind.ACCEPTED, "loading is logged without a progress bar", "--use-tqdm-on-load", ["true", "false"])
+    | rows(Kind.ACCEPTED, "loading is logged without a progress bar", "--use-tqdm-on-load", None)
     | rows(Kind.ACCEPTED, "only safetensors files are read", "--pt-load-map-location --ignore-patterns", None)
 )
 
@@ -438,7 +445,7 @@ _REFUSED = (
     )
     | rows(
         Kind.REFUSED,
-        "how long ranks wait for each other is fixed; `--step-timeout` reports a step that is late",
+        "ranks wait for each other for 30 minutes; `--step-timeout` reports a step that is late",
         "--distributed-timeout-seconds --cpu-distributed-timeout-seconds",
     )
     | rows(
@@ -507,8 +514,14 @@ _REFUSED = (
     | rows(
         Kind.REFUSED,
         "an adapter's own configuration names the layers that it changes, see docs/adapters.md",
-        "--lora-target-modules --enable-tower-connector-lora --default-mm-loras --enable-mixed-moe-lora-format "
-        "--enable-moe-shared-loras --max-lora-cls-labels --specialize-active-lora --fully-sharded-loras",
+        "--lora-target-modules --enable-tower-connector-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras "
+        "--max-lora-cls-labels",
+    )
+    | rows(Kind.REFUSED, "a request names its adapter as the model", "--default-mm-loras")
+    | rows(
+        Kind.REFUSED,
+        "how adapters are divided among ranks and computed is fixed",
+        "--fully-sharded-loras --specialize-active-lora",
     )
     | rows(
         Kind.REFUSED,
@@ -556,7 +569,7 @@ _REFUSED = (
     )
     | rows(
         Kind.REFUSED,
-        "errors of the gateway itself are always logged with their stack",
+        "the stacks of unexpected errors are always logged",
         "--log-error-stack",
     )
     | rows(
