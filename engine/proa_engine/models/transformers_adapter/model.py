@@ -34,7 +34,7 @@ class TransformersForCausalLM:
         assert isinstance(options, adapter_fields.AdaptedOptions)
         name = config.architecture
         if not isinstance(config.linear_method, Unquantized):
-            raise ValueError(f"{name} is run by transformers, where quantization is not supported")
+            raise ValueError(f"{name} is run by transformers, where quantization and LoRA are not supported")
         if config.batch_invariant:
             raise ValueError(f"{name} is run by transformers, where batch_invariant on a GPU is not supported")
         source = weights.source
