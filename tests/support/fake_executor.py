@@ -535,3 +535,4 @@ class FakeExecutor:
             if first <= last:
                 # The rank says the position, so that a test sees which tokens were told.
                 result.prompt_logprobs = [TokenLogprobs(0, -1.0, position) for position in range(first, last + 1)]
+                result.prompt_logprobs_end = last

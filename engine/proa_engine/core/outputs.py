@@ -51,11 +51,13 @@ def make_output(request: Request, new_token_ids: Sequence[int] = ()) -> EngineCo
     return output
 
 
-def unsent_prompt_logprobs(request: Request, prompt_logprobs: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-    """Return the row's prompt logprobs that were not sent before the request was preempted and computed again."""
-    request.num_prompt_logprobs_received += len(prompt_logprobs)
-    num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
+def unsent_prompt_logprobs(request: Request, row: RowOutput) -> Sequence[TokenLogprobs]:
+    """Return the row's prompt logprobs that were not sent before the request was preempted and computed again.
+
+    With pipeline stages, steps from before the preemption may end after the request has started again.
+    """
+    num_new = row.prompt_logprobs_end - request.num_prompt_logprobs_sent
     if num_new <= 0:
         return ()
     request.num_prompt_logprobs_sent += num_new
-    return prompt_logprobs[-num_new:]
+    return row.prompt_logprobs[-num_new:]

@@ -71,7 +71,6 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_planned_tokens",
-        "num_prompt_logprobs_received",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
         "num_slots",
@@ -123,7 +122,6 @@ class Request:
         self.fetch: KvFetch | None = None  # from another engine
         self.disk_read: KvFetch | None = None
         self.load: KvLoad | None = None  # its last load from host memory
-        self.num_prompt_logprobs_received = 0  # since it last started or resumed
         self.num_prompt_logprobs_sent = 0
 
         # The blocks and slots that it holds while it runs. In `tables`, columns before a window's first one are None.

@@ -105,7 +105,6 @@ class RequestTable:
         self._loras.allocate_slot(request)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
-        request.num_prompt_logprobs_received = 0
         if request.status is RequestStatus.PREEMPTED:
             request.record(EventType.RESUMED, now)
         else:

@@ -198,7 +198,7 @@ class Scheduler:
             return None
         before = request.status
         new_ids = request.append_row(row, now)
-        prompt_logprobs = unsent_prompt_logprobs(request, row.prompt_logprobs) if row.prompt_logprobs else ()
+        prompt_logprobs = unsent_prompt_logprobs(request, row) if row.prompt_logprobs else ()
         if request.status is not before:
             self._table.finish(request, before, now)
         if not (new_ids or prompt_logprobs or request.is_finished):

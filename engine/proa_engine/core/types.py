@@ -307,6 +307,7 @@ class RowOutput:
     drafts: Drafts | None = None  # None: no drafts were planned
     logprobs: Sequence[TokenLogprobs] = ()  # one per sampled token
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of this step's prompt tokens
+    prompt_logprobs_end: int = 0  # of the prompt's, those of the steps before included
     pooled: PooledRows | None = None  # of a pooled request, which has no sampled tokens
 
 

@@ -36,8 +36,8 @@ def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     if len(token_ids) == len(inputs.request_ids) and not has_more:
         return ModelRunnerOutput(plain_token_ids=token_ids)
     others: defaultdict[str, RowOutput] = defaultdict(RowOutput)
-    for name, entries in _prompt_logprobs(tensors.prompt_logprobs, inputs):
-        others[name].prompt_logprobs = entries
+    for name, entries, end in _prompt_logprobs(tensors.prompt_logprobs, inputs):
+        others[name].prompt_logprobs, others[name].prompt_logprobs_end = entries, end
     for name, pooled in _pooled_rows(tensors.pooled, inputs):
         others[name].pooled = pooled
     ids, logprobs, plain_token_ids = iter(token_ids), _Logprobs(tensors, inputs), list[int]()
@@ -125,13 +125,14 @@ def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
     )
 
 
-def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> Iterator[tuple[str, list[TokenLogprobs]]]:
+def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> Iterator[tuple[str, list[TokenLogprobs], int]]:
+    """Yield, for each request, its entries of this step and their end among those of its prompt."""
     if inputs.prompt_logprobs is None:
         return
     most = max((num_top for _, _, num_top in inputs.prompt_logprobs.requests), default=0)
     rows = (row for part in parts for row in _rows(part, most))
-    for name, count, num_top in inputs.prompt_logprobs.requests:
-        yield name, [_cut(next(rows), num_top) for _ in range(count)]
+    for name, positions, num_top in inputs.prompt_logprobs.requests:
+        yield name, [_cut(next(rows), num_top) for _ in positions], positions.stop
 
 
 class _Logprobs:

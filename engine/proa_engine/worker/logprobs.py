@@ -36,7 +36,7 @@ class PromptLogprobRows:
 
     hidden_rows: int  # staged index: row of the hidden states
     targets: int  # staged index: flat position of the next token in the token table
-    requests: list[tuple[str, int, int]]  # request id, number of positions, number of top tokens
+    requests: list[tuple[str, range, int]]  # request id, positions, number of top tokens
 
 
 class LogprobColumns(Columns):
@@ -81,12 +81,12 @@ class LogprobColumns(Columns):
             return None
         hidden_rows, targets, requests = [], [], []
         for row in with_logprobs.tolist():
-            count = int(num_positions[row])
+            start, count = int(rows.starts[row]), int(num_positions[row])
             slot = int(rows.slots[row])
-            first_target = slot * tables.token_width + int(rows.starts[row]) + 1
+            first_target = slot * tables.token_width + start + 1
             hidden_rows.append(np.arange(rows.query_start_loc[row], rows.query_start_loc[row] + count))
             targets.append(np.arange(first_target, first_target + count))
-            requests.append((rows.request_ids[row], count, int(self._num_prompt_top[slot])))
+            requests.append((rows.request_ids[row], range(start, start + count), int(self._num_prompt_top[slot])))
         return PromptLogprobRows(packer.add(np.concatenate(hidden_rows)), packer.add(np.concatenate(targets)), requests)
 
 

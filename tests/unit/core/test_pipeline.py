@@ -1,5 +1,6 @@
 """Pipeline stages in the core: as many steps in flight as stages, which share the requests that decode."""
 
+import random
 from typing import Any
 
 import pytest
@@ -70,3 +71,25 @@ def test_a_request_that_was_preempted_starts_again_when_its_token_in_flight_is_k
     run.finish()
     assert run.core.stats().num_preemptions > 0
     run.assert_complete(requests)
+
+
+def test_prompt_logprobs_of_steps_in_flight_at_a_preemption_are_returned_once() -> None:
+    num_preemptions = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        limits: dict[str, Any] = {"num_blocks": 16, "block_size": 2, "max_model_len": 24}
+        run = CoreRun(num_stages=4, max_num_batched_tokens=5, max_num_seqs=4, enable_prefix_caching=False, **limits)
+        requests = [
+            make_request(str(number), range(length), max_tokens=rng.randint(1, 4), prompt_logprobs=1)
+            for number, length in enumerate(rng.choices([2, 3, 16, 20], k=12))
+        ]
+        for request in requests:
+            run.submit(request)
+            run.step()
+        run.finish()
+        for request in requests:
+            outputs = run.outputs[request.request_id]
+            positions = [entry.rank for output in outputs for entry in output.prompt_logprobs]
+            assert positions == list(range(1, len(request.prompt_token_ids)))
+        num_preemptions += run.core.stats().num_preemptions
+    assert num_preemptions > 10
