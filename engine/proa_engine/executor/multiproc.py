@@ -164,12 +164,14 @@ class MultiProcExecutor(UniProcExecutor):
                 self._make_connection(rank, UnixEndpoint(Path(path)))
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
-        connections = self._spawn_workers(config)
-        if config.nnodes > 1:
-            ranks = self._remote_ranks = RemoteRanks(config, self._log)
-            others = range(config.ranks_per_node, config.num_ranks)
-            connections += [self._make_connection(rank, NodeEndpoint(ranks, rank)) for rank in others]
-        return connections
+        if config.nnodes == 1:
+            return self._spawn_workers(config)
+        ranks = self._remote_ranks = RemoteRanks(config, self._log)  # before any process, as its port may be in use
+        others = range(config.ranks_per_node, config.num_ranks)
+        return [
+            *self._spawn_workers(config),
+            *(self._make_connection(rank, NodeEndpoint(ranks, rank)) for rank in others),
+        ]
 
     def _spawn_workers(self, config: EngineConfig) -> list[WorkerConnection]:
         """Start the ranks of this machine, but rank 0."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Protocol
 
+import msgspec
+
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.framing import Stream, encode
@@ -183,6 +185,8 @@ class WorkerConnection:
                         failure = f"failed: {message.reason}"
         except OSError as error:  # for example of a machine that does not answer
             failure = failure or f"is lost: {error.strerror or error}"
+        except msgspec.MsgspecError as error:
+            failure = f"sent what is no message: {error}"
         if not self._is_closing:
             self._on_lost(f"{self._name()} {failure or self._ending()}")
 

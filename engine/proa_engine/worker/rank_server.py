@@ -13,6 +13,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn
 
+import msgspec
+
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import Stream, encode
@@ -115,6 +117,8 @@ class RankServer:
             self._log("the engine closed its connection")
         except OSError as error:
             self._log(f"lost the connection to the engine: {error}")
+        except msgspec.MsgspecError as error:
+            self._log(f"the engine sent what is no message: {error}")
         os._exit(_FAILED)
 
     def _read_messages(self) -> None:
