@@ -20,7 +20,8 @@ def page() -> str:
 def flags(table: Mapping[str, Row]) -> str:
     """The section of flags, in Markdown."""
     numbers = ", ".join(f"{sum(row.kind is kind for row in table.values())} {kind.value}" for kind in Kind)
-    lines = [f"## Flags\n\n{len(table)} flags: {numbers}.\n\n| flag | | |\n|---|---|---|"]
+    lines = ["## Flags", "", f"{len(table)} flags: {numbers}.", ""]
+    lines += ["| vLLM's flag | in Proa | what differs, why, or where |", "|---|---|---|"]
     lines += [_line(name, row) for name, row in sorted(table.items())]
     return "\n".join(lines) + "\n"
 

@@ -88,7 +88,7 @@ _ACCEPTED = (
     )
     | rows(
         Kind.ACCEPTED,
-        "no code of a model's folder is ever run; a model that has no other implementation is refused",
+        "no code of a model's folder is ever run; a model that needs it is refused",
         "--trust-remote-code",
         None,
     )

@@ -1,5 +1,6 @@
 """The flags of `vllm serve` in `proa serve`: each is a flag here too, has no effect, or is refused with a reason."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from proa_cli.arguments import flags_here, read_arguments
 from proa_cli.vllm_flags import SHORT_FLAGS, Kind
 from proa_cli.vllm_table import TABLE
+from proa_engine.config import EngineConfig
+from proa_gateway.images.config import ImageOptions
 from support.vllm_page import PAGE, page
 
 NAMES = (Path(__file__).parent / "vllm_flags.txt").read_text().split()  # of vLLM 0.33.0
@@ -34,6 +37,19 @@ def test_each_row_is_one_sentence_without_a_full_stop() -> None:
 
 def test_the_page_has_the_table() -> None:
     assert PAGE.read_text() == page(), "write it by `python tests/support/vllm_page.py`"
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), re.findall(r"^\| `--([a-z-]+)` \|[^|]*\| ([\d.]+)", PAGE.read_text(), re.M)
+)
+def test_the_page_has_the_defaults(name: str, number: str) -> None:
+    config = EngineConfig(model="m")
+    computed = {
+        "limit-mm-per-prompt": ImageOptions().limit_mm_per_prompt.image,
+        "max-cpu-loras": config.max_loaded_loras / config.max_loras,
+    }
+    default = computed[name] if name in computed else getattr(config, name.replace("-", "_"))
+    assert default == float(number)
 
 
 def test_what_holds_here_is_accepted_and_noted() -> None:
