@@ -25,13 +25,14 @@ from support.processes import engine_process, free_port
 from support.tiny_models import make_tiny_model
 
 DEADLINE = 90.0  # a process imports torch, on a loaded machine
-LOST_SECONDS = 10.0  # to notice a killed node
+LOST_SECONDS = 60.0  # to notice a killed node, on a loaded machine
+ENDLESS = 4000  # tokens, more than are sampled until a node is killed
 PROMPT = list(b"proa")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("nodes"), "qwen3", seed=4, max_position_embeddings=512)
+    return make_tiny_model(tmp_path_factory.mktemp("nodes"), "qwen3", seed=4, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def files_of(made: Certificate) -> tuple[PeerTls, list[str]]:
 def served(folder: Path, port: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Node 0 as a process, once it has loaded, and its address."""
     flags = ["--model", str(folder), "--tensor-parallel-size=2", "--nnodes=2", "--master-addr=127.0.0.1"]
-    flags += [f"--master-port={port}", "--num-gpu-blocks-override=256", "--skip-tokenizer-init", "--max-model-len=512"]
+    flags += [f"--master-port={port}", "--num-gpu-blocks-override=256", "--skip-tokenizer-init", "--max-model-len=4096"]
     with engine_process(*flags, env={"OMP_NUM_THREADS": "1"}) as child:
         yield child
 
@@ -132,7 +133,7 @@ async def test_a_killed_node_ends_the_engine_with_the_name_of_its_rank(folder: P
         async with grpc.aio.insecure_channel(address) as channel:
             session = await SessionClient(service_pb2_grpc.EngineServiceStub(channel), deadline=DEADLINE).open()
             for handle in range(1, 5):
-                await session.add(handle, PROMPT, max_tokens=500, ignore_eos=True)
+                await session.add(handle, PROMPT, max_tokens=ENDLESS, ignore_eos=True)
             while len(session.tokens) < 4:
                 await session.read()
             other.process.kill()
