@@ -11,11 +11,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import TypeVar
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed, StepFuture
@@ -34,6 +35,8 @@ from proa_engine.worker.images import for_rank
 from proa_engine.worker.kv_cache import check_ranks, smallest
 from proa_engine.worker.spawn import spawn
 from proa_engine.worker.step_inputs import StepInputs
+
+T = TypeVar("T")
 
 # If a rank is lost, rank 0's collective fails and its connection ends at about the same time. The connection knows why.
 _LOSS_SECONDS = 1.0
@@ -134,6 +137,18 @@ class MultiProcExecutor(UniProcExecutor):
         if self.kv_transfer is not None:
             ports_of_ranks = (*self.kv_transfer.ports, *(port for port in ports if port is not None))
             self.kv_transfer = replace(self.kv_transfer, ports=ports_of_ranks)
+
+    def _call(self, job: Callable[[], T]) -> T:
+        """All ranks refuse a configuration at about the same time. Raise rank 0's `ValueError` then, whichever is
+        first."""
+        own = self._device_thread.submit(job)
+        try:
+            return self._wait_for(own)
+        except ExecutorFailed:
+            wait((own,), _LOSS_SECONDS)
+            if own.done() and isinstance(error := own.exception(), ValueError):
+                raise error from None
+            raise
 
     def _on_all_ranks(self, message: wire.Sleep | wire.WakeUp, on_rank_0: Callable[[], None]) -> None:
         """Send `message` to the other ranks, call `on_rank_0` meanwhile, as both may join in collectives, and wait for
