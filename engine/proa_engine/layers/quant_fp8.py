@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 
 from proa_engine.kernels.fp8 import BLOCK, FP8, Fp8Form, dequantize_blocks, quantize_reference
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.fp8_linear import MULTIPLE, Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.linear import take_weight
@@ -27,7 +27,7 @@ class Fp8Method:
 
     @property
     def width_unit(self) -> int:
-        return 1
+        return MULTIPLE
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         form = self._form(projections)

@@ -78,10 +78,10 @@ def share_heads(num_heads: int, num_shared: int, rank: int, num_ranks: int, what
 def share_width(width: int, unit: int, rank: int, num_ranks: int, what: str) -> Share:
     """Return a rank's share of a width that a matrix's format can cut into multiples of `unit`, equal if possible.
 
-    Unequal shares are multiples of `ALIGNED` too. Raises ValueError, naming `what`, if there are fewer of them than
-    ranks.
+    One rank has the whole, whatever the unit. Unequal shares are multiples of `ALIGNED` too. Raises ValueError, naming
+    `what`, if there are fewer of them than ranks.
     """
-    if width % num_ranks == 0 and width // num_ranks % unit == 0:
+    if num_ranks == 1 or (width % num_ranks == 0 and width // num_ranks % unit == 0):
         return even_share(width, rank, num_ranks, what)
     unit = lcm(unit, ALIGNED)
     if width % unit == 0 and width // unit >= num_ranks:

@@ -86,6 +86,7 @@ def test_what_is_not_divisible_is_refused_with_the_sizes_that_work() -> None:
         (14336, 1, 6, [2400] * 2 + [2384] * 4),
         (14336, 128, 6, [2432] * 4 + [2304] * 2),
         (96, 1, 5, [32, 16, 16, 16, 16]),
+        (97, 128, 1, [97]),  # of a matrix that the format leaves as it is
     ],
 )
 def test_a_width_is_cut_equally_or_in_multiples_of_the_unit(
