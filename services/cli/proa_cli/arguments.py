@@ -76,7 +76,9 @@ def read_arguments(words: Sequence[str]) -> Arguments:
             gateway += given.words
     if model == "builtin":
         engine += ["--enable-lora", *(f"--lora-modules={module}" for module in _BUILTIN_LORAS)]
-    from_arguments(ServeOptions, engine_parser.parse_args(engine))
+    options = from_arguments(ServeOptions, engine_parser.parse_args(engine))
+    if options.config.node_rank:
+        raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     config = from_arguments(GatewayConfig, gateway_parser.parse_args([*gateway, f"--engine={_HOST}:1"]))
     host = _HOST if config.host in ("0.0.0.0", "::") else f"[{config.host}]" if ":" in config.host else config.host
     return Arguments(tuple(engine), tuple(gateway), f"http://{host}:{config.port}", tuple(notes))

@@ -84,3 +84,10 @@ def test_a_file_that_is_missing_is_named() -> None:
 def test_a_second_model_is_refused() -> None:
     with pytest.raises(ValueError, match="'b' is not a flag; only one model can be served"):
         read_arguments(["a", "b"])
+
+
+def test_a_node_without_a_gateway_is_refused() -> None:
+    nodes = ["--tensor-parallel-size=2", "--nnodes=2", "--master-addr=10.0.0.1"]
+    assert read_arguments(["/m", *nodes]).engine[1:] == tuple(nodes)
+    with pytest.raises(ValueError, match=r"run the other nodes \(--node-rank\) with `proa-engine serve`"):
+        read_arguments(["/m", *nodes, "--node-rank=1"])
