@@ -46,7 +46,8 @@ class GrammarMasks:
     """The tokens that a step's constrained rows may sample. Rows that are not listed may sample any token.
 
     `rows`: indices of the step's rows, ascending. `bits`: int32 words [rows, words]; bit i % 32 of word i // 32 is set
-    if token i is allowed. The producer reuses the memory after two more steps have started.
+    if token i is allowed. The producer reuses the memory after two more steps have started, or as many as there are
+    pipeline stages.
     """
 
     rows: Sequence[int]
