@@ -35,6 +35,7 @@ class CachePlan:
     windows: tuple[int, ...]  # tokens, of the tables behind table 0
     places: tuple[Place | None, ...]  # by layer; None: a state
     state_bytes: int  # of one slot, all layers together
+    checkpoint_interval: int  # tokens between checkpoints, the same on every pipeline stage
 
     @property
     def tables(self) -> tuple[int, ...]:
@@ -44,17 +45,7 @@ class CachePlan:
     @property
     def tail_columns(self) -> tuple[int, ...]:
         """Most blocks that a checkpoint needs of each table with a window."""
-        return tuple(-(-(window - 1) // self.block_size) for window in self.windows)
-
-    @property
-    def checkpoint_interval(self) -> int:
-        """Tokens between checkpoints: the least power of two for which a checkpoint takes at most a quarter of the
-        bytes of table 0 in that interval."""
-        checkpoint_bytes = sum(self.tail_columns) * self.block_bytes + self.state_bytes
-        interval = _MIN_INTERVAL
-        while interval // self.block_size * self.block_bytes < 4 * checkpoint_bytes:
-            interval *= 2
-        return interval
+        return _tail_columns(self.windows, self.block_size)
 
 
 def plan_caches(
@@ -95,13 +86,34 @@ def plan_caches(
     }
     widest = max(sum(sizes[index] for index in indices) for indices in tables)
     kept_here = [layers[index] for index in kept if index in own]
+    block_bytes = max(_round_up(widest, kept_here, block_size, dtype), min(len(kept), 1))
+    state_bytes = max(sum(sizes[index] for index in states if index in own), min(len(states), 1))
+    if len(own) < len(layers):
+        interval = plan_caches(layers, block_size, dtype, max_model_len).checkpoint_interval
+    else:
+        interval = _checkpoint_interval(windows_of_tables, block_size, block_bytes, state_bytes)
     return CachePlan(
         block_size=block_size,
-        block_bytes=max(_round_up(widest, kept_here, block_size, dtype), min(len(kept), 1)),
+        block_bytes=block_bytes,
         windows=windows_of_tables,
         places=tuple(placed.get(_stored_by(layers, index)) for index in own),
-        state_bytes=max(sum(sizes[index] for index in states if index in own), min(len(states), 1)),
+        state_bytes=state_bytes,
+        checkpoint_interval=interval,
     )
+
+
+def _tail_columns(windows: Sequence[int], block_size: int) -> tuple[int, ...]:
+    return tuple(-(-(window - 1) // block_size) for window in windows)
+
+
+def _checkpoint_interval(windows: Sequence[int], block_size: int, block_bytes: int, state_bytes: int) -> int:
+    """Return the least power of two for which a checkpoint takes at most a quarter of the bytes of table 0 in that
+    interval."""
+    checkpoint_bytes = sum(_tail_columns(windows, block_size)) * block_bytes + state_bytes
+    interval = _MIN_INTERVAL
+    while interval // block_size * block_bytes < 4 * checkpoint_bytes:
+        interval *= 2
+    return interval
 
 
 def _divide(windows: Mapping[int, int], windows_of_tables: Sequence[int], own: range) -> list[list[int]]:

@@ -115,6 +115,12 @@ def test_stages_have_the_tables_of_the_whole_model_and_store_their_own_layers() 
     assert [stage.block_bytes for stage in uneven] == [3 * 128 * KIB] * 3
 
 
+def test_stages_have_the_checkpoint_interval_of_the_whole_model() -> None:
+    state = StateLayer((((16, 128, 128), torch.float32),))
+    layers = [state, state, state, KeyValueLayer(2, 256)] * 2
+    assert {stage.checkpoint_interval for stage in plan_stages(layers, 8)} == {plan(layers).checkpoint_interval}
+
+
 def test_what_a_stage_does_not_keep_counts_as_a_byte() -> None:
     state = StateLayer((((2, 16, 16), torch.float32),))
     first, second = plan_stages([state, state, KeyValueLayer(1, 64), KeyValueLayer(1, 64)], 2)

@@ -29,7 +29,7 @@ CONFIG = EngineConfig(model="m", max_num_seqs=4)
 
 
 def plan(windows: tuple[int, ...] = (), state_bytes: int = 0) -> CachePlan:
-    return CachePlan(16, 1024, windows, (Place(0, 0),), state_bytes)
+    return CachePlan(16, 1024, windows, (Place(0, 0),), state_bytes, checkpoint_interval=512)
 
 
 def test_the_container_limit_covers_the_process_and_its_cache() -> None:
