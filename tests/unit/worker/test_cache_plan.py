@@ -117,7 +117,7 @@ def test_stages_have_the_tables_of_the_whole_model_and_store_their_own_layers() 
 
 def test_stages_have_the_checkpoint_interval_of_the_whole_model() -> None:
     state = StateLayer((((16, 128, 128), torch.float32),))
-    layers = [state, state, state, KeyValueLayer(2, 256)] * 2
+    layers: list[CacheLayer] = [state, state, state, KeyValueLayer(2, 256)] * 2
     assert {stage.checkpoint_interval for stage in plan_stages(layers, 8)} == {plan(layers).checkpoint_interval}
 
 
