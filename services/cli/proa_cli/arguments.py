@@ -168,12 +168,16 @@ def _words(name: str, value: Any) -> list[str]:
             return [flag]
         case False:
             return [f"--no-{flag[2:]}"]
+        case None:
+            raise ValueError(f"{name} of the file of --config has no value")
         case list():
-            return [flag, *map(str, value)]
-        case dict():
-            return [f"{flag}={json.dumps(value)}"]
+            return [flag, *map(_text, value)]
         case _:
-            return [f"{flag}={value}"]
+            return [f"{flag}={_text(value)}"]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _parser_of(config: type) -> Parser:

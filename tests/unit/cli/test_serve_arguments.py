@@ -67,13 +67,25 @@ def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("- 1", "must be a mapping of flags to values"), ("a: [", "is not YAML"), ("prot: 1", "unknown flag --prot")],
+    [
+        ("- 1", "must be a mapping of flags to values"),
+        ("a: [", "is not YAML"),
+        ("prot: 1", "unknown flag --prot"),
+        ("port:", "port of the file of --config has no value"),
+    ],
 )
 def test_a_wrong_file_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=reason):
         read_arguments(["/m", f"--config={path}"])
+
+
+def test_lists_of_mappings_are_json(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("enable-lora: true\nlora-modules: [{name: a, path: /a}]\n")
+    words = read_arguments(["/m", f"--config={path}"]).engine
+    assert words[1:] == ("--enable-lora", "--lora-modules", '{"name": "a", "path": "/a"}')
 
 
 def test_a_file_that_is_missing_is_named() -> None:
