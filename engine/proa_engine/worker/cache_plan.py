@@ -108,7 +108,9 @@ def _tail_columns(windows: Sequence[int], block_size: int) -> tuple[int, ...]:
 
 def _checkpoint_interval(windows: Sequence[int], block_size: int, block_bytes: int, state_bytes: int) -> int:
     """Return the least power of two for which a checkpoint takes at most a quarter of the bytes of table 0 in that
-    interval."""
+    interval. A model that keeps no blocks has no bytes to compare with, and gets the shortest interval."""
+    if not block_bytes:
+        return _MIN_INTERVAL
     checkpoint_bytes = sum(_tail_columns(windows, block_size)) * block_bytes + state_bytes
     interval = _MIN_INTERVAL
     while interval // block_size * block_bytes < 4 * checkpoint_bytes:

@@ -66,6 +66,11 @@ def test_states_take_no_blocks_and_shared_layers_nothing() -> None:
     assert shared.block_bytes == 4 * KIB
 
 
+def test_a_model_of_states_alone_has_the_shortest_interval() -> None:
+    state = StateLayer((((4, 8), torch.float32),))
+    assert plan([state, state]).checkpoint_interval == 512
+
+
 def test_latent_rows_are_one_for_all_heads() -> None:
     assert plan([LatentLayer(512, 64)] * 47).block_bytes == 47 * 16 * 1152
 
