@@ -35,3 +35,13 @@ def assert_equal_where_sure(actual: list[Result], expected: list[Result]) -> Non
         assert told.token_ids[:sure] == reference.token_ids[:sure], index
         num_sure += sure
     assert num_sure > 0.9 * sum(len(reference.token_ids) for reference in expected)
+
+
+def assert_equal_after_preemption_and_hits(engine: Engine, expected: list[Result]) -> None:
+    """`expected`: the tokens of `PROMPTS`. The engine must preempt requests, and then find prefixes of `TWO`."""
+    assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
+    assert engine.core.stats().num_preemptions > 0
+    generate(engine, "two", TWO)
+    again = generate(engine, "again", TWO)
+    assert all(each.num_cached_tokens > 0 for each in again)
+    assert_equal_where_sure(again, expected[:2])

@@ -8,7 +8,15 @@ import pytest
 from proa_engine.core.operations import Sleep, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
 from support.engine import build_core
-from support.parallel_equality import CONFIG, PROMPTS, TWO, assert_equal_where_sure, generate, operate
+from support.parallel_equality import (
+    CONFIG,
+    PROMPTS,
+    TWO,
+    assert_equal_after_preemption_and_hits,
+    assert_equal_where_sure,
+    generate,
+    operate,
+)
 from support.tiny_models import LATENT, make_tiny_model
 
 DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
@@ -32,12 +40,7 @@ def test_ranks_with_a_share_of_the_latents_each_give_the_tokens_of_one(
         [whole] = alone.executor.rank_sizes
     parallel: dict[str, Any] = {"tensor_parallel_size": num_ranks, "decode_context_parallel_size": num_ranks}
     with build_core(folder, num_gpu_blocks_override=40, **CONFIG, **parallel, **options) as engine:
-        assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
-        assert engine.core.stats().num_preemptions > 0
-        generate(engine, "two", TWO)
-        again = generate(engine, "again", TWO)
-        assert all(each.num_cached_tokens > 0 for each in again)
-        assert_equal_where_sure(again, expected[:2])
+        assert_equal_after_preemption_and_hits(engine, expected)
         operate(engine, Sleep(1))
         operate(engine, WakeUp())
         assert_equal_where_sure(generate(engine, "awake", TWO), expected[:2])

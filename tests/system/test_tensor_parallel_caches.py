@@ -7,7 +7,15 @@ import pytest
 
 from proa_engine.core.operations import Sleep, WakeUp
 from support.engine import build_core
-from support.parallel_equality import CONFIG, PROMPTS, TWO, assert_equal_where_sure, generate, operate
+from support.parallel_equality import (
+    CONFIG,
+    PROMPTS,
+    TWO,
+    assert_equal_after_preemption_and_hits,
+    assert_equal_where_sure,
+    generate,
+    operate,
+)
 from support.tiny_models import LATENT, make_tiny_model
 
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
@@ -34,12 +42,7 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
         expected = generate(alone, "alone", PROMPTS)
         [whole] = alone.executor.rank_sizes
     with build_core(folder, tensor_parallel_size=2, num_gpu_blocks_override=40, **CONFIG) as engine:
-        assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
-        assert engine.core.stats().num_preemptions > 0
-        generate(engine, "two", TWO)
-        again = generate(engine, "again", TWO)
-        assert all(each.num_cached_tokens > 0 for each in again)
-        assert_equal_where_sure(again, expected[:2])
+        assert_equal_after_preemption_and_hits(engine, expected)
         operate(engine, Sleep(1))
         operate(engine, WakeUp())
         awake = generate(engine, "awake", TWO)
@@ -69,11 +72,6 @@ def test_ranks_with_copies_or_unequal_shares_of_heads_give_the_tokens_of_one(
         [whole] = alone.executor.rank_sizes
     config: dict[str, Any] = {"tensor_parallel_size": len(shares), "num_gpu_blocks_override": 40}
     with build_core(folder, kv_offloading_size=0.01, **CONFIG, **config) as engine:
-        assert_equal_where_sure(generate(engine, "all", PROMPTS), expected)
-        assert engine.core.stats().num_preemptions > 0
-        generate(engine, "two", TWO)
-        again = generate(engine, "again", TWO)
-        assert all(each.num_cached_tokens > 0 for each in again)
-        assert_equal_where_sure(again, expected[:2])
+        assert_equal_after_preemption_and_hits(engine, expected)
         sizes = engine.executor.rank_sizes
     assert [each.block_bytes for each in sizes] == [share * whole.block_bytes for share in shares]
