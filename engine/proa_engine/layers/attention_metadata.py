@@ -81,37 +81,28 @@ class AttentionStep:
     metadata: AttentionMetadata
     positions: torch.Tensor  # [T] int64
     batch_invariant: bool
-    _inputs: dict[tuple[object, ...], AttentionInputs] = field(default_factory=dict)
-    _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
-    _plans: dict[tuple[object, ...], AttentionPlan] = field(default_factory=dict)
-    _rows: dict[tuple[object, ...], CacheRows] = field(default_factory=dict)
-    _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
-    _others: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    _made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return what `make` returned at the first call with this key in the step."""
-        if key not in self._others:
-            self._others[key] = make()
-        made: T = self._others[key]
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
         return made
 
     def inputs(self, cache: LayerCache, rotary: RotaryTable, window: int | None) -> AttentionInputs:
-        key = cache.layout, rotary, window
-        inputs = self._inputs.get(key)
-        if inputs is None:
-            inputs = self._inputs[key] = AttentionInputs(
+        return self.once(
+            ("inputs", cache.layout, rotary, window),
+            lambda: AttentionInputs(
                 self.metadata.tables[cache.table],
                 self.rotation(rotary),
                 self.plan(cache, window),
                 self.cache_rows(cache),
-            )
-        return inputs
+            ),
+        )
 
     def rotation(self, table: RotaryTable) -> Rotation:
-        rotation = self._rotations.get(table)
-        if rotation is None:
-            rotation = self._rotations[table] = table(self.positions)
-        return rotation
+        return self.once(("rotation", table), lambda: table(self.positions))
 
     def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
         """The plan of layers with this block table, window and layout of the cache.
@@ -135,11 +126,10 @@ class AttentionStep:
         return plan_decodes(seq_lens, metadata.num_decodes, groups, None, metadata.decode_width)
 
     def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
-        key = window, cache.layout if self.positions.is_cpu else cache_shape[1]
-        plan = self._plans.get(key)
-        if plan is None:
-            metadata, table = self.metadata, self.metadata.tables[cache.table]
-            plan = self._plans[key] = plan_attention(
+        metadata, table = self.metadata, self.metadata.tables[cache.table]
+        return self.once(
+            ("plan", window, cache.layout if self.positions.is_cpu else cache_shape[1]),
+            lambda: plan_attention(
                 metadata.query_start_loc,
                 metadata.seq_lens,
                 table.block_table,
@@ -151,19 +141,16 @@ class AttentionStep:
                 slot_mapping=table.slot_mapping,
                 block_stride=cache.tensors[0].stride(0),
                 ends=metadata.ends,
-            )
-        return plan
+            ),
+        )
 
     def cache_rows(self, cache: LayerCache) -> CacheRows | None:
         """Where layers with this block table and layout of the cache write; None on a GPU, which needs only slots."""
         keys = cache.tensors[0]
         if not keys.is_cpu:
             return None
-        rows = self._rows.get(cache.layout)
-        if rows is None:
-            slots = self.metadata.tables[cache.table].slot_mapping
-            rows = self._rows[cache.layout] = cache_rows(slots, keys.shape, keys.stride(0))
-        return rows
+        slots = self.metadata.tables[cache.table].slot_mapping
+        return self.once(("cache rows", cache.layout), lambda: cache_rows(slots, keys.shape, keys.stride(0)))
 
     def state_plan(self) -> StatePlan | None:
         """Where recurrent layers read and write states; None on a GPU, which needs only `AttentionMetadata.states`."""
@@ -171,6 +158,4 @@ class AttentionStep:
         assert states is not None
         if not states.read.is_cpu:
             return None
-        if not self._state_plans:
-            self._state_plans.append(plan_states(self.metadata.query_start_loc, states))
-        return self._state_plans[0]
+        return self.once(("states",), lambda: plan_states(self.metadata.query_start_loc, states))
