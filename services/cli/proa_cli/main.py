@@ -1,32 +1,49 @@
-"""The command line: `proa serve …`."""
+"""The command line: `proa COMMAND …`. A command's module is imported when it runs, which keeps help and version quick."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 
 from proa.options import HelpFormatter, Parser
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`module` has `main(parser, words)`, which returns the exit status. `parser` knows --help and --version, the
+    command adds its arguments to it; `words` are those behind the command's name."""
+
+    name: str
+    help: str
+    module: str
+
+
+COMMANDS = (Command("serve", "run an engine and a gateway", "proa_cli.serve"),)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
-        from proa_cli.serve import serve  # reads the flags of both programs itself
-
-        return serve(words[1:])
-    make_parser().parse_args(words)
+    for command in COMMANDS:
+        if words[:1] == [command.name]:
+            status: int = import_module(command.module).main(_parser(f"proa {command.name}", command.help), words[1:])
+            return status
+    parser = _parser("proa", "Proa on one machine.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        commands.add_parser(command.name, help=command.help)
+    parser.parse_args(words)
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of what is not `proa serve MODEL …`: help and versions."""
-    parser = Parser(prog="proa", description="Proa on one machine.")
-    parser.add_argument("--version", action="version", version=version("proa"))
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve", help="run an engine and a gateway", formatter_class=HelpFormatter, conflict_handler="resolve"
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=name,
+        description=description,
+        formatter_class=HelpFormatter,
+        conflict_handler="resolve",  # `serve` has flags that both its programs have
+        allow_abbrev=False,
     )
-    from proa_cli.arguments import add_help
-
-    add_help(serve)
+    parser.add_argument("--version", action="version", version=version("proa"))
     return parser

@@ -3,6 +3,7 @@
 With a command behind `--` it is run when the gateway is ready, and its end is the end.
 """
 
+import argparse
 import contextlib
 import json
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from proa_cli.arguments import Arguments, read_arguments
+from proa_cli.arguments import Arguments, add_help, read_arguments
 from proa_cli.gateway import Gateway
 from proa_cli.programs import GRACE_SECONDS, Program, print_line, stop
 
@@ -23,9 +24,12 @@ class _Failed(Exception):
     """Nothing can be served. The message says why."""
 
 
-def serve(words: Sequence[str]) -> int:
-    """`words`: those behind `proa serve`. Returns the exit status."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Run until a signal. `parser` shows help and version; the flags are divided by `read_arguments`."""
     words, command = _without_command(words)
+    if {"-h", "--help", "--version"} & set(words):
+        add_help(parser)
+        parser.parse_args(words)
     try:
         arguments = read_arguments(words)
         _check_address(arguments.url)  # before the model is loaded
