@@ -1,4 +1,4 @@
-"""The command line: `proa COMMAND …`. A command's module is imported when it runs, which keeps help and version quick."""
+"""The command line: `proa COMMAND …`. A command's module is imported when it runs: help and version stay quick."""
 
 import argparse
 import sys
