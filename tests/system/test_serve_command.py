@@ -50,11 +50,11 @@ RUN = "import sys; from proa_cli.serve import run; sys.exit(run(eval(sys.argv[1]
 class Run:
     """Running fake programs, read line by line."""
 
-    def __init__(self, *command: str, engine: str = FAKE_ENGINE, **env: str) -> None:
+    def __init__(self, *command: str, engine: str = FAKE_ENGINE, drain_timeout: float = 0.0, **env: str) -> None:
         """`command`: what is run when the gateway is ready."""
         port = str(free_port())
         programs = [
-            (name, [sys.executable, "-c", text, "--port", port])
+            (name, [sys.executable, "-c", text, "--port", port], drain_timeout)
             for name, text in (("engine", engine), ("gateway", FAKE_GATEWAY))
         ]
         self.process = subprocess.Popen(
@@ -107,6 +107,26 @@ def test_signal_stops_every_process(run: Run, number: signal.Signals) -> None:
     assert run.end() == 0
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive
+
+
+DRAINING_ENGINE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_the_engine_drains_until_a_second_ctrl_c() -> None:
+    run = Run(engine=DRAINING_ENGINE, drain_timeout=999.0)
+    run.read_until("curl")
+    run.process.send_signal(signal.SIGINT)
+    run.read_until("draining")  # the gateway has exited
+    assert len(run.descendants()) == 1
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 0
+    run.close()
+    assert run.lines[-1] == "proa: the engine does not exit and is killed"
 
 
 @pytest.mark.parametrize("name", ["engine", "gateway"])

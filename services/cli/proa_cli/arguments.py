@@ -40,12 +40,14 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """`engine` and `gateway`: the words behind `serve` of each program, without the engine's address. `notes`:
-    sentences for the user, about flags without effect."""
+    """`engine` and `gateway`: the words behind `serve` of each program, without the engine's address. The drain
+    timeouts are in seconds. `notes`: sentences for the user, about flags without effect."""
 
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
     url: str  # of the API on this machine
+    engine_drain_timeout: float
+    gateway_drain_timeout: float
     notes: tuple[str, ...] = ()
 
 
@@ -74,14 +76,21 @@ def read_arguments(words: Sequence[str]) -> Arguments:
             engine += given.words
         if given.name in of_gateway and (not is_of_both or given.name not in _TO_ENGINE):
             gateway += given.words
-    if model == "builtin":
+    if model == "builtin" and "--no-enable-lora" not in engine:
         engine += ["--enable-lora", *(f"--lora-modules={module}" for module in _BUILTIN_LORAS)]
     options = from_arguments(ServeOptions, engine_parser.parse_args(engine))
     if options.config.node_rank:
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     config = from_arguments(GatewayConfig, gateway_parser.parse_args([*gateway, f"--engine={_HOST}:1"]))
     host = _HOST if config.host in ("0.0.0.0", "::") else f"[{config.host}]" if ":" in config.host else config.host
-    return Arguments(tuple(engine), tuple(gateway), f"http://{host}:{config.port}", tuple(notes))
+    return Arguments(
+        tuple(engine),
+        tuple(gateway),
+        f"http://{host}:{config.port}",
+        options.drain_timeout,
+        config.deadlines.shutdown,
+        tuple(notes),
+    )
 
 
 def flags_here() -> set[str]:
@@ -167,7 +176,8 @@ def _words(name: str, value: Any) -> list[str]:
         case True:
             return [flag]
         case False:
-            return [f"--no-{flag[2:]}"]
+            positive = vllm_flags.positive(flag)
+            return [positive if positive != flag else f"--no-{flag[2:]}"]
         case None:
             raise ValueError(f"{name} of the file of --config has no value")
         case list():

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL
+EXIT_SECONDS = 10.0  # from the end of a program's work to its exit
+_POLL_SECONDS = 0.1
 
 
 class Program:
     """A program in a process group of its own. Its output is printed line by line with its name."""
 
-    def __init__(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, command: Sequence[str], drain_timeout: float = 0.0) -> None:
+        """`drain_timeout`: seconds for which the program may work on after SIGTERM."""
         self.name = name
+        self.drain_timeout = drain_timeout
         self.last_line = ""
         self.process = subprocess.Popen(
             command,
@@ -25,7 +28,6 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environment,
         )
         self._printer = threading.Thread(target=self._print, daemon=True)
         self._printer.start()
@@ -44,23 +46,23 @@ class Program:
         self._printer.join(timeout=1)
         return True
 
+    def stop(self, hurries: Callable[[], bool]) -> None:
+        """Send SIGTERM, wait until the program exits, then SIGKILL what is left of its process group. As soon as
+        `hurries` returns True nothing is waited for."""
+        self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.drain_timeout + EXIT_SECONDS
+        while not self.wait(time.monotonic() + _POLL_SECONDS):
+            if hurries() or time.monotonic() > deadline:
+                print_line(f"proa: the {self.name} does not exit and is killed", sys.stderr)
+                break
+        self.signal(signal.SIGKILL)
+
     def _print(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             text = line.decode(errors="replace").rstrip()
             self.last_line = text or self.last_line
             print_line(f"{self.name:7} | {text}")
-
-
-def stop(programs: Sequence[Program]) -> None:
-    """Send SIGTERM to all programs, the last one first, wait, then SIGKILL to what is left of each process group."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    for program in reversed(programs):
-        program.signal(signal.SIGTERM)
-    for program in programs:
-        if not program.wait(deadline):
-            print_line(f"proa: the {program.name} does not exit and is killed", sys.stderr)
-        program.signal(signal.SIGKILL)
 
 
 def print_line(line: str, stream: TextIO = sys.stdout) -> None:

@@ -11,11 +11,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from proa_cli.arguments import Arguments, add_help, read_arguments
 from proa_cli.gateway import Gateway
-from proa_cli.programs import GRACE_SECONDS, Program, print_line, stop
+from proa_cli.programs import Program, print_line
 
 _HOST = "127.0.0.1"
 
@@ -31,7 +32,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         add_help(parser)
         parser.parse_args(words)
     try:
-        arguments = read_arguments(words)
+        arguments = _with_port(read_arguments(words))
         _check_address(arguments.url)  # before the model is loaded
     except (ValueError, _Failed) as error:
         return _fail(str(error))
@@ -40,9 +41,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return run(_commands(arguments), arguments.url, command)
 
 
-def run(commands: Iterable[tuple[str, Sequence[str]]], url: str, command: Sequence[str]) -> int:
-    """Run the programs with these names and commands, of which one serves the gateway's API at `url`. Returns the exit
-    status."""
+def run(commands: Iterable[tuple[str, Sequence[str], float]], url: str, command: Sequence[str]) -> int:
+    """Run programs, given by name, command and drain timeout, of which one serves the gateway's API at `url`. The last
+    one is stopped first. Returns the exit status."""
     stopping: list[int] = []  # signals received
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
@@ -54,7 +55,8 @@ def run(commands: Iterable[tuple[str, Sequence[str]]], url: str, command: Sequen
     except _Failed as error:
         failure = str(error)
     finally:
-        stop(programs)
+        for program in reversed(programs):  # of SIGTERM, a process manager may send several at once
+            program.stop(hurries=lambda: stopping.count(signal.SIGINT) > 1)
     return _fail(failure)  # the last line, below what the other programs say of it
 
 
@@ -82,15 +84,27 @@ def _check_address(url: str) -> None:
             raise _Failed(f"cannot listen on {parts.netloc}: {error.strerror}; choose another --port") from None
 
 
-def _commands(arguments: Arguments) -> list[tuple[str, list[str]]]:
+def _with_port(arguments: Arguments) -> Arguments:
+    """The arguments with a free port in place of port 0."""
+    parts = urlsplit(arguments.url)
+    if parts.port != 0:
+        return arguments
+    (port,) = _free_ports(1)
+    url = f"{arguments.url.removesuffix(':0')}:{port}"
+    return replace(arguments, gateway=(*arguments.gateway, f"--port={port}"), url=url)
+
+
+def _commands(arguments: Arguments) -> list[tuple[str, list[str], float]]:
     engine_port, metrics_port = map(str, _free_ports(2))
     engine = ["proa_engine", "serve", *arguments.engine, f"--host={_HOST}", f"--port={engine_port}"]
     if not any(word.startswith("--metrics-port") for word in arguments.engine):
         engine.append(f"--metrics-port={metrics_port}")
-    if not any(word.startswith("--drain-timeout") for word in arguments.engine):
-        engine.append(f"--drain-timeout={GRACE_SECONDS / 2}")
     gateway = ["proa_gateway", "serve", *arguments.gateway, f"--engine={_HOST}:{engine_port}"]
-    return [(name, [sys.executable, "-m", *command]) for name, command in (("engine", engine), ("gateway", gateway))]
+    python = [sys.executable, "-m"]
+    return [
+        ("engine", [*python, *engine], arguments.engine_drain_timeout),
+        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout),
+    ]
 
 
 def _free_ports(number: int) -> list[int]:
@@ -103,7 +117,8 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], stopping: Sequence[int]) -> int:
-    """Announce when the gateway is ready. Returns 0 after a signal, the command's exit status when it has ended.
+    """Announce when the gateway is ready, and run the command. Returns the command's exit status when it has ended;
+    after a signal 0, or if there is a command, the status of a program that the signal ended.
 
     Raises `_Failed` when the engine or the gateway has exited.
     """
@@ -117,17 +132,20 @@ def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], st
                 reason = f": {program.last_line}" if program.last_line else ""
                 raise _Failed(f"the {program.name} exited with status {code}{reason}")
         if not ready and (ready := gateway.is_ready()):
-            _announce(gateway, time.monotonic() - started)
+            announcement = f"proa: ready after {time.monotonic() - started:.1f} s at {gateway.url}"
             if command:
+                print_line(announcement)
                 programs.append(Program("command", command))
+            else:
+                print_line(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
+                _show_example(gateway)
         time.sleep(0.1)
-    print_line("proa: stopping")
-    return 0
+    print_line("proa: stopping, after the requests that run; Ctrl-C again stops at once")
+    return 128 + stopping[0] if command else 0
 
 
-def _announce(gateway: Gateway, seconds: float) -> None:
+def _show_example(gateway: Gateway) -> None:
     """Print a request that the model answers, to be copied."""
-    print_line(f"proa: ready after {seconds:.1f} s, Ctrl-C stops. Try in another shell:\n")
     path, body = gateway.example()
     key = ' -H "Authorization: Bearer $PROA_API_KEY"' if gateway.key else ""
     print_line(f"  curl -N {gateway.url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n")

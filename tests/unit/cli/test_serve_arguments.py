@@ -13,6 +13,8 @@ def test_each_program_gets_its_flags() -> None:
         ("--model=/m", "--tensor-parallel-size", "2", "--max-model-len=256"),
         ("--routing", "session", "--port=8001"),
         "http://127.0.0.1:8001",
+        engine_drain_timeout=60.0,
+        gateway_drain_timeout=30.0,
     )
 
 
@@ -37,6 +39,7 @@ def test_flags_of_both_programs_go_where_they_are_meant() -> None:
     assert arguments.engine[1:] == ("--drain-timeout=7", "--enable-lora", "--lora-modules", "a=/a", "b=/b")
     assert arguments.gateway == ("--host=::1", "--drain-timeout=7", "--max-waiting-requests=9")
     assert arguments.url == "http://[::1]:8000"
+    assert (arguments.engine_drain_timeout, arguments.gateway_drain_timeout) == (7.0, 7.0)
 
 
 def test_the_builtin_model_has_its_adapters() -> None:
@@ -46,6 +49,19 @@ def test_the_builtin_model_has_its_adapters() -> None:
         "--lora-modules=sailor=builtin:sailor",
         "--lora-modules=butler=builtin:butler",
     )
+
+
+def test_the_builtin_model_can_be_without_its_adapters() -> None:
+    assert read_arguments(["builtin", "--no-enable-lora"]).engine == ("--model=builtin", "--no-enable-lora")
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"), [("false", "--enable-prefix-caching"), ("true", "--no-enable-prefix-caching")]
+)
+def test_a_negated_flag_of_a_file_is_negated_once(value: str, flag: str, tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"no-enable-prefix-caching: {value}\n")
+    assert read_arguments(["/m", f"--config={path}"]).engine[1:] == (flag,)
 
 
 def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> None:
