@@ -6,14 +6,17 @@
 {{- $workers := ternary (int (include "proa.engine.ranks" $pool)) 1 (eq $pool.tensorParallel.mode "sidecar") -}}
 {{- $onGpus := ne $pool.gpu.allocation "none" -}}
 {{- $extra := dict "proa/role" $pool.role "proa/model" (include "proa.engine.modelLabel" $pool) -}}
-metadata:
-  labels: {{- include "proa.labels" (dict "root" .root "component" .component "pool" .name "extra" $extra) | nindent 4 }}
-  {{- with $pool.podAnnotations }}
-  annotations: {{- toYaml . | nindent 4 }}
-  {{- end }}
+metadata: {{- include "proa.podMetadata" (dict "root" .root "of" $pool "component" .component "pool" .name "extra" $extra) | nindent 2 }}
 spec:
+  {{- with $pool.serviceAccountName }}
+  serviceAccountName: {{ . }}
+  {{- end }}
   automountServiceAccountToken: false
-  enableServiceLinks: false
+  {{- $gpuTaint := list (dict "key" $pool.gpu.resourceName "operator" "Exists") }}
+  {{- include "proa.podFields" (dict "root" .root "of" $pool "tolerations" (ternary $gpuTaint list $onGpus)) | nindent 2 }}
+  {{- with include "proa.podPlacement" (dict "of" $pool "defaults" (include "proa.engine.spreadDefaults" $ | fromYaml)) | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- if and $onGpus (gt $workers 1) }}
   shareProcessNamespace: true # ranks map each other's GPU memory, which needs a shared PID namespace
   {{- end }}
@@ -21,18 +24,14 @@ spec:
   resourceClaims:
     - {name: gpus, resourceClaimTemplateName: {{ include "proa.engine.claimTemplate" . }}}
   {{- end }}
-  {{- with include "proa.pullSecrets" .root }}
-  {{- . | nindent 2 }}
-  {{- end }}
-  {{- with $pool.runtimeClassName }}
-  runtimeClassName: {{ . }}
-  {{- end }}
-  securityContext: {{- include "proa.podSecurityContext" .root | nindent 4 }}
   {{- /* the engine drains, then its workers stop */}}
   terminationGracePeriodSeconds: {{ add (int $pool.drainSeconds) 15 }}
-  {{- if gt $workers 1 }}
-  {{- /* no probes: rank 0 waits for the workers, and its health includes theirs */}}
+  {{- if or $pool.initContainers (gt $workers 1) }}
   initContainers:
+    {{- with $pool.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- /* no probes: rank 0 waits for the workers, and its health includes theirs */}}
     {{- range $rank := untilStep 1 $workers 1 }}
     - name: tp-worker-{{ $rank }}
       restartPolicy: Always
@@ -64,19 +63,6 @@ spec:
       {{- end }}
       {{- include "proa.engine.container" . | nindent 6 }}
   volumes: {{- include "proa.engine.volumes" . | nindent 4 }}
-  {{- with $pool.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with concat $pool.tolerations (ternary (list (dict "key" $pool.gpu.resourceName "operator" "Exists")) (list) $onGpus) }}
-  tolerations: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.affinity }}
-  affinity: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.topologySpreadConstraints }}
-  topologySpreadConstraints:
-    {{- include "proa.spread" (dict "constraints" . "defaults" (include "proa.engine.spreadDefaults" $ | fromYaml)) | trim | nindent 4 }}
-  {{- end }}
 {{- end -}}
 
 {{- /* The arguments of `proa-engine serve`, the same on every node of an engine but for --node-rank. Arguments as above */ -}}

@@ -1,21 +1,13 @@
 {{- /* Fields shared by the engine and worker containers: (dict "root" $ "pool" $pool) */ -}}
 {{- define "proa.engine.container" -}}
-image: {{ include "proa.image" (dict "root" .root "image" .root.Values.engine.image) }}
-imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-securityContext:
-  {{- include "proa.containerSecurityContext" . | nindent 2 }}
-  readOnlyRootFilesystem: {{ include "proa.engine.readOnly" .pool }}
+{{- $image := include "proa.image" (dict "root" .root "image" .pool.image "defaults" .root.Values.engine.image) -}}
+{{- $env := list (dict "name" "HF_HOME" "value" "/cache") -}}
+{{- with .pool.huggingFace.tokenSecret -}}
+{{- $env = append $env (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" . "key" $.pool.huggingFace.tokenKey))) -}}
+{{- end -}}
+{{- $onCpus := eq .pool.gpu.allocation "none" -}}
+{{- include "proa.containerFields" (dict "root" .root "of" .pool "image" $image "service" "proa-engine" "env" $env "readOnly" $onCpus) }}
 resources: {{- include "proa.engine.resources" .pool | nindent 2 }}
-env:
-  - {name: HOME, value: /tmp}
-  - {name: HF_HOME, value: /cache}
-  {{- with .pool.huggingFace.tokenSecret }}
-  - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.pool.huggingFace.tokenKey }}}}}
-  {{- end }}
-  {{- include "proa.otel" (dict "root" .root "service" "proa-engine") | trim | nindent 2 }}
-  {{- with .pool.env }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   - {name: tmp, mountPath: /tmp}
@@ -94,17 +86,13 @@ not set is at most the limit. Context: the pool */ -}}
 {{- range $name, $_ := $limits -}}
 {{- if get $limits $name }}{{ $_ := unset $defaults.requests $name }}{{ end -}}
 {{- end -}}
-{{- $resources := include "proa.resources" (mergeOverwrite $defaults (deepCopy .resources)) | fromYaml -}}
+{{- $resources := include "proa.withoutNulls" (mergeOverwrite $defaults (deepCopy .resources)) | fromYaml -}}
 {{- if eq .gpu.allocation "devicePlugin" -}}
 {{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int (include "proa.engine.podRanks" .))) ($resources.limits | default dict)) -}}
 {{- else if eq .gpu.allocation "dra" -}}
 {{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
 {{- end -}}
 {{- toYaml $resources -}}
-{{- end -}}
-
-{{- define "proa.engine.readOnly" -}}
-{{- if kindIs "bool" .readOnlyRootFilesystem }}{{ .readOnlyRootFilesystem }}{{ else }}{{ eq .gpu.allocation "none" }}{{ end -}}
 {{- end -}}
 
 {{- /* A ResourceClaimTemplate is immutable, so its name contains a hash of its content: (dict "root" $ "name" $name "pool" $pool) */ -}}

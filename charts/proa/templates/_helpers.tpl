@@ -28,44 +28,23 @@ proa/pool: {{ . | quote }}
 {{- .Values.serviceAccount.name | default (printf "%s-gateway" (include "proa.fullname" .)) -}}
 {{- end -}}
 
-{{- /* proa.image: (dict "root" $ "image" .Values.gateway.image) */ -}}
+{{- /* An image: (dict "root" $ "image" .Values.gateway.image "defaults" dict); `defaults` gives the fields that are empty */ -}}
 {{- define "proa.image" -}}
-{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- $defaults := .defaults | default dict -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository | default $defaults.repository }}:{{ coalesce .image.tag $defaults.tag .root.Chart.AppVersion }}
 {{- end -}}
 
-{{- define "proa.pullSecrets" -}}
-{{- with .Values.image.pullSecrets -}}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
-{{- end -}}
-
-{{- /* Resource requests and limits without null entries, with which a values file removes defaults */ -}}
-{{- define "proa.resources" -}}
-{{- $resources := dict -}}
-{{- range $kind, $amounts := . -}}
+{{- /* A map without its null entries, at any depth: with null, a values file removes a default */ -}}
+{{- define "proa.withoutNulls" -}}
 {{- $kept := dict -}}
-{{- range $name, $amount := $amounts -}}
-{{- if not (kindIs "invalid" $amount) }}{{ $_ := set $kept $name $amount }}{{ end -}}
+{{- range $key, $value := . -}}
+{{- if kindIs "map" $value -}}
+{{- $_ := set $kept $key (include "proa.withoutNulls" $value | fromYaml) -}}
+{{- else if not (kindIs "invalid" $value) -}}
+{{- $_ := set $kept $key $value -}}
 {{- end -}}
-{{- $_ := set $resources $kind $kept -}}
 {{- end -}}
-{{- toYaml $resources -}}
-{{- end -}}
-
-{{- define "proa.podSecurityContext" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
-{{- define "proa.containerSecurityContext" -}}
-allowPrivilegeEscalation: false
-capabilities: {drop: [ALL]}
+{{- toYaml $kept -}}
 {{- end -}}
 
 {{- /* proa.otel: (dict "root" $ "service" "proa-gateway") */ -}}
@@ -80,13 +59,6 @@ capabilities: {drop: [ALL]}
 - --tls-ca=/etc/proa/tls/ca.crt
 - --tls-cert=/etc/proa/tls/tls.crt
 - --tls-key=/etc/proa/tls/tls.key
-{{- end -}}
-
-{{- /* Topology spread constraints with default fields added: (dict "constraints" list "defaults" dict) */ -}}
-{{- define "proa.spread" -}}
-{{- range .constraints }}
-- {{ merge (deepCopy .) $.defaults | toJson }}
-{{- end }}
 {{- end -}}
 
 {{- /* Egress rules of gateway and engines: DNS, and OpenTelemetry if configured */ -}}

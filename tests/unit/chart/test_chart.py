@@ -63,6 +63,23 @@ def test_every_container_has_a_restricted_security_context() -> None:
         assert not context["allowPrivilegeEscalation"]
 
 
+def test_no_pod_has_variables_of_services() -> None:
+    objects = render({**EVERYTHING, **SIDECAR})
+    for (kind, _), each in objects.items():
+        if kind in ("Deployment", "Pod"):
+            pod = each if kind == "Pod" else each["spec"]["template"]
+            assert pod["spec"]["enableServiceLinks"] is False, each["metadata"]["name"]
+
+
+def test_no_pod_names_users_or_groups_if_they_are_null() -> None:
+    unset = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    objects = render({"gateway.podSecurityContext": unset, "enginePool.podSecurityContext": unset})
+    defaults = [f"--set={part}.podSecurityContext.{key}=null" for part in ("gateway", "enginePool") for key in unset]
+    assert render({}, *defaults) == objects  # also as the defaults of pools
+    for pod in (GATEWAY_POD, ENGINE_POD, ("Pod", "proa-test-builtin", "spec")):
+        assert lookup(objects, *pod, "securityContext").keys() == {"runAsNonRoot", "seccompProfile"}
+
+
 def test_the_role_allows_reading_endpoint_slices_only() -> None:
     assert lookup(render(), "Role", "proa-gateway", "rules") == [
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}

@@ -13,6 +13,7 @@ GATEWAY_POLICY = ("NetworkPolicy", "proa-gateway", "spec")
 ENGINE_POLICY = ("NetworkPolicy", "proa-engine", "spec")
 PEER = {"podSelector": {"matchLabels": {"app": "friend"}}}
 RULE = {"ports": [{"protocol": "TCP", "port": 5432}]}
+INIT = {"name": "first", "image": "busybox"}
 WITH_INGRESS = {"gateway.ingress.enabled": True}
 WITH_ROUTE = {"gateway.httpRoute.enabled": True, "gateway.httpRoute.parentRefs": [{"name": "edge"}]}
 WITH_TRACES = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
@@ -112,6 +113,27 @@ CASES = {
     "gateway.httpRoute.annotations": Case(value={"a": "b"}, at=(*ROUTE, "metadata", "annotations"), also=WITH_ROUTE),
     "gateway.httpRoute.parentRefs": Case(value=[{"name": "door"}], at=(*ROUTE, "spec", "parentRefs"), also=WITH_ROUTE),
     "gateway.httpRoute.hostnames": Case(value=["llm.example"], at=(*ROUTE, "spec", "hostnames"), also=WITH_ROUTE),
+    "gateway.envFrom": Case(value=[{"configMapRef": {"name": "settings"}}], at=(*GATEWAY, "envFrom")),
+    "gateway.podLabels": Case(value={"a": "b"}, at=(*GATEWAY_POD[:4], "metadata", "labels", "a"), expected="b"),
+    "gateway.initContainers": Case(value=[INIT], at=(*GATEWAY_POD, "initContainers"), contains=INIT),
+    "gateway.priorityClassName": Case(value="high", at=(*GATEWAY_POD, "priorityClassName")),
+    "gateway.schedulerName": Case(value="volcano", at=(*GATEWAY_POD, "schedulerName")),
+    "gateway.podSecurityContext": Case(
+        value={"runAsUser": 7, "runAsGroup": None, "fsGroup": None}, at=(*GATEWAY_POD, "securityContext"),
+        expected={"runAsNonRoot": True, "runAsUser": 7, "seccompProfile": {"type": "RuntimeDefault"}},
+    ),
+    "gateway.securityContext": Case(
+        value={"readOnlyRootFilesystem": False, "capabilities": None}, at=(*GATEWAY, "securityContext"),
+        expected={"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": False},
+    ),
+    "gateway.runtimeClassName": Case(value="gvisor", at=(*GATEWAY_POD, "runtimeClassName")),
+    "gateway.volumes": Case(
+        value=[{"name": "x", "emptyDir": {}}], at=(*GATEWAY_POD, "volumes"), contains={"name": "x", "emptyDir": {}}
+    ),
+    "gateway.volumeMounts": Case(
+        value=[{"name": "tmp", "mountPath": "/x"}], at=(*GATEWAY, "volumeMounts"),
+        contains={"name": "tmp", "mountPath": "/x"},
+    ),
     "gateway.podAnnotations": Case(value={"a": "b"}, at=(*GATEWAY_POD[:4], "metadata", "annotations")),
     "gateway.nodeSelector": Case(value={"disk": "fast"}, at=(*GATEWAY_POD, "nodeSelector")),
     "gateway.tolerations": Case(value=[{"operator": "Exists"}], at=(*GATEWAY_POD, "tolerations")),
@@ -169,6 +191,10 @@ CASES = {
     "dashboards.labels": Case(
         value={"board": "yes"}, at=("ConfigMap", "proa-dashboards", "metadata", "labels", "board"), expected="yes",
         also={"dashboards.enabled": True},
+    ),
+    "extraObjects": Case(
+        value=[{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
+        at=("ConfigMap", "proa-more", "metadata", "name"), expected="proa-more",
     ),
     "otel": Case(
         value={"OTEL_SDK_DISABLED": True}, at=(*ENGINE, "env"), contains={"name": "OTEL_SDK_DISABLED", "value": "true"}

@@ -12,11 +12,14 @@ SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
 WITH_HPA = {"enginePool.autoscaling.enabled": True}
 WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
 LORA = {"enginePool.lora.enabled": True}
+INIT = {"name": "first", "image": "busybox"}
 DRA = {"enginePool.gpu.allocation": "dra"}
 HOST_CACHE = {"enginePool.hostCache.sizeGb": 1}
 DISK_CACHE = {**HOST_CACHE, "enginePool.diskCache.sizeGb": 10}
 
 CASES = {
+    "enginePool.image.repository": Case(value="nightly", at=(*ENGINE, "image"), expected="nightly:0.1.0"),
+    "enginePool.image.tag": Case(value="v2", at=(*ENGINE, "image"), expected="proa-engine:v2"),
     "enginePool.model": Case(value="org/big", at=ARGUMENTS, contains="--model=org/big"),
     "enginePool.servedModelName": Case(value="big", at=ARGUMENTS, contains="--served-model-name=big"),
     "enginePool.modelVolume.claimName": Case(
@@ -153,9 +156,6 @@ CASES = {
         value=3, at=(*SCALED, "triggers", 0, "metadata", "threshold"), expected="3", also=WITH_KEDA
     ),
     "enginePool.keda.cooldownSeconds": Case(value=5, at=(*SCALED, "cooldownPeriod"), also=WITH_KEDA),
-    "enginePool.readOnlyRootFilesystem": Case(
-        value=False, at=(*ENGINE, "securityContext", "readOnlyRootFilesystem")
-    ),
     "enginePool.volumes": Case(
         value=[{"name": "x", "emptyDir": {}}], at=(*ENGINE_POD, "volumes"), contains={"name": "x", "emptyDir": {}}
     ),
@@ -163,6 +163,20 @@ CASES = {
         value=[{"name": "tmp", "mountPath": "/x"}], at=(*ENGINE, "volumeMounts"),
         contains={"name": "tmp", "mountPath": "/x"},
     ),
+    "enginePool.envFrom": Case(value=[{"configMapRef": {"name": "settings"}}], at=(*ENGINE, "envFrom")),
+    "enginePool.podLabels": Case(value={"a": "b"}, at=(*ENGINE_POD[:4], "metadata", "labels", "a"), expected="b"),
+    "enginePool.initContainers": Case(value=[INIT], at=(*ENGINE_POD, "initContainers"), contains=INIT),
+    "enginePool.priorityClassName": Case(value="high", at=(*ENGINE_POD, "priorityClassName")),
+    "enginePool.schedulerName": Case(value="volcano", at=(*ENGINE_POD, "schedulerName")),
+    "enginePool.podSecurityContext": Case(
+        value={"runAsUser": 7, "runAsGroup": None, "fsGroup": None}, at=(*ENGINE_POD, "securityContext"),
+        expected={"runAsNonRoot": True, "runAsUser": 7, "seccompProfile": {"type": "RuntimeDefault"}},
+    ),
+    "enginePool.securityContext": Case(
+        value={"readOnlyRootFilesystem": False, "capabilities": None}, at=(*ENGINE, "securityContext"),
+        expected={"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": False},
+    ),
+    "enginePool.serviceAccountName": Case(value="reader", at=(*ENGINE_POD, "serviceAccountName")),
     "enginePool.podAnnotations": Case(value={"a": "b"}, at=(*ENGINE_POD[:4], "metadata", "annotations")),
     "enginePool.runtimeClassName": Case(value="nvidia", at=(*ENGINE_POD, "runtimeClassName")),
     "enginePool.nodeSelector": Case(value={"gpu": "h100"}, at=(*ENGINE_POD, "nodeSelector")),
