@@ -47,6 +47,7 @@ OPTIONAL = {
     "gateway.ingress.tls": [{"hosts": ["llm.example"], "secretName": "cert"}],
     "gateway.apiKeys.existingSecret": "keys",
     "gateway.podDisruptionBudget.maxUnavailable": "50%",
+    "gateway.autoscaling.enabled": True,
     "tls.existingSecret": "certs",
     "dashboards.enabled": True,
     "otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
@@ -71,7 +72,8 @@ PREFILL_AND_DECODE = {  # with every tier of the KV cache
 SCALED = {
     "enginePool.autoscaling.enabled": True,
     "enginePool.huggingFace.tokenSecret": "hub",
-    "enginePool.huggingFace.cacheClaim": "kept",
+    "enginePool.model": "org/big",
+    "enginePool.huggingFace.newClaim.size": "9Gi",
     "enginePool.nodeSelector": {"gpu": "h100"},
     "enginePool.runtimeClassName": "nvidia",
     "enginePool.affinity": {"podAntiAffinity": {}},

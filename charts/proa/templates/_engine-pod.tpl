@@ -26,10 +26,15 @@ spec:
   {{- end }}
   {{- /* the engine drains, then its workers stop */}}
   terminationGracePeriodSeconds: {{ add (int $pool.drainSeconds) 15 }}
-  {{- if or $pool.initContainers (gt $workers 1) }}
+  {{- if or $pool.initContainers (include "proa.engine.downloads" $pool) (gt $workers 1) }}
   initContainers:
     {{- with $pool.initContainers }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if include "proa.engine.downloads" $pool }}
+    - name: download # before the container whose time to start is limited
+      args: {{- include "proa.engine.arguments" (merge (dict "command" "download" "component" "engine") .) | nindent 8 }}
+      {{- include "proa.engine.container" . | nindent 6 }}
     {{- end }}
     {{- /* no probes: rank 0 waits for the workers, and its health includes theirs */}}
     {{- range $rank := untilStep 1 $workers 1 }}
@@ -55,9 +60,6 @@ spec:
         {{- range $rank := untilStep 1 $workers 1 }}
         - --worker-socket=/run/proa/rank-{{ $rank }}.sock
         {{- end }}
-        {{- range $pool.extraArgs }}
-        - {{ . | quote }}
-        {{- end }}
       {{- if $serves }}
       {{- include "proa.engine.served" . | nindent 6 }}
       {{- end }}
@@ -65,9 +67,10 @@ spec:
   volumes: {{- include "proa.engine.volumes" . | nindent 4 }}
 {{- end -}}
 
-{{- /* The arguments of `proa-engine serve`, the same on every node of an engine but for --node-rank. Arguments as above */ -}}
+{{- /* The arguments of `proa-engine serve`, the same on every node of an engine but for --node-rank. Arguments as above, and "command":
+another command that takes the flags of `serve` */ -}}
 {{- define "proa.engine.arguments" -}}
-- serve
+- {{ .command | default "serve" }}
 - --model={{ .pool.model }}
 {{- with .pool.servedModelName }}
 - --served-model-name={{ . }}
@@ -99,6 +102,9 @@ spec:
 {{- end }}
 {{- with .root.Values.tls.existingSecret }}
 {{ include "proa.tlsArguments" . }}
+{{- end }}
+{{- range .pool.extraArgs }}
+- {{ . | quote }}
 {{- end }}
 {{- end -}}
 

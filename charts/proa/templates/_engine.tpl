@@ -16,7 +16,7 @@ volumeMounts:
   {{- if .pool.diskCache.sizeGb }}
   - {name: kv-disk, mountPath: /kv-disk}
   {{- end }}
-  {{- with .pool.modelVolume.claimName }}
+  {{- if or .pool.modelVolume.claimName .pool.modelVolume.image }}
   - {name: model, mountPath: {{ $.pool.modelVolume.path }}, readOnly: true}
   {{- end }}
   {{- with .pool.lora.volume.claimName }}
@@ -30,13 +30,15 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{- /* The volumes of those containers: (dict "root" $ "pool" $pool) */ -}}
+{{- /* The volumes of those containers: (dict "root" $ "name" $name "pool" $pool) */ -}}
 {{- define "proa.engine.volumes" -}}
 - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ include "proa.engine.shmSize" .pool }}}}
 - {name: tmp, emptyDir: {}}
 - {name: run, emptyDir: {}}
 {{- if .pool.huggingFace.cacheClaim }}
 - {name: cache, persistentVolumeClaim: {claimName: {{ .pool.huggingFace.cacheClaim }}}}
+{{- else if .pool.huggingFace.newClaim.size }}
+- {name: cache, persistentVolumeClaim: {claimName: {{ include "proa.fullname" .root }}-engine-{{ .name }}-cache}}
 {{- else }}
 - {name: cache, emptyDir: {}}
 {{- end }}
@@ -47,6 +49,9 @@ volumeMounts:
 {{- end }}
 {{- with .pool.modelVolume.claimName }}
 - {name: model, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
+{{- end }}
+{{- with .pool.modelVolume.image }}
+- {name: model, image: {reference: {{ . | quote }}}}
 {{- end }}
 {{- with .pool.lora.volume.claimName }}
 - {name: adapters, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
@@ -99,6 +104,15 @@ not set is at most the limit. Context: the pool */ -}}
 {{- define "proa.engine.claimTemplate" -}}
 {{- $what := printf "%s %s" (include "proa.engine.podRanks" .pool) .pool.gpu.deviceClassName -}}
 {{- printf "%s-engine-%s-gpus-%s" (include "proa.fullname" .root) .name (sha256sum $what | trunc 8) -}}
+{{- end -}}
+
+{{- /* Whether the pool's model or adapters are downloaded; empty if not. Context: the pool */ -}}
+{{- define "proa.engine.downloads" -}}
+{{- $hubId := `^[A-Za-z0-9][^:]*$` -}}
+{{- if and (ne .model "builtin") (regexMatch $hubId .model) }}yes{{ end -}}
+{{- range ternary .lora.modules list .lora.enabled -}}
+{{- if regexMatch $hubId .path }}yes{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The model name in the API. Context: the pool */ -}}

@@ -13,6 +13,9 @@
 {{- if and .Values.monitoring.enabled .Values.networkPolicy.enabled .Values.networkPolicy.gateway.from (has (dict "namespaceSelector" dict) .Values.networkPolicy.metrics.from) -}}
 {{- fail "networkPolicy.gateway.from restricts the gateway's port, from which Prometheus also reads metrics, so networkPolicy.metrics.from cannot allow every pod: set it to Prometheus." -}}
 {{- end -}}
+{{- if gt (int .Values.gateway.autoscaling.minReplicas) (int .Values.gateway.autoscaling.maxReplicas) -}}
+{{- fail "gateway.autoscaling.minReplicas is more than gateway.autoscaling.maxReplicas." -}}
+{{- end -}}
 {{- include "proa.validateRollingUpdate" (dict "at" "gateway:" "update" .Values.gateway.rollingUpdate) -}}
 {{- end -}}
 
@@ -57,8 +60,18 @@
 {{- fail (printf "%s resources contains %s; use gpu.allocation instead, which requests one GPU for each rank." $at $resource) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $pool.modelVolume.claimName (not (hasPrefix (printf "%s/" $pool.modelVolume.path) (printf "%s/" $pool.model))) -}}
-{{- fail (printf "%s modelVolume.claimName is set, but model %s is not a folder under %s." $at $pool.model $pool.modelVolume.path) -}}
+{{- $mounted := ternary "claimName" "image" (empty $pool.modelVolume.image) -}}
+{{- if and (get $pool.modelVolume $mounted) (not (hasPrefix (printf "%s/" $pool.modelVolume.path) (printf "%s/" $pool.model))) -}}
+{{- fail (printf "%s modelVolume.%s is set, but model %s is not a folder under %s." $at $mounted $pool.model $pool.modelVolume.path) -}}
+{{- end -}}
+{{- if and $pool.modelVolume.claimName $pool.modelVolume.image -}}
+{{- fail (printf "%s modelVolume.claimName and modelVolume.image would both be mounted at %s; set one of them." $at $pool.modelVolume.path) -}}
+{{- end -}}
+{{- if and $pool.modelVolume.image (semverCompare "<1.35-0" $version) -}}
+{{- fail (printf "%s modelVolume.image requires image volumes (Kubernetes 1.35 or newer), the cluster has %s; use modelVolume.claimName." $at $version) -}}
+{{- end -}}
+{{- if and $pool.huggingFace.cacheClaim $pool.huggingFace.newClaim.size -}}
+{{- fail (printf "%s huggingFace.cacheClaim names a claim, and huggingFace.newClaim.size creates one; set one of them." $at) -}}
 {{- end -}}
 {{- if and $pool.lora.modules (not $pool.lora.enabled) -}}
 {{- fail (printf "%s lora.modules is set, but lora.enabled is false." $at) -}}

@@ -14,6 +14,8 @@ ENGINE_POLICY = ("NetworkPolicy", "proa-engine", "spec")
 PEER = {"podSelector": {"matchLabels": {"app": "friend"}}}
 RULE = {"ports": [{"protocol": "TCP", "port": 5432}]}
 INIT = {"name": "first", "image": "busybox"}
+HPA = ("HorizontalPodAutoscaler", "proa-gateway", "spec")
+WITH_HPA = {"gateway.autoscaling.enabled": True}
 WITH_INGRESS = {"gateway.ingress.enabled": True}
 WITH_ROUTE = {"gateway.httpRoute.enabled": True, "gateway.httpRoute.parentRefs": [{"name": "edge"}]}
 WITH_TRACES = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
@@ -41,6 +43,14 @@ CASES = {
     "gateway.image.repository": Case(value="gate", at=(*GATEWAY, "image"), expected="gate:0.1.0"),
     "gateway.image.tag": Case(value="dev", at=(*GATEWAY, "image"), expected="proa-gateway:dev"),
     "gateway.replicas": Case(value=3, at=("Deployment", "proa-gateway", "spec", "replicas")),
+    "gateway.autoscaling.enabled": Case(
+        value=True, at=(*HPA, "scaleTargetRef", "name"), expected="proa-gateway"
+    ),
+    "gateway.autoscaling.minReplicas": Case(value=3, at=(*HPA, "minReplicas"), also=WITH_HPA),
+    "gateway.autoscaling.maxReplicas": Case(value=9, at=(*HPA, "maxReplicas"), also=WITH_HPA),
+    "gateway.autoscaling.targetCpu": Case(
+        value="1", at=(*HPA, "metrics", 0, "containerResource", "target", "averageValue"), also=WITH_HPA
+    ),
     "gateway.port": Case(value=9000, at=(*GATEWAY, "ports", 0, "containerPort")),
     "gateway.healthPort": Case(value=8181, at=(*GATEWAY, "ports", 1, "containerPort")),
     "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),

@@ -11,6 +11,8 @@ HPA = ("HorizontalPodAutoscaler", "proa-engine-builtin", "spec")
 SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
 WITH_HPA = {"enginePool.autoscaling.enabled": True}
 WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
+CLAIM = ("PersistentVolumeClaim", "proa-engine-builtin-cache", "spec")
+WITH_CLAIM = {"enginePool.huggingFace.newClaim.size": "9Gi"}
 LORA = {"enginePool.lora.enabled": True}
 INIT = {"name": "first", "image": "busybox"}
 DRA = {"enginePool.gpu.allocation": "dra"}
@@ -25,6 +27,10 @@ CASES = {
     "enginePool.modelVolume.claimName": Case(
         value="weights", at=(*ENGINE_POD, "volumes"), also={"enginePool.model": "/models/big"},
         contains={"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+    ),
+    "enginePool.modelVolume.image": Case(
+        value="r/weights:1", at=(*ENGINE_POD, "volumes"), also={"enginePool.model": "/models"},
+        contains={"name": "model", "image": {"reference": "r/weights:1"}},
     ),
     "enginePool.modelVolume.path": Case(
         value="/w", at=(*ENGINE, "volumeMounts"), contains={"name": "model", "mountPath": "/w", "readOnly": True},
@@ -78,6 +84,16 @@ CASES = {
     "enginePool.huggingFace.cacheClaim": Case(
         value="kept", at=(*ENGINE_POD, "volumes"),
         contains={"name": "cache", "persistentVolumeClaim": {"claimName": "kept"}},
+    ),
+    "enginePool.huggingFace.newClaim.size": Case(
+        value="9Gi", at=(*ENGINE_POD, "volumes"),
+        contains={"name": "cache", "persistentVolumeClaim": {"claimName": "proa-engine-builtin-cache"}},
+    ),
+    "enginePool.huggingFace.newClaim.storageClassName": Case(
+        value="fast", at=(*CLAIM, "storageClassName"), also=WITH_CLAIM
+    ),
+    "enginePool.huggingFace.newClaim.accessModes": Case(
+        value=["ReadWriteMany"], at=(*CLAIM, "accessModes"), also=WITH_CLAIM
     ),
     "enginePool.role": Case(
         value="decode", at=ARGUMENTS, contains="--role=decode",

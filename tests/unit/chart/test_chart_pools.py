@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proa_engine.cli import make_parser
-from support.chart import CLAIMED, ENGINE, ENGINE_POD, GATEWAY, GPUS, SIDECAR, lookup, needs_helm, render
+from support.chart import CLAIMED, ENGINE, ENGINE_POD, GATEWAY, GATEWAY_POD, GPUS, SIDECAR, lookup, needs_helm, render
 
 pytestmark = needs_helm
 
@@ -75,7 +75,7 @@ def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
 
 
 def test_sidecar_mode_runs_each_further_rank_in_a_restartable_container() -> None:
-    pod = engine_pod({**SIDECAR, "enginePool.model": "org/big", "enginePool.tensorParallelSize": 4})
+    pod = engine_pod({**SIDECAR, "enginePool.tensorParallelSize": 4})
     assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
     assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
     sockets = [argument for argument in pod["containers"][0]["args"] if argument.startswith("--worker-socket=")]
@@ -88,6 +88,35 @@ def test_each_rank_of_each_pipeline_stage_has_a_container() -> None:
     for container in pod["containers"] + pod["initContainers"]:
         assert {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"} <= set(container["args"])
         make_parser().parse_args(container["args"])
+
+
+def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts() -> None:
+    extra = ["--revision", "v2"]
+    pod = engine_pod({**SIDECAR, "enginePool.model": "org/big", "enginePool.extraArgs": extra})
+    download, worker = pod["initContainers"]
+    assert (download["name"], worker["name"]) == ("download", "tp-worker-1")
+    assert download["args"][0] == "download"
+    assert set(download["args"][1:]) < set(pod["containers"][0]["args"])
+    assert {"--model=org/big", *extra} < set(download["args"])
+    assert {"name": "cache", "mountPath": "/cache"} in download["volumeMounts"]
+    make_parser().parse_args(download["args"])
+
+
+@pytest.mark.parametrize("model", ["builtin", "/models/big", "./big", "~/big", "s3://bucket/big"])
+def test_nothing_else_is_downloaded(model: str) -> None:
+    assert "initContainers" not in engine_pod({"enginePool.model": model})
+
+
+def test_adapters_of_the_hub_are_downloaded_too() -> None:
+    for path, downloads in (("org/sql", True), ("/adapters/sql", False), ("builtin:sailor", False)):
+        lora = {"enabled": True, "modules": [{"name": "sql", "path": path}]}
+        assert ("initContainers" in engine_pod({"enginePool.lora": lora})) is downloads
+
+
+def test_a_rollout_may_take_as_long_as_a_pod_may_take_to_start() -> None:
+    for model, longest in (("builtin", 600 + 1800), ("org/big", 600 + 86400)):
+        spec = lookup(render({"enginePool.model": model}), *ENGINE_POD[:3])
+        assert spec["progressDeadlineSeconds"] == longest
 
 
 def test_process_mode_has_no_worker_container() -> None:
@@ -165,6 +194,10 @@ def test_the_builtin_pool_is_off_as_soon_as_another_one_is_named() -> None:
     objects = render({"engines": {"big": {"model": "org/big"}}})
     deployments = {name for kind, name in objects if kind == "Deployment"}
     assert deployments == {"proa-gateway", "proa-engine-big"}
+
+
+def test_a_scaled_gateway_sets_no_replicas() -> None:
+    assert "replicas" not in lookup(render({"gateway.autoscaling.enabled": True}), *GATEWAY_POD[:3])
 
 
 @pytest.mark.parametrize("scaler", ["autoscaling", "keda"])

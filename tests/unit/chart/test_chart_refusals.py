@@ -44,6 +44,22 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "org/big"},
             "modelVolume.claimName is set, but model org/big is not a folder under /models",
         ),
+        (
+            {"enginePool.modelVolume.image": "r/weights:1", "enginePool.model": "org/big"},
+            "modelVolume.image is set, but model org/big is not a folder under /models",
+        ),
+        (
+            {"enginePool.modelVolume": {"image": "r/weights:1", "claimName": "weights"}, "enginePool.model": "/models"},
+            "modelVolume.claimName and modelVolume.image would both be mounted at /models; set one of them",
+        ),
+        (
+            {"enginePool.huggingFace": {"cacheClaim": "kept", "newClaim": {"size": "9Gi"}}},
+            "huggingFace.cacheClaim names a claim, and huggingFace.newClaim.size creates one; set one of them",
+        ),
+        (
+            {"gateway.autoscaling.minReplicas": 9},
+            "gateway.autoscaling.minReplicas is more than gateway.autoscaling.maxReplicas",
+        ),
         ({"enginePool.lora.modules": SQL}, "engines.builtin: lora.modules is set, but lora.enabled is false"),
         ({"enginePool.lora.modules": [{"name": "sql"}]}, "path"),
         ({**LORA, "enginePool.lora.modules": SQL * 2}, "lora.modules has the name sql twice"),
@@ -171,6 +187,16 @@ def test_gpu_claims_are_rejected_before_kubernetes_1_34() -> None:
         in done.stderr
     )
     assert render(CLAIMED, "--kube-version=1.34.0")
+
+
+def test_model_images_are_rejected_before_kubernetes_1_35() -> None:
+    values = {"enginePool.modelVolume.image": "r/weights:1", "enginePool.model": "/models"}
+    done = template(values, "--kube-version=1.34.2")
+    assert (
+        "modelVolume.image requires image volumes (Kubernetes 1.35 or newer), the cluster has v1.34.2; "
+        "use modelVolume.claimName" in done.stderr
+    )
+    assert render(values, "--kube-version=1.35.0")
 
 
 def test_an_old_kubernetes_is_rejected() -> None:
