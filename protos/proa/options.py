@@ -10,10 +10,11 @@ A field declares its default, help text and limits once:
         def __post_init__(self) -> None:
             check_options(self)
 
-`add_options` adds one flag for each field to a parser, and `from_arguments` builds the dataclass from the result.
-The field's type gives the flag's: `bool` becomes `--name` and `--no-name`, `Literal` the choices, `tuple` a flag that
-can be repeated and takes several values, a dataclass an argument group of its own fields. `X | None` is parsed as `X`.
-`Parser` is argparse's, with a suggestion for a flag that it does not know.
+`add_options` adds one flag for each field to a parser, and `from_arguments` builds the dataclass from the result, and
+from environment variables for the flags that were not given. The field's type gives the flag's: `bool` becomes `--name`
+and `--no-name`, `Literal` the choices, `tuple` a flag that can be repeated and takes several values, a dataclass an
+argument group of its own fields. `X | None` is parsed as `X`. `Parser` is argparse's, with a suggestion for a flag that
+it does not know.
 """
 
 import argparse
@@ -22,13 +23,18 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from decimal import Decimal
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from proa.environment import read_switch, split, value_of, variable_of
 
 T = TypeVar("T")
 MASK = "***"
 _SECRET = re.compile(r"(?:.*[_-])?(?:api)?(?:key|token|secret|password)s?", re.IGNORECASE)
 REQUIRED: Any = MISSING
 """The default of an option that must be given."""
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_COUNT_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,10 @@ class Option:
     maximum: float | None
     exclusive: str | None
     internal: bool
+
+    def flag_of(self, name: str) -> str:
+        """The long flag of the field `name`."""
+        return self.flag or "--" + name.replace("_", "-")
 
 
 def option(
@@ -96,17 +106,27 @@ def check_options(config: Any) -> None:
     hints = get_type_hints(type(config))
     for each, declared in options(type(config)):
         value = getattr(config, each.name)
-        if value is None:
-            continue
-        choices = _choices(declared, _without_none(hints[each.name]))
-        if choices is not None and value not in choices:
-            raise ValueError(f"{each.name} must be one of {', '.join(choices)}, got {value}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{each.name} must be a finite number, got {value}")
-        if declared.minimum is not None and value < declared.minimum:
-            raise ValueError(f"{each.name} must be at least {declared.minimum:g}, got {value}")
-        if declared.maximum is not None and value > declared.maximum:
-            raise ValueError(f"{each.name} must be at most {declared.maximum:g}, got {value}")
+        if value is not None:
+            _check(each.name, value, declared, _without_none(hints[each.name]))
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens or bytes as vLLM reads it: 32k is 32,000, 32K is 32,768, 25.6k is 25,600; also m, g and t.
+    Raises `ValueError`."""
+    text = text.strip()
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number such as 4096, 32k (32,000) or 32K (32,768)") from None
+    number, unit = match.groups()
+    power = _COUNT_POWERS[unit.lower()]
+    if unit.islower():
+        return int(Decimal(number) * 1000**power)
+    if "." in number:
+        raise ValueError(f"{text!r}: {unit} takes whole numbers; did you mean {number}{unit.lower()}?")
+    return int(number) * 1024**power
 
 
 def masked(value: Any, *, name: str = "") -> Any:
@@ -168,11 +188,22 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean {', '.join(close)}?" if close else f"{self.prog} --help lists all"
 
 
+@dataclass(frozen=True, slots=True)
+class _Default:
+    """The value of a flag that was not given."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, except None and (): the help text explains those."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, ()) else super()._get_help_string(action)
+        default = action.default.value if isinstance(action.default, _Default) else action.default
+        return action.help if default in (None, (), MISSING) else super()._get_help_string(action)
 
 
 def add_options(parser: argparse.ArgumentParser, config: type) -> None:
@@ -180,12 +211,24 @@ def add_options(parser: argparse.ArgumentParser, config: type) -> None:
     _add(parser, parser, config, "")
 
 
-def from_arguments(config: type[T], arguments: argparse.Namespace) -> T:
-    """Build the dataclass from parsed arguments. Raises `ValueError` where it does.
+def from_arguments(config: type[T], arguments: argparse.Namespace, environment: Mapping[str, str] | None = None) -> T:
+    """Build the dataclass from parsed arguments, and from the variables of flags that were not given. Raises
+    `ValueError` where it does, for a flag that is required, and for a variable, which is named.
 
     A field of type `D | None`, `D` a dataclass, is None if none of its flags was given.
     """
-    return _build(config, arguments, "")
+    return _Builder(arguments, environment or {}).build(config, "")
+
+
+def flags(config: type) -> Iterator[str]:
+    """The long flags of a dataclass, and of the dataclasses in it."""
+    hints = get_type_hints(config)
+    for each, declared in options(config):
+        hint = _without_none(hints[each.name])
+        if _is_nested(declared, hint) and not declared.internal:
+            yield from flags(hint)
+        elif not declared.internal:
+            yield declared.flag_of(each.name)
 
 
 def _add(parser: argparse.ArgumentParser, group: Any, config: type, prefix: str) -> None:
@@ -200,17 +243,15 @@ def _add(parser: argparse.ArgumentParser, group: Any, config: type, prefix: str)
             continue
         target = group
         if declared.exclusive is not None:
-            target = exclusive.get(declared.exclusive) or group.add_mutually_exclusive_group(required=True)
+            target = exclusive.get(declared.exclusive) or group.add_mutually_exclusive_group()
             exclusive[declared.exclusive] = target
-        flag = declared.flag or "--" + each.name.replace("_", "-")
+        flag = declared.flag_of(each.name)
         names = [flag] if declared.short is None else [declared.short, flag]
         target.add_argument(*names, dest=path, **_argument_settings(flag, each, declared, hint))
 
 
 def _argument_settings(flag: str, each: Field[Any], declared: Option, hint: Any) -> dict[str, Any]:
-    result: dict[str, Any] = {"help": declared.help.replace("%", "%%"), "default": each.default}
-    if each.default is MISSING:
-        result |= {"default": None, "required": True}
+    result: dict[str, Any] = {"help": declared.help.replace("%", "%%"), "default": _Default(each.default)}
     if hint is bool and declared.parse is None:
         return result | {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is tuple:
@@ -222,23 +263,87 @@ def _argument_settings(flag: str, each: Field[Any], declared: Option, hint: Any)
     return result | {"metavar": metavar, "type": hint if declared.parse is None else _with_message(declared.parse)}
 
 
-def _build(config: type[T], arguments: argparse.Namespace, prefix: str) -> T:
-    hints = get_type_hints(config)
-    values: dict[str, Any] = {}
-    for each, declared in options(config):
-        hint, path = _without_none(hints[each.name]), prefix + each.name
-        if declared.internal:
-            continue
-        if _is_nested(declared, hint):
-            value = _build(hint, arguments, path + ".")
-            values[each.name] = None if each.default is None and value == hint() else value
-            continue
-        value = getattr(arguments, path)
-        if get_origin(hint) is not tuple:
-            values[each.name] = value
-        elif value is not None:  # given at least once
-            values[each.name] = tuple(value)
-    return config(**values)
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Builds dataclasses from what the command line has, then from the environment, then from the defaults."""
+
+    arguments: argparse.Namespace
+    environment: Mapping[str, str]
+
+    def build(self, config: type[T], prefix: str) -> T:
+        hints, declarations = get_type_hints(config), options(config)
+        decided = {declared.exclusive for each, declared in declarations if self._is_given(prefix + each.name)} - {None}
+        values: dict[str, Any] = {}
+        for each, declared in declarations:
+            hint, path = _without_none(hints[each.name]), prefix + each.name
+            if declared.internal:
+                continue
+            if _is_nested(declared, hint):
+                value = self.build(hint, path + ".")
+                values[each.name] = None if each.default is None and value == hint() else value
+                continue
+            variable = variable_of(declared.flag_of(each.name))
+            if self._is_given(path):
+                value = getattr(self.arguments, path)
+                values[each.name] = tuple(value) if get_origin(hint) is tuple else value
+            elif declared.exclusive in decided:
+                continue
+            elif (text := value_of(variable, self.environment)) is not None:
+                values[each.name] = _read_variable(variable, text, declared, hint)
+            elif each.default is MISSING:
+                raise ValueError(f"the flag {declared.flag_of(each.name)} is required")
+        _check_exclusive(declarations, values)
+        return config(**values)
+
+    def _is_given(self, path: str) -> bool:
+        value = getattr(self.arguments, path, None)
+        return value is not None and not isinstance(value, _Default)
+
+
+def _check_exclusive(declarations: Sequence[tuple[Field[Any], Option]], values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless `values` has exactly one field of each group of those that exclude each other."""
+    groups: dict[str, dict[str, bool]] = {}  # flag -> whether it is in `values`
+    for each, declared in declarations:
+        if declared.exclusive is not None:
+            groups.setdefault(declared.exclusive, {})[declared.flag_of(each.name)] = each.name in values
+    for flags in groups.values():
+        given = [variable_of(flag) for flag, is_given in flags.items() if is_given]
+        if not given:
+            raise ValueError(f"one of the flags {' '.join(flags)} is required")
+        if len(given) > 1:  # of flags, the parser has refused that
+            raise ValueError(f"the variables {' and '.join(given)} exclude each other")
+
+
+def _read_variable(variable: str, text: str, declared: Option, hint: Any) -> Any:
+    """Convert a variable's text for a field of type `hint`. Raises `ValueError` that names the variable."""
+    name, is_tuple = f"the variable {variable}", get_origin(hint) is tuple
+    try:
+        parse = declared.parse or _parse_by_type(get_args(hint)[0] if is_tuple else hint)
+        value = tuple(map(parse, split(text))) if is_tuple else parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid" if is_secret(variable) else f"{name}: {error}") from None
+    _check(name, value, declared, hint)
+    return value
+
+
+def _parse_by_type(hint: Any) -> Callable[[str], Any]:
+    if hint is bool:
+        return read_switch
+    return str if get_origin(hint) is Literal else hint
+
+
+def _check(name: str, value: Any, declared: Option, hint: Any) -> None:
+    """Raise `ValueError` if the value of a field, which errors call `name`, is not one of its choices, or outside its
+    range."""
+    choices = _choices(declared, hint)
+    if choices is not None and value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    if declared.minimum is not None and value < declared.minimum:
+        raise ValueError(f"{name} must be at least {declared.minimum:g}, got {value}")
+    if declared.maximum is not None and value > declared.maximum:
+        raise ValueError(f"{name} must be at most {declared.maximum:g}, got {value}")
 
 
 def _is_nested(declared: Option, hint: Any) -> bool:

@@ -1,6 +1,7 @@
 """Flags follow from the fields of a dataclass: type, default, help text and limits."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,9 +15,11 @@ from proa.options import (
     Parser,
     add_options,
     check_options,
+    flags,
     from_arguments,
     masked,
     option,
+    parse_count,
 )
 
 
@@ -58,10 +61,14 @@ class Config:
         check_options(self)
 
 
-def parse(*arguments: str, base: tuple[str, ...] = ("--name", "n", "--one", "x")) -> Config:
+def parse(
+    *arguments: str,
+    base: tuple[str, ...] = ("--name", "n", "--one", "x"),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
     parser = Parser(prog="pytest", formatter_class=HelpFormatter)
     add_options(parser, Config)
-    return from_arguments(Config, parser.parse_args([*base, *arguments]))
+    return from_arguments(Config, parser.parse_args([*base, *arguments]), environment)
 
 
 def test_without_flags_the_fields_have_their_defaults() -> None:
@@ -92,8 +99,6 @@ def test_a_flag_of_a_tuple_takes_several_values_and_is_repeated(flags: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--one x", "required: --name"),
-        ("--name n", "--one --other is required"),
         ("--name n --one x --other y", "not allowed with"),
         ("--name n --one x --level lower", "invalid choice"),
         ("--name n --one x --mode slower", "invalid choice"),
@@ -110,6 +115,18 @@ def test_wrong_flags_end_with_a_message(arguments: str, message: str, capsys: py
         parse(*arguments.split(), base=())
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--one x", "the flag --name is required"),
+        ("--name n", "one of the flags --one --other is required"),
+    ],
+)
+def test_flags_that_are_required_are_named(arguments: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*arguments.split(), base=())
 
 
 @pytest.mark.parametrize(
@@ -166,3 +183,112 @@ def test_what_is_no_secret_is_shown() -> None:
         "api_key": "",
     }
     assert masked(config) == config
+
+
+def test_flags_that_are_not_given_are_read_from_the_environment() -> None:
+    environment = {
+        "PROA_NAME": "n",
+        "PROA_OTHER": "y",
+        "PROA_LEVEL": "high",
+        "PROA_MODE": "slow",
+        "PROA_SIZE": "4",
+        "PROA_CACHE": "False",
+        "PROA_EVEN": "6",
+        "PROA_SOCKET": "1, 2",
+        "PROA_TIMEOUT": "2",
+        "PROA_KEY": "a",
+    }
+    assert parse(base=(), environment=environment) == Config(
+        name="n",
+        other="y",
+        level="high",
+        mode="slow",
+        size=4,
+        cache=False,
+        even=6,
+        sockets=(1, 2),
+        limits=Limits(seconds=2.0),
+        files=Files(key=Path("a")),
+    )
+
+
+def test_the_command_line_comes_before_the_environment() -> None:
+    environment = {"PROA_SIZE": "many", "PROA_CACHE": "0", "PROA_SOCKET": "1", "PROA_OTHER": "y", "PROA_NAME": "m"}
+    config = parse("--size=4", "--cache", "--socket=2", environment=environment)
+    assert config == Config(name="n", one="x", size=4, sockets=(2,))
+
+
+def test_an_empty_variable_and_a_field_without_a_flag_are_not_read() -> None:
+    assert parse(environment={"PROA_SIZE": "", "PROA_RETRIES": "9"}) == Config(name="n", one="x")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("PROA_LEVEL", "lower", "the variable PROA_LEVEL must be one of low, high, got lower"),
+        ("PROA_SIZE", "many", "the variable PROA_SIZE: .*'many'"),
+        ("PROA_SIZE", "9", "the variable PROA_SIZE must be at most 8, got 9"),
+        ("PROA_CACHE", "yes", "the variable PROA_CACHE: must be 1, 0, true or false, got 'yes'"),
+        ("PROA_EVEN", "3", "the variable PROA_EVEN: 3 is odd"),
+        ("PROA_SOCKET", "[1", r"the variable PROA_SOCKET: '\[1' is not a JSON array"),
+        ("PROA_TIMEOUT", "nan", "the variable PROA_TIMEOUT must be a finite number"),
+    ],
+)
+def test_errors_name_the_variable(variable: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(environment={variable: text})
+
+
+def test_variables_of_flags_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="the variables PROA_ONE and PROA_OTHER exclude each other"):
+        parse(base=("--name=n",), environment={"PROA_ONE": "x", "PROA_OTHER": "y"})
+
+
+def test_errors_do_not_show_secrets() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Keys:
+        api_key: int = option(0, "key")
+
+    parser = Parser(prog="pytest")
+    add_options(parser, Keys)
+    with pytest.raises(ValueError, match=r"^the variable PROA_API_KEY is not valid$"):
+        from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1"})
+
+
+def test_flags_are_listed() -> None:
+    assert list(flags(Config)) == [
+        *("--name", "--level", "--mode", "--size", "--cache", "--even", "--socket", "--one", "--other"),
+        *("--timeout", "--key"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        (" 1M ", 1_048_576),
+        ("25.6k", 25_600),
+        ("1.1m", 1_100_000),
+        ("2g", 2_000_000_000),
+        ("1T", 1024**4),
+        ("-1", -1),
+    ],
+)
+def test_counts_have_vllms_units(text: str, number: int) -> None:
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1.5K", r"'1.5K': K takes whole numbers; did you mean 1.5k\?"),
+        ("1.5", "'1.5' is not a number such as 4096, 32k"),
+        ("32kB", "is not a number"),
+        ("", "is not a number"),
+    ],
+)
+def test_wrong_counts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_count(text)

@@ -54,7 +54,6 @@ def test_flags_carry_vllms_names() -> None:
     "arguments",
     [
         [],
-        ["serve"],
         ["serve", "--model", "m", "--dtype", "float8"],
         ["serve", "--model", "m", "--max-num-seqs", "many"],
         ["serve", "--model", "m", "--drain-timeout", "-1"],
@@ -92,6 +91,11 @@ def test_inconsistent_values_exit_with_2(
 ) -> None:
     assert main(["serve", "--model", "m", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert capsys.readouterr().err == "proa-engine: error: the flag --model is required\n"
 
 
 def test_movers_and_nodes_have_the_certificate_of_the_server() -> None:
