@@ -1,9 +1,10 @@
-"""The gateway's HTTP API on this machine, as `proa` uses it."""
+"""The gateway of `proa serve`: whether it is ready, and a request that its model answers."""
 
 import json
 import os
-import urllib.request
 from typing import Any
+
+from proa_cli.http_api import HttpApi
 
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}]}
 # Requests of which the first that the model answers is shown: path, body, what is added to generate a stream.
@@ -18,40 +19,32 @@ EXAMPLES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 class Gateway:
-    """Asks without the environment's proxies, which may not reach this machine."""
+    """`url`: without /v1. `key`: of the environment."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.key = os.environ.get("PROA_API_KEY", "")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._api = HttpApi(url, self.key)
 
     def is_ready(self) -> bool:
-        try:
-            self._open("/ready", timeout=1)
-            return True
-        except OSError:
-            return False
+        return self._answers("/ready", timeout=1)
 
     def example(self) -> tuple[str, dict[str, Any]]:
         """Path and body of the first of `EXAMPLES` that the model answers; of a chat if it answers none in time."""
-        model = str(json.loads(self._open("/v1/models", timeout=5))["data"][0]["id"])
+        with self._api.open("/v1/models", timeout=5) as response:
+            model = str(json.load(response)["data"][0]["id"])
         for path, fields, streamed in EXAMPLES:
             body = {"model": model, **fields}
-            if self._answers(path, body | ({"max_tokens": 1} if streamed else {})):
+            if self._answers(path, body | ({"max_tokens": 1} if streamed else {}), timeout=20):
                 return path, body | streamed
         path, fields, streamed = EXAMPLES[0]
         return path, {"model": model, **fields, **streamed}
 
-    def _answers(self, path: str, body: dict[str, Any]) -> bool:
-        """Whether a POST has status 200."""
+    def _answers(self, path: str, body: dict[str, Any] | None = None, *, timeout: float) -> bool:
+        """Whether a request has status 200."""
         try:
-            self._open(path, json.dumps(body).encode(), timeout=20)
+            with self._api.open(path, body, timeout=timeout) as response:
+                response.read()
             return True
         except OSError:
             return False
-
-    def _open(self, path: str, data: bytes | None = None, *, timeout: float) -> bytes:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        with self._opener.open(urllib.request.Request(self.url + path, data, headers), timeout=timeout) as response:
-            answer: bytes = response.read()
-            return answer

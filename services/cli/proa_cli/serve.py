@@ -29,6 +29,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Run until a signal. `parser` shows help and version; the flags are divided by `read_arguments`."""
     words, command = _without_command(words)
     if {"-h", "--help", "--version"} & set(words):
+        parser.usage = "%(prog)s MODEL [--FLAG ...] [-- COMMAND ...]"  # the list of all flags is below it
         add_help(parser)
         parser.parse_args(words)
     try:

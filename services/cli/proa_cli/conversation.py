@@ -1,0 +1,194 @@
+"""What `proa chat` and `proa complete` share: one question, or one after the other, to a running server.
+
+Answers go to the standard output, reasoning and notes to the standard error.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proa_cli.http_api import ApiError, HttpApi
+
+_INTERRUPTED = 130  # the exit status of a program that SIGINT ended
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+
+
+class Endpoint(Protocol):
+    """An endpoint that generates text. `noun`: what it is asked with."""
+
+    path: str
+    noun: str
+
+    def body(self, text: str) -> dict[str, Any]:
+        """The request's fields, without the model."""
+
+    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
+        """The reasoning and the text of a choice of an event."""
+
+    def keep(self, text: str, answer: str) -> None:
+        """Add a question and its answer, which is not empty, to what later questions refer to."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    started: float = 0.0
+    first_at: float | None = None  # when its first part came, on the monotonic clock
+
+    def stats(self, now: float) -> str:
+        first_at = now if self.first_at is None else self.first_at
+        rate = (self.num_tokens - 1) / (now - first_at) if self.num_tokens > 1 and now > first_at else 0.0
+        return f"{self.num_tokens} tokens, the first after {first_at - self.started:.2f} s, then {rate:.1f} tokens/s"
+
+
+def add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
+    parser.add_argument("--url", default="http://localhost:8000/v1", help="URL of the server's API")
+    parser.add_argument("--model-name", metavar="NAME", help="model to ask (default: the first one that is listed)")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="API key (default: the variable PROA_API_KEY, or OPENAI_API_KEY)"
+    )
+    parser.add_argument("-q", "--quick", metavar=noun.upper(), help=f"ask with this {noun} only, then exit")
+    parser.add_argument("--stats", action="store_true", help="show tokens, time to the first token, tokens a second")
+
+
+def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
+    """Ask with `--quick`, with the standard input if it is no terminal, or with lines that are typed. Returns the exit
+    status."""
+    key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
+    try:
+        api = HttpApi(arguments.url, key)
+        conversation = _Conversation(api, endpoint, arguments.model_name or _first_model(api), arguments.stats)
+        if arguments.quick is not None:
+            conversation.ask(arguments.quick)
+        elif not sys.stdin.isatty():
+            conversation.ask(sys.stdin.read().removesuffix("\n"))
+        else:
+            conversation.ask_typed()
+        return 0
+    except (ApiError, ValueError) as error:
+        _note(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # who reads the answers has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it when it exits
+        return 1
+
+
+class _Conversation:
+    def __init__(self, api: HttpApi, endpoint: Endpoint, model: str, has_stats: bool) -> None:
+        self._api = api
+        self._endpoint = endpoint
+        self._model = model
+        self._has_stats = has_stats
+
+    def ask(self, text: str) -> None:
+        """Print the answer as it comes. Raises `ApiError`, and `KeyboardInterrupt` for Ctrl-C."""
+        answer = _Answer(started=time.monotonic())
+        try:
+            self._print(text, answer)
+        except KeyboardInterrupt:
+            self._keep(text, answer)
+            raise
+        self._keep(text, answer)
+        if answer.finish_reason == "length":
+            _note("the answer was cut off at the limit of its length")
+        if self._has_stats:
+            _note(answer.stats(time.monotonic()))
+
+    def ask_typed(self) -> None:
+        """Ask with one line after the other until Ctrl-D. Ctrl-C stops an answer, whose beginning is kept."""
+        with contextlib.suppress(ImportError):  # not in every build of Python
+            import readline  # noqa: F401 input() then has its keys and its history
+        _note(f"{self._model} at {self._api.url}. Ctrl-C stops an answer, Ctrl-D ends.")
+        while True:
+            try:
+                if text := input("> ").strip():
+                    self.ask(text)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+            except ApiError as error:
+                _note(f"error: {error}")
+
+    def _print(self, text: str, answer: _Answer) -> None:
+        body = {"model": self._model, **self._endpoint.body(text)}
+        if self._has_stats:
+            body["stream_options"] = {"include_usage": True}
+        with _printer() as show, closing(self._api.stream(self._endpoint.path, body)) as events:
+            for event in events:
+                answer.num_tokens = (event.get("usage") or {}).get("completion_tokens", answer.num_tokens)
+                for choice in event.get("choices", ()):
+                    reasoning, part = self._endpoint.read(choice)
+                    if answer.first_at is None and (reasoning or part):
+                        answer.first_at = time.monotonic()
+                    answer.text += part
+                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    show.add(reasoning, part)
+
+    def _keep(self, text: str, answer: _Answer) -> None:
+        if answer.text:
+            self._endpoint.keep(text, answer.text)
+
+
+class _Printer:
+    """Prints an answer, its reasoning dim, or between lines that name both where there are no colors."""
+
+    def __init__(self, has_colors: bool) -> None:
+        self._opening, self._closing = (_DIM, f"{_RESET}\n\n") if has_colors else ("[reasoning]\n", "\n[answer]\n")
+        self._reasons = False
+        self._ends_line = True
+
+    def add(self, reasoning: str, text: str) -> None:
+        if reasoning:
+            self._write(sys.stderr, reasoning if self._reasons else self._opening + reasoning)
+            self._reasons = True
+        if text:
+            self._end_reasoning()
+            self._write(sys.stdout, text)
+            self._ends_line = text.endswith("\n")
+
+    def end(self) -> None:
+        self._end_reasoning()
+        if not self._ends_line:
+            self._write(sys.stdout, "\n")
+
+    def _end_reasoning(self) -> None:
+        if self._reasons:
+            self._write(sys.stderr, self._closing)
+            self._reasons = False
+
+    def _write(self, stream: Any, text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+
+@contextlib.contextmanager
+def _printer() -> Iterator[_Printer]:
+    printer = _Printer(sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    try:
+        yield printer
+    finally:
+        printer.end()
+
+
+def _first_model(api: HttpApi) -> str:
+    """Raises `ApiError`."""
+    names = api.models()
+    if not names:
+        raise ApiError(f"{api.url} has no model yet")
+    return names[0]
+
+
+def _note(text: str) -> None:
+    print(f"proa: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""An OpenAI-compatible API over HTTP, as `proa` uses it: requests that block, and streams of events."""
+
+import http.client
+import ipaddress
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+TIMEOUT = 600.0  # seconds without a byte
+
+
+class ApiError(Exception):
+    """A request failed. The message is a sentence for the user."""
+
+
+class HttpApi:
+    """Paths are added to `url`. This machine is asked without the environment's proxies, which may not reach it."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        """Raises `ValueError`."""
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise ValueError(f"{url!r} is not a URL that begins with http:// or https://")
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        proxies = [urllib.request.ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
+        self._opener = urllib.request.build_opener(*proxies)
+
+    def open(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> http.client.HTTPResponse:
+        """Send a GET, or a POST of `body`. Raises `OSError`, of which `HTTPError` for a status that is an error."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, self._headers)
+        response: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
+        return response
+
+    def models(self) -> list[str]:
+        """The names of the models. Raises `ApiError`."""
+        with self._asked("/models", None) as response:
+            try:
+                return [str(model["id"]) for model in json.load(response)["data"]]
+            except (ValueError, LookupError, TypeError):
+                raise ApiError(f"{self.url}/models is not a list of models; does the URL lack /v1?") from None
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the JSON objects of a stream's events. Raises `ApiError`, also for an error event, and for a stream
+        that ends without `[DONE]`."""
+        with self._asked(path, {**body, "stream": True}) as response:
+            try:
+                for line in response:
+                    name, _, data = line.strip().partition(b":")
+                    if name != b"data":
+                        continue
+                    if data.strip() == b"[DONE]":
+                        return
+                    event = json.loads(data)
+                    if message := _message(event):
+                        raise ApiError(message)
+                    yield event
+            except (OSError, http.client.HTTPException) as error:
+                raise ApiError(f"the connection to {self.url} broke off: {error or type(error).__name__}") from None
+            except ValueError:
+                raise ApiError(f"{self.url}{path} does not answer with events in JSON") from None
+        raise ApiError(f"the connection to {self.url} broke off before the end of the answer")
+
+    def _asked(self, path: str, body: Mapping[str, Any] | None) -> http.client.HTTPResponse:
+        try:
+            return self.open(path, body, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            raise ApiError(_reason(error, path)) from None
+        except (OSError, http.client.HTTPException) as error:
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+            raise ApiError(f"cannot reach {self.url}: {reason or type(error).__name__}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reason(error: urllib.error.HTTPError, path: str) -> str:
+    """The server's own message, in one line, and what is probably wrong."""
+    with error:
+        try:
+            message = _message(json.loads(error.read()))
+        except (OSError, ValueError, http.client.HTTPException):
+            message = ""
+    hint = ""
+    if error.code == 401:
+        hint = "; give the key with --api-key or PROA_API_KEY"
+    elif (error.code, path) == (404, "/models"):
+        hint = "; does the URL end with /v1?"
+    return f"{message or error.reason} (status {error.code}{hint})"
+
+
+def _message(body: Any) -> str:
+    """The message of an error object, empty if it has none."""
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return " ".join(message.split()) if isinstance(message, str) else ""

@@ -1,0 +1,73 @@
+"""`proa chat` in a terminal: lines are edited, Ctrl-C stops an answer and keeps the conversation, Ctrl-D ends."""
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from support.processes import fake_engine_process, gateway_process
+
+ARROW_LEFT = "\x1b[D"
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    words = ("--text", "again and ", "--repeat", "--step-delay", "0.02")
+    with fake_engine_process(*words) as (_, engine), gateway_process(engine) as (_, port):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+class Terminal:
+    """A program with a terminal of its own."""
+
+    def __init__(self, *command: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the session's terminal
+            env={**os.environ, "TERM": "xterm"},
+        )
+        os.close(slave)
+        self.printed = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def read_until(self, text: str) -> None:
+        """Drops what was printed before."""
+        self.printed = ""
+        while text not in self.printed:
+            self.printed += os.read(self._master, 4096).decode()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(url: str) -> None:
+    terminal = Terminal(sys.executable, "-m", "proa_cli", "chat", "--url", url)
+    try:
+        terminal.read_until("> ")
+        terminal.type(f"Hell!{ARROW_LEFT}o\r")
+        terminal.read_until("again and again")
+        terminal.type(CTRL_C)
+        terminal.read_until("> ")
+        terminal.type("And now?\r")
+        terminal.read_until("again and again")
+        terminal.type(CTRL_C)
+        terminal.read_until("> ")
+        terminal.type(CTRL_C)  # without an answer it drops the line
+        terminal.read_until("> ")
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
