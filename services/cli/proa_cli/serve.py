@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -32,6 +32,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         parser.usage = "%(prog)s MODEL [--FLAG ...] [-- COMMAND ...]"  # the list of all flags is below it
         add_help(parser)
         parser.parse_args(words)
+    return start(words, lambda url: command)
+
+
+def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) -> int:
+    """Serve with the flags `words`. `make_command`: from the API's URL, the command to run, which may be empty. Returns
+    the exit status."""
     try:
         arguments = _with_port(read_arguments(words))
         _check_address(arguments.url)  # before the model is loaded
@@ -39,7 +45,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         return _fail(str(error))
     for note in arguments.notes:
         print_line(f"proa serve: {note}", sys.stderr)
-    return run(_commands(arguments), arguments.url, command)
+    return run(_commands(arguments), arguments.url, make_command(arguments.url))
 
 
 def run(commands: Iterable[tuple[str, Sequence[str], float]], url: str, command: Sequence[str]) -> int:
