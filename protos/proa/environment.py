@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 
 HELP = (
     "A flag that is not given is read from an environment variable: PROA_MAX_MODEL_LEN is --max-model-len. Switches "
-    "are 1, 0, true or false. A flag that can be repeated has its values with commas between them, or as a JSON array. "
-    "An empty variable counts as not set."
+    "are 1, 0, true or false. A flag that can be repeated has its values with commas between them, or as a JSON array; "
+    "the variable of a key has one. An empty variable counts as not set."
 )
 PREFIX = "PROA_"
 _SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
@@ -54,18 +54,18 @@ def read_switch(text: str) -> bool:
         raise ValueError(f"must be 1, 0, true or false, got {text!r}") from None
 
 
-def warnings(known: Collection[str], environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that is probably meant for a flag and sets none. `known`: the variables of
-    all flags."""
-    result = []
+def warnings(known: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a sentence for each variable that is probably meant for a flag and sets none, by its name. `known`: the
+    variables of all flags."""
+    result = {}
     for name, text in sorted(environment.items()):
         if not name.startswith(PREFIX) or not text or _OF_SERVICE.fullmatch(name):
             continue
         is_address = _is_service_address(name, text)
         if name in known and is_address:
-            result.append(f"{name} is ignored: {text} is the address of a Kubernetes Service")
+            result[name] = f"{name} is ignored: {text} is the address of a Kubernetes Service"
         elif name not in known and not is_address and (close := _close(name, known)):
-            result.append(f"{name} is ignored: no flag has this variable; did you mean {close}?")
+            result[name] = f"{name} is ignored: no flag has this variable; did you mean {close}?"
     return result
 
 

@@ -26,7 +26,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from proa.environment import read_switch, split, value_of, variable_of
+from proa.environment import read_switch, split, value_of, variable_of, warnings
 
 T = TypeVar("T")
 MASK = "***"
@@ -220,6 +220,11 @@ def from_arguments(config: type[T], arguments: argparse.Namespace, environment: 
     return _Builder(arguments, environment or {}).build(config, "")
 
 
+def environment_warnings(config: type, environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that is probably meant for a flag of the dataclass and sets none."""
+    return list(warnings({variable_of(flag) for flag in flags(config)}, environment).values())
+
+
 def flags(config: type) -> Iterator[str]:
     """The long flags of a dataclass, and of the dataclasses in it."""
     hints = get_type_hints(config)
@@ -319,7 +324,9 @@ def _read_variable(variable: str, text: str, declared: Option, hint: Any) -> Any
     name, is_tuple = f"the variable {variable}", get_origin(hint) is tuple
     try:
         parse = declared.parse or _parse_by_type(get_args(hint)[0] if is_tuple else hint)
-        value = tuple(map(parse, split(text))) if is_tuple else parse(text)
+        # A key may have commas, and clients send the variable as it is.
+        texts = split(text) if is_tuple and not is_secret(variable) else [text]
+        value = tuple(map(parse, texts)) if is_tuple else parse(text)
     except ValueError as error:
         raise ValueError(f"{name} is not valid" if is_secret(variable) else f"{name}: {error}") from None
     _check(name, value, declared, hint)

@@ -1,20 +1,21 @@
 """The arguments of `proa serve`, divided between the engine and the gateway.
 
-Each program reads its own flags, as when it is run alone: here it is only decided which program a flag belongs to. Both
-check theirs before any program starts.
+Each program reads its own flags, as when it is run alone: here it is only decided which program a flag, or the
+environment variable of one, belongs to. Both check theirs before any program starts.
 """
 
 import argparse
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
-from proa.options import HelpFormatter, Parser, add_options, from_arguments
+from proa.environment import HELP, value_of, variable_of, warnings
+from proa.options import HelpFormatter, Parser, add_options, flags, from_arguments
 from proa_cli import vllm_flags
 from proa_cli.vllm_table import TABLE
 from proa_engine.server.options import ServeOptions
@@ -34,6 +35,7 @@ _NOT_HERE = {
     "--tls-ca": _LOOPBACK,
     "--tls-server-name": _LOOPBACK,
 }
+_LORA_VARIABLES = (variable_of("--enable-lora"), variable_of("--lora-modules"))
 _BUILTIN_LORAS = ("sailor=builtin:sailor", "butler=builtin:butler")
 _HOST = "127.0.0.1"
 
@@ -59,29 +61,54 @@ class _Given:
     words: tuple[str, ...]
 
 
-def read_arguments(words: Sequence[str]) -> Arguments:
-    """Read the words behind `proa serve`. Raises `ValueError` with a sentence for the user, and exits with status 2 for
-    what the parser of one of the programs refuses."""
-    model, words = _take_model(words)
-    engine_parser, gateway_parser = _parser_of(ServeOptions), _parser_of(GatewayConfig)
-    of_engine, of_gateway = _names(engine_parser), _names(gateway_parser)
-    engine, gateway, notes = [f"--model={model}"], list[str](), list[str]()
-    for given in _with_config_file(words):
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """Which program the flags of `proa serve` go to."""
+
+    of_engine: frozenset[str]
+    of_gateway: frozenset[str]
+
+    @classmethod
+    def make(cls) -> Self:
+        return cls(frozenset(flags(ServeOptions)), frozenset(flags(GatewayConfig)))
+
+    @property
+    def known(self) -> frozenset[str]:
+        return self.of_engine | self.of_gateway
+
+    def goes_to_engine(self, name: str) -> bool:
+        is_of_both = name in self.of_engine & self.of_gateway
+        return name in self.of_engine and (not is_of_both or name in _TO_BOTH | _TO_ENGINE)
+
+    def goes_to_gateway(self, name: str) -> bool:
+        is_of_both = name in self.of_engine & self.of_gateway
+        return name in self.of_gateway and (not is_of_both or name not in _TO_ENGINE)
+
+
+def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Arguments:
+    """Read the words behind `proa serve`, and the variables of flags. Raises `ValueError` with a sentence for the user,
+    and exits with status 2 for what the parser of one of the programs refuses."""
+    environment, owners = environment or {}, _Owners.make()
+    model, words = _take_model(words, environment)
+    engine, gateway = [f"--model={model}"], list[str]()
+    notes = list(_environment_warnings(environment, owners).values())
+    for given in _with_config_file(words, environment):
         if given.name in _NOT_HERE:
             raise ValueError(f"{given.name} is not a flag of `proa serve`: {_NOT_HERE[given.name]}")
-        if given.name not in of_engine | of_gateway:
-            notes.append(_note(given, of_engine | of_gateway))
-        is_of_both = given.name in of_engine & of_gateway
-        if given.name in of_engine and (not is_of_both or given.name in _TO_BOTH | _TO_ENGINE):
+        if given.name not in owners.known:
+            notes.append(_note(given, owners.known))
+        if owners.goes_to_engine(given.name):
             engine += given.words
-        if given.name in of_gateway and (not is_of_both or given.name not in _TO_ENGINE):
+        if owners.goes_to_gateway(given.name):
             gateway += given.words
-    if model == "builtin" and "--no-enable-lora" not in engine:
+    for_engine, for_gateway = program_environments(environment)
+    if model == "builtin" and "--no-enable-lora" not in engine and for_engine.keys().isdisjoint(_LORA_VARIABLES):
         engine += ["--enable-lora", *(f"--lora-modules={module}" for module in _BUILTIN_LORAS)]
-    options = from_arguments(ServeOptions, engine_parser.parse_args(engine))
+    options = from_arguments(ServeOptions, _parser_of(ServeOptions).parse_args(engine), for_engine)
     if options.config.node_rank:
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
-    config = from_arguments(GatewayConfig, gateway_parser.parse_args([*gateway, f"--engine={_HOST}:1"]))
+    parsed = _parser_of(GatewayConfig).parse_args([*gateway, f"--engine={_HOST}:1"])
+    config = from_arguments(GatewayConfig, parsed, for_gateway)
     host = _HOST if config.host in ("0.0.0.0", "::") else f"[{config.host}]" if ":" in config.host else config.host
     return Arguments(
         tuple(engine),
@@ -93,14 +120,31 @@ def read_arguments(words: Sequence[str]) -> Arguments:
     )
 
 
+def program_environments(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The environments of the engine and of the gateway: each without the variables of flags that go to the other one.
+    Raises `ValueError` for the variable of a flag that only the programs alone have."""
+    owners = _Owners.make()
+    for name in _NOT_HERE.keys() - {"--model"}:
+        if value_of(variable := variable_of(name), environment) is not None:
+            raise ValueError(f"{variable} is set, but {name} is not a flag of `proa serve`: {_NOT_HERE[name]}")
+    dropped = {variable_of("--model"), *_environment_warnings(environment, owners)}
+    kept = {name: text for name, text in environment.items() if name not in dropped}
+    flag_of = {variable_of(name): name for name in owners.known}
+    return (
+        {name: text for name, text in kept.items() if name not in flag_of or owners.goes_to_engine(flag_of[name])},
+        {name: text for name, text in kept.items() if name not in flag_of or owners.goes_to_gateway(flag_of[name])},
+    )
+
+
 def flags_here() -> set[str]:
     """The long names of all flags of `proa serve`."""
-    return {"--config"} | (_names(_parser_of(ServeOptions)) | _names(_parser_of(GatewayConfig))) - _NOT_HERE.keys()
+    return {"--config"} | _Owners.make().known - _NOT_HERE.keys()
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add what `proa serve --help` shows: the model, the file, and the flags of both programs. `parser` must resolve
     conflicts: of a flag of both, the gateway's is shown."""
+    parser.epilog = HELP
     parser.add_argument("model", help="a folder, an id of the Hugging Face hub, or builtin")
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags, which those of the command line override")
     for config in (ServeOptions, GatewayConfig):
@@ -110,16 +154,25 @@ def add_help(parser: argparse.ArgumentParser) -> None:
             action.help = argparse.SUPPRESS
 
 
-def _take_model(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _environment_warnings(environment: Mapping[str, str], owners: _Owners) -> dict[str, str]:
+    return warnings([variable_of(name) for name in ("--config", *owners.known)], environment)
+
+
+def _take_model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
     if not words or words[0].startswith("-"):
+        if (model := value_of(variable_of("--model"), environment)) is not None:
+            return model, words
         raise ValueError("name a model behind `proa serve`: a folder, an id of the Hugging Face hub, or builtin")
     return words[0], words[1:]
 
 
-def _with_config_file(words: Sequence[str]) -> Iterator[_Given]:
+def _with_config_file(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[_Given]:
     """Yield the flags of the file that `--config` names, then those of the command line."""
     given = list(_flags(words))
     overriding = {flag.name for flag in given}
+    path = value_of(variable_of("--config"), environment)
+    if path is not None and "--config" not in overriding:
+        given.append(_Given("--config", (f"--config={path}",)))
     for flag in given:
         if flag.name == "--config":
             yield from (each for each in _read_file(Path(_value(flag))) if each.name not in overriding)
@@ -196,11 +249,7 @@ def _parser_of(config: type) -> Parser:
     return parser
 
 
-def _names(parser: argparse.ArgumentParser) -> set[str]:
-    return {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
-
-
-def _note(given: _Given, known: set[str]) -> str:
+def _note(given: _Given, known: Collection[str]) -> str:
     """Return why a flag that is not `known` has no effect. Raises `ValueError` unless it is such a flag of vLLM."""
     name, dot, _ = given.name.partition(".")
     if dot and name in known:
@@ -210,6 +259,6 @@ def _note(given: _Given, known: set[str]) -> str:
     return vllm_flags.note(TABLE[name], given.words)
 
 
-def _hint(name: str, known: set[str]) -> str:
+def _hint(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"did you mean {close[0]}?" if close else "`proa serve --help` lists all"

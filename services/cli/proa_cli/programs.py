@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 EXIT_SECONDS = 10.0  # from the end of a program's work to its exit
@@ -17,8 +17,15 @@ _POLL_SECONDS = 0.1
 class Program:
     """A program in a process group of its own. Its output is printed line by line with its name."""
 
-    def __init__(self, name: str, command: Sequence[str], drain_timeout: float = 0.0) -> None:
-        """`drain_timeout`: seconds for which the program may work on after SIGTERM."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        drain_timeout: float = 0.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`drain_timeout`: seconds for which the program may work on after SIGTERM. `environment`: in place of this
+        process's."""
         self.name = name
         self.drain_timeout = drain_timeout
         self.last_line = ""
@@ -28,6 +35,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=environment,
         )
         self._printer = threading.Thread(target=self._print, daemon=True)
         self._printer.start()

@@ -6,15 +6,17 @@ With a command behind `--` it is run when the gateway is ready, and its end is t
 import argparse
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from proa_cli.arguments import Arguments, add_help, read_arguments
+from proa.environment import variable_of
+from proa_cli.arguments import Arguments, add_help, program_environments, read_arguments
 from proa_cli.gateway import Gateway
 from proa_cli.programs import Program, print_line
 
@@ -39,7 +41,7 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     """Serve with the flags `words`. `make_command`: from the API's URL, the command to run, which may be empty. Returns
     the exit status."""
     try:
-        arguments = _with_port(read_arguments(words))
+        arguments = _with_port(read_arguments(words, os.environ))
         _check_address(arguments.url)  # before the model is loaded
     except (ValueError, _Failed) as error:
         return _fail(str(error))
@@ -48,9 +50,11 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     return run(_commands(arguments), arguments.url, make_command(arguments.url))
 
 
-def run(commands: Iterable[tuple[str, Sequence[str], float]], url: str, command: Sequence[str]) -> int:
-    """Run programs, given by name, command and drain timeout, of which one serves the gateway's API at `url`. The last
-    one is stopped first. Returns the exit status."""
+def run(
+    commands: Iterable[tuple[str, Sequence[str], float, Mapping[str, str]]], url: str, command: Sequence[str]
+) -> int:
+    """Run programs, given by name, command, drain timeout and environment, of which one serves the gateway's API at
+    `url`. The last one is stopped first. Returns the exit status."""
     stopping: list[int] = []  # signals received
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
@@ -101,16 +105,15 @@ def _with_port(arguments: Arguments) -> Arguments:
     return replace(arguments, gateway=(*arguments.gateway, f"--port={port}"), url=url)
 
 
-def _commands(arguments: Arguments) -> list[tuple[str, list[str], float]]:
+def _commands(arguments: Arguments) -> list[tuple[str, list[str], float, Mapping[str, str]]]:
     engine_port, metrics_port = map(str, _free_ports(2))
+    for_engine, for_gateway = program_environments({variable_of("--metrics-port"): metrics_port, **os.environ})
     engine = ["proa_engine", "serve", *arguments.engine, f"--host={_HOST}", f"--port={engine_port}"]
-    if not any(word.startswith("--metrics-port") for word in arguments.engine):
-        engine.append(f"--metrics-port={metrics_port}")
     gateway = ["proa_gateway", "serve", *arguments.gateway, f"--engine={_HOST}:{engine_port}"]
     python = [sys.executable, "-m"]
     return [
-        ("engine", [*python, *engine], arguments.engine_drain_timeout),
-        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout),
+        ("engine", [*python, *engine], arguments.engine_drain_timeout, for_engine),
+        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout, for_gateway),
     ]
 
 

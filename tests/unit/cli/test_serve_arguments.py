@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proa_cli.arguments import Arguments, read_arguments
+from proa_cli.arguments import Arguments, program_environments, read_arguments
 
 
 def test_each_program_gets_its_flags() -> None:
@@ -119,3 +119,58 @@ def test_a_node_without_a_gateway_is_refused() -> None:
     assert read_arguments(["/m", *nodes]).engine[1:] == tuple(nodes)
     with pytest.raises(ValueError, match=r"run the other nodes \(--node-rank\) with `proa-engine serve`"):
         read_arguments(["/m", *nodes, "--node-rank=1"])
+
+
+def test_variables_are_read_by_the_program_that_has_the_flag() -> None:
+    environment = {
+        "PATH": "/bin",
+        "PROA_MODEL": "/m",
+        "PROA_MAX_NUM_SEQS": "8",
+        "PROA_PORT": "8003",
+        "PROA_DRAIN_TIMEOUT": "7",
+        "PROA_LORA_MODULES": "a=/a",
+        "PROA_ENABLE_LORA": "1",
+        "PROA_API_KEY": "sk-1",
+        "PROA_DEPENDENT_LAUNCH": "0",
+    }
+    arguments = read_arguments(["--max-model-len=64"], environment)
+    assert arguments == Arguments(("--model=/m", "--max-model-len=64"), (), "http://127.0.0.1:8003", 7.0, 7.0)
+    of_both = {"PATH": "/bin", "PROA_DRAIN_TIMEOUT": "7", "PROA_DEPENDENT_LAUNCH": "0"}
+    engine, gateway = program_environments(environment)
+    assert engine == of_both | {"PROA_MAX_NUM_SEQS": "8", "PROA_LORA_MODULES": "a=/a", "PROA_ENABLE_LORA": "1"}
+    assert gateway == of_both | {"PROA_PORT": "8003", "PROA_API_KEY": "sk-1"}
+
+
+def test_the_command_line_and_the_file_come_before_variables(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("port: 8002\nmax-num-seqs: 8\n")
+    environment = {"PROA_CONFIG": str(path), "PROA_PORT": "8003", "PROA_MAX_NUM_SEQS": "no", "PROA_MODEL": "/n"}
+    arguments = read_arguments(["/m", "--max-num-seqs=4"], environment)
+    assert arguments.url == "http://127.0.0.1:8002"
+    assert arguments.engine == ("--model=/m", "--max-num-seqs=4")
+
+
+def test_the_builtin_model_has_the_adapters_of_the_environment() -> None:
+    assert read_arguments(["builtin"], {"PROA_ENABLE_LORA": "false"}).engine == ("--model=builtin",)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "reason"),
+    [
+        ("PROA_MAX_NUM_SEQS", "many", "the variable PROA_MAX_NUM_SEQS: .*'many'"),
+        ("PROA_PORT", "70000", "the variable PROA_PORT must be at most 65535, got 70000"),
+        ("PROA_TLS_CERT", "a.crt", "PROA_TLS_CERT is set, but --tls-cert is not a flag of `proa serve`"),
+        ("PROA_CONFIG", "/missing.yaml", "--config /missing.yaml: No such file"),
+    ],
+)
+def test_a_wrong_variable_is_refused(variable: str, text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_arguments(["/m"], {variable: text})
+
+
+def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
+    environment = {"PROA_PORT": "tcp://10.0.0.1:80", "PROA_MAX_MODEL_LENGTH": "64", "PROA_SERVICE_HOST": "10.0.0.1"}
+    arguments = read_arguments(["/m"], environment)
+    assert arguments.url == "http://127.0.0.1:8000"
+    assert [note.partition(" is ")[0] for note in arguments.notes] == ["PROA_MAX_MODEL_LENGTH", "PROA_PORT"]
+    assert program_environments(environment) == ({"PROA_SERVICE_HOST": "10.0.0.1"},) * 2

@@ -47,16 +47,18 @@ def test_switches(text: str, value: bool) -> None:
 @pytest.mark.parametrize("text", ["tcp://10.0.0.1:80", "udp://[fd00::1]:80"])
 def test_the_address_of_a_service_is_no_port(text: str) -> None:
     assert value_of("PROA_PORT", {"PROA_PORT": text}) is None
-    (line,) = warnings(KNOWN, {"PROA_PORT": text})
-    assert line == f"PROA_PORT is ignored: {text} is the address of a Kubernetes Service"
+    lines = warnings(KNOWN, {"PROA_PORT": text})
+    assert lines["PROA_PORT"] == f"PROA_PORT is ignored: {text} is the address of a Kubernetes Service"
 
 
 def test_variables_of_services_are_no_misspelled_flags() -> None:
-    assert warnings(KNOWN, OF_SERVICES) == []
+    assert warnings(KNOWN, OF_SERVICES) == {}
 
 
 def test_a_misspelled_variable_gets_a_suggestion() -> None:
     environment = {"PROA_MAX_MODEL_LENGTH": "4", "PROA_E2E_POWER": "x", "MAX_MODEL_LENGTH": "4", "PROA_PORT": "8001"}
-    assert warnings(KNOWN, environment) == [
-        "PROA_MAX_MODEL_LENGTH is ignored: no flag has this variable; did you mean PROA_MAX_MODEL_LEN?"
-    ]
+    assert warnings(KNOWN, environment) == {
+        "PROA_MAX_MODEL_LENGTH": (
+            "PROA_MAX_MODEL_LENGTH is ignored: no flag has this variable; did you mean PROA_MAX_MODEL_LEN?"
+        )
+    }

@@ -15,6 +15,7 @@ from proa.options import (
     Parser,
     add_options,
     check_options,
+    environment_warnings,
     flags,
     from_arguments,
     masked,
@@ -253,6 +254,21 @@ def test_errors_do_not_show_secrets() -> None:
     add_options(parser, Keys)
     with pytest.raises(ValueError, match=r"^the variable PROA_API_KEY is not valid$"):
         from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1"})
+
+
+def test_the_variable_of_keys_has_one_key() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Keys:
+        api_key: tuple[str, ...] = option((), "key; repeat for several")
+
+    parser = Parser(prog="pytest")
+    add_options(parser, Keys)
+    assert from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1,[2"}).api_key == ("sk-1,[2",)
+
+
+def test_misspelled_variables_are_named() -> None:
+    (line,) = environment_warnings(Config, {"PROA_TIMEOUTS": "5", "PROA_TIMEOUT": "5"})
+    assert line.startswith("PROA_TIMEOUTS is ignored: ")
 
 
 def test_flags_are_listed() -> None:
