@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = ("*.md", "docs/*.md", "k8s/*.md", "charts/proa/*.md", "training/*.md", "tests/gpu/*.md")
 SCRIPTS = ("benchmarks/*.py", "tests/browser/*.py", "tests/peers/*.py", "training/*.py")
-PROGRAMS = ("curl", "helm", "kubectl", "make", "pip", "proa-engine", "proa-gateway", "pytest", "python", "python3")
+PROGRAMS = (
+    *("curl", "helm", "kubectl", "make", "pip", "pytest", "python", "python3"),
+    *("proa", "proa-engine", "proa-gateway"),
+)
 SHELL = ("", "bash", "console", "sh")  # languages of fenced blocks that may have commands
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

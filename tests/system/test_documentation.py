@@ -30,7 +30,13 @@ BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sa
 TRANSFER = ("--kv-offloading-size=0.1", "--kv-transfer-address=127.0.0.1:0")
 SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
 OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
-ASKING = [each for each in commands() if each.program == "curl" or "run-batch" in each.words]
+ENDING = ("chat", "complete", "run-batch", "collect-env")  # commands of `proa` and `proa-gateway`
+NAMED = {(each,) for each in ENDING}
+ASKING = [
+    each
+    for each in commands()
+    if each.program == "curl" or (each.words[1:2] in NAMED and (each.words[2:] or each.output))  # not only the name
+]
 SCRIPTS = [
     each for each in commands() if each.words[0].startswith("python") and each.words[1:3] not in ((), ("-m", "pip"))
 ]
@@ -102,7 +108,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_requests_get_the_answers_that_the_page_shows(page: str, site: Site) -> None:
     """In the page's order: some requests undo what those before them did."""
     for command in (each for each in ASKING if each.page == page):
-        shell = 'curl() { command curl --silent --show-error --fail-with-body "$@"; }'
+        shell = """curl() { command curl --silent --show-error --fail-with-body "$@"; }
+            proa() { command proa "$@" $(case $1 in chat | complete) echo --url=http://localhost:8000/v1;; esac); }"""
         output = site.run(page, "bash", "-c", f"{shell}\n{command.text}")
         assert '"error":{' not in output.replace('"error":null', ""), output
         assert matches(output, command.output), f"{command} answers:\n{output}"

@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -11,6 +10,9 @@ from io import StringIO
 import pytest
 import yaml
 
+from proa_cli.arguments import flags_here
+from proa_cli.main import main as run_proa
+from proa_cli.vllm_table import TABLE
 from proa_engine.cli import make_parser as make_engine_parser
 from proa_gateway.cli import make_parser as make_gateway_parser
 from support import chart
@@ -18,9 +20,10 @@ from support.documentation import PROGRAMS, ROOT, Command, Snippet, commands, sn
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE))
-PARSERS: dict[str, Callable[[], ArgumentParser]] = {
-    "proa-engine": make_engine_parser,
-    "proa-gateway": make_gateway_parser,
+RUN: dict[str, Callable[[list[str]], object]] = {
+    "proa": run_proa,
+    "proa-engine": lambda words: make_engine_parser().parse_args(words),
+    "proa-gateway": lambda words: make_gateway_parser().parse_args(words),
 }
 OF_INSTALLING = {"--wait", "--reuse-values"}  # flags of helm that `helm template` does not have
 
@@ -47,9 +50,19 @@ def check_program(command: Command) -> None:
     assert set(command.flags) <= set(re.findall(r"--[\w-]+", printed))
 
 
+def check_proa(command: Command) -> None:
+    """`serve` and `run-batch` know vLLM's flags too, and the help of `serve` has those of both."""
+    printed = help_of("proa", *command.words[1:2])
+    known = set(re.findall(r"--[\w-]+", printed))
+    if command.words[1] in ("serve", "run-batch"):
+        known |= flags_here() | TABLE.keys()
+    own = command.words[: command.words.index("--")] if "--" in command.words else command.words
+    assert {word.partition("=")[0] for word in own if word.startswith("--")} <= known
+
+
 def help_of(program: str, *subcommand: str) -> str:
     with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit):
-        PARSERS[program]().parse_args([*subcommand, "--help"])
+        RUN[program]([*subcommand, "--help"])
     return printed.getvalue()
 
 
@@ -92,6 +105,7 @@ RULES: dict[str, Callable[[Command], None]] = {
     "kubectl": check_kubectl,
     "make": check_make,
     "pip": check_pip,
+    "proa": check_proa,
     "proa-engine": check_program,
     "proa-gateway": check_program,
     "pytest": check_pytest,
