@@ -28,9 +28,11 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
-from proa_engine.models.folders import check_model, read_tokenizer_files, resolve_model, resolve_tokenizer
+from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from proa_engine.models.sources import resolve_model, resolve_tokenizer
+from proa_engine.preflight import check_start
 
 
 class LoadedModelConfig(Protocol):
@@ -144,7 +146,7 @@ def load_engine(
 
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
-    check_model(config)
+    check_start(config)
     from proa_engine.executor import make_executor
     from proa_engine.worker.host import available_cores, set_thread_variables
 

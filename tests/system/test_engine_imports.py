@@ -11,7 +11,7 @@ NOT_TO_SERVE = (
     *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed._symmetric_memory"),
 )
 BEFORE_TORCH = """
-import proa_engine.cli, proa_engine.server.serve, proa_engine.executor
+import proa_engine.cli, proa_engine.server.serve, proa_engine.executor, proa_engine.preflight
 assert "torch" not in sys.modules, "torch must be imported after the number of its threads is set"
 """
 LOADED = """

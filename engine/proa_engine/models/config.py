@@ -23,7 +23,13 @@ from proa_engine.layers.weights import LinearMethod, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.decoder_layer import LayerDeclaration
-from proa_engine.models.folders import read_config, read_generation_config
+from proa_engine.models.folders import (
+    STORED_DTYPES,
+    read_config,
+    read_generation_config,
+    stored_dtype,
+    text_fields,
+)
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
 from proa_engine.models.image_files import ImageFiles
 from proa_engine.models.pooling_config import (
@@ -37,11 +43,20 @@ from proa_engine.models.pooling_config import (
     reward_config,
 )
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import Form, architecture_of, is_adapted, is_encoder, model_class, standard_fields
+from proa_engine.models.registry import (
+    COLBERT,
+    COLBERT_ENCODER,
+    Form,
+    architecture_of,
+    is_adapted,
+    is_encoder,
+    model_class,
+    standard_fields,
+)
 from proa_engine.models.stages import WHOLE, Stage, cut
 
 Runner = Literal["auto", "generate", "pooling"]
-TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in STORED_DTYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +148,8 @@ class ModelConfig:
         """
         config, modules = read_config(Path(folder)), read_embedding_modules(Path(folder))
         generation = read_generation_config(Path(folder))
-        if config.get("architectures") == ["HF_ColBERT"]:
-            config = config | {"architectures": ["BertModel"]}
+        if config.get("architectures") == [COLBERT]:
+            config = config | {"architectures": [COLBERT_ENCODER]}
             modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
         files = None if language_model_only or "vision_config" not in config else ImageFiles.from_folder(Path(folder))
         read = cls.from_dicts(config, generation, quantization, runner, modules, files)
@@ -166,7 +181,7 @@ class ModelConfig:
         if runner == "generate" and not has_lm_head:
             raise ValueError(f"runner generate is not supported: {config['architectures'][0]} has no LM head")
         model: ModelClass = model_class(architecture)
-        fields = {**model.defaults, **_text_fields(config)}
+        fields = {**model.defaults, **text_fields(config)}
         if image_files is None:
             fields.pop("vision_config", None)
         if is_adapted(architecture):
@@ -188,7 +203,7 @@ class ModelConfig:
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
             decoder=decoder,
             eos_token_ids=_eos_token_ids(fields, generation),
-            torch_dtype=_torch_dtype(fields),
+            torch_dtype=TORCH_DTYPES[stored_dtype(fields)],
             is_text_part="text_config" in config and encoder is None,
             num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
@@ -241,24 +256,11 @@ def _pooling(
     return replace(pooling, kinds={**pooling.kinds, **logprobs}, max_tokens=None)  # the limit is that of embeddings
 
 
-def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the text model, which are in `text_config` if the model has other inputs too."""
-    text = config.get("text_config") or {}
-    return {**config, **{name: value for name, value in text.items() if value is not None}}
-
-
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)
-
-
-def _torch_dtype(config: Mapping[str, Any]) -> torch.dtype:
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if name not in TORCH_DTYPES:
-        raise ValueError(f"dtype {name} is not supported; supported: {', '.join(TORCH_DTYPES)}")
-    return TORCH_DTYPES[name]
 
 
 def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> ModelConfig:

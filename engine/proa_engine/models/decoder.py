@@ -16,6 +16,7 @@ from proa_engine.layers.weights import Weights
 from proa_engine.models.base import ImageEncoder
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.fields import Fields
+from proa_engine.models.text_prefix import text_prefix
 
 
 class DecoderForCausalLM:
@@ -112,12 +113,8 @@ class DecoderForCausalLM:
 
 def text_weights(weights: Weights) -> tuple[Weights, Weights]:
     """The decoder's weights and the LM head's, by the names of a text model's checkpoint, or of a larger model's."""
-    for inner, head in (("model.language_model", "lm_head"), ("language_model.model", "language_model.lm_head")):
-        if weights.has(f"{inner}.embed_tokens.weight"):
-            return weights / inner, weights / head
-    if weights.has("embed_tokens.weight"):  # of the decoder alone, as sentence-transformers saves it
-        return weights, weights / "lm_head"
-    return weights / "model", weights / "lm_head"
+    prefix = text_prefix(weights.has)
+    return weights / prefix.decoder if prefix.decoder else weights, weights / prefix.head
 
 
 def tensors_of(owner: object) -> Iterator[torch.Tensor]:

@@ -1,10 +1,12 @@
 """Supported architectures: the names that config.json gives them, and the modules that define their classes."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
+
+from proa_engine.models.transformers_names import causal_lm_names, has_transformers
 
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
@@ -51,6 +53,7 @@ ENCODERS = tuple(
     for family in ("Bert", "Camembert", "ModernBert", "Roberta", "XLMRoberta")
     for form in ("Model", "ForSequenceClassification")
 )
+COLBERT, COLBERT_ENCODER = "HF_ColBERT", "BertModel"  # of ColBERT's own code, with a linear layer behind
 ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures
 
 
@@ -67,19 +70,8 @@ class Form(Enum):
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
     """The first of `architectures`, of another form as that of the causal language model with the same decoder.
 
-    Raises ValueError if it is not supported.
+    Raises ValueError if it is not supported. Does not import torch.
     """
-    known = check_architecture(config)
-    if known is not None:
-        return known
-    name = _first_architecture(config)
-    if import_module(f"{ADAPTER}.fields").knows(name):
-        return name, Form.CAUSAL_LM
-    raise ValueError(_unsupported(name, f", {', '.join(ENCODERS)}, and the causal language models of transformers"))
-
-
-def check_architecture(config: Mapping[str, Any]) -> tuple[str, Form] | None:
-    """`architecture_of`, without importing transformers and torch: None if only transformers knows the answer."""
     name = _first_architecture(config)
     if name in MODULES:
         return name, Form.CAUSAL_LM
@@ -87,11 +79,13 @@ def check_architecture(config: Mapping[str, Any]) -> tuple[str, Form] | None:
         decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
         if name.endswith(form.value) and decoder in MODULES:
             return decoder, form
-    if find_spec("transformers") is None:
-        raise ValueError(_unsupported(name, "; others need the extra: pip install 'proa-engine[transformers]'"))
-    if is_encoder(name):
+    if name == COLBERT:
+        return architecture_of({"architectures": [COLBERT_ENCODER]})
+    if is_encoder(name) and has_transformers():
         return name, Form.CLASSIFIER if name.endswith(Form.CLASSIFIER.value) else Form.EMBEDDING
-    return None
+    if has_transformers() and name in causal_lm_names():
+        return name, Form.CAUSAL_LM
+    raise ValueError(_unsupported(name, config))
 
 
 def _first_architecture(config: Mapping[str, Any]) -> str:
@@ -101,8 +95,25 @@ def _first_architecture(config: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
-def _unsupported(name: str, others: str) -> str:
-    return f"architecture {name} is not supported; supported: {', '.join(MODULES)}{others}"
+def _unsupported(name: str, config: Mapping[str, Any]) -> str:
+    text = f"architecture {name} is not supported"
+    if config.get("auto_map"):
+        text += (
+            ": its code is in the model's folder (auto_map in config.json), and code of checkpoints is never run; take "
+            "a version of the model for transformers' own code"
+        )
+    elif similar := _similar(name):
+        text += f" (did you mean {similar}?)"
+    if not has_transformers():
+        text += "; others need the extra: pip install 'proa-engine[transformers]'"
+    return f"{text}; docs/models.md lists what is supported"
+
+
+def _similar(name: str) -> str | None:
+    """The architecture with the most similar family, because the ends of all names are alike."""
+    known = {each.partition("For")[0]: each for each in (*ENCODERS, *MODULES)}
+    close = get_close_matches(name.partition("For")[0], known, n=1, cutoff=0.8)
+    return known[close[0]] if close else None
 
 
 def is_encoder(architecture: str) -> bool:

@@ -8,9 +8,10 @@ import torch
 from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import check_speculation
 from proa_engine.layers.cache_layers import LatentLayer
-from proa_engine.models.config import ModelConfig, make_batch_invariant, make_expert_parallel
+from proa_engine.models.config import ModelConfig, check_prompt_embeds, make_batch_invariant, make_expert_parallel
 from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.worker.host import available_cores, threads_per_rank
+from proa_engine.worker.requirements import check_max_model_len
 
 
 def resolve_device(wanted: str, rank: int) -> torch.device:
@@ -43,6 +44,8 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
         model = make_batch_invariant(model, config.tensor_parallel_size)
     if config.decode_context_parallel_size > 1 and any(layer.cache_kind is not LatentLayer for layer in model.layers):
         raise ValueError("decode_context_parallel_size must be 1 for a model that has layers without latent attention")
+    if config.enable_prompt_embeds:
+        check_prompt_embeds(model)
     if config.enable_expert_parallel:
         model = make_expert_parallel(model)
     return replace(model, max_position_embeddings=resolve_max_model_len(config, model))
@@ -60,8 +63,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             )
     if config.max_model_len is None:
         return most
-    if config.max_model_len > most:
-        raise ValueError(f"max_model_len {config.max_model_len} is more than the model's {most} positions")
+    check_max_model_len(config.max_model_len, most)
     return config.max_model_len
 
 

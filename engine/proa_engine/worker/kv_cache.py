@@ -13,6 +13,7 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.host import HostMemory
+from proa_engine.worker.requirements import gib
 
 # Share of the machine's available memory to use without a container limit, because other programs need some too.
 _SHARE_OF_MACHINE = 0.5
@@ -103,8 +104,8 @@ def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
     max_num_seqs = min(max_num_seqs, num_bytes // (2 * plan.state_bytes) - 1)
     if max_num_seqs < 1:
         raise ValueError(
-            f"the KV cache has {_gib(max(num_bytes, 0))} on this rank, but the state of one request takes "
-            f"{_gib(plan.state_bytes)}: raise kv_cache_memory_bytes (gpu_memory_utilization), or give the engine more "
+            f"the KV cache has {gib(max(num_bytes, 0))} on this rank, but the state of one request takes "
+            f"{gib(plan.state_bytes)}: raise kv_cache_memory_bytes (gpu_memory_utilization), or give the engine more "
             "memory"
         )
     left = num_bytes - (max_num_seqs + 1) * plan.state_bytes
@@ -134,8 +135,8 @@ def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> Cache
     if not num_pages or (plan.state_bytes and not num_states):
         smallest = plan.block_bytes if not plan.state_bytes else max(4 * plan.state_bytes, 2 * plan.block_bytes)
         raise ValueError(
-            f"kv_offloading_size is {config.kv_offloading_size:g} GiB, {_gib(num_bytes)} on this rank, but what it "
-            f"must hold takes {_gib(smallest)}: raise it"
+            f"kv_offloading_size is {config.kv_offloading_size:g} GiB, {gib(num_bytes)} on this rank, but what it "
+            f"must hold takes {gib(smallest)}: raise it"
         )
     return replace(sizes, num_host_pages=num_pages, num_host_states=num_states)
 
@@ -239,19 +240,9 @@ def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, rea
         shorter += ", take less memory for images (encoder_cache_size, language_model_only)"
     raise ValueError(
         f"the KV cache has room for {num_blocks} blocks, but one request of max_model_len {max_model_len} tokens needs "
-        f"{needed} ({_gib(needed * block_bytes)} on this rank): {shorter}, raise kv_cache_memory_bytes "
+        f"{needed} ({gib(needed * block_bytes)} on this rank): {shorter}, raise kv_cache_memory_bytes "
         "(num_gpu_blocks_override, gpu_memory_utilization), or give the engine more memory"
     )
-
-
-def weights_room(memory: HostMemory, ranks_here: int) -> int:
-    """Return the bytes that one rank's weights may take on a CPU, where `ranks_here` ranks share the container or
-    machine.
-
-    `memory` is the state before any rank has loaded weights.
-    """
-    limit = memory.available if memory.limit is None else min(memory.limit, memory.available)
-    return limit // ranks_here
 
 
 def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
@@ -264,20 +255,6 @@ def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
         num_divided -= num_routed
         num_shared += int(num_routed * split.largest_share)
     return (num_divided // num_ranks + num_shared) * dtype_bytes
-
-
-def check_weights(weight_bytes: int, room: int) -> None:
-    """Raise `ValueError` if the weights take more than `room` bytes."""
-    if weight_bytes > room:
-        raise ValueError(
-            f"the model's weights take {_gib(weight_bytes)} on this rank, but it has {_gib(room)} of memory: give the "
-            "engine more, take a smaller dtype or a smaller model, or more ranks in containers of their own "
-            "(tensor_parallel_size)"
-        )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def most_image_tokens(config: EngineConfig, images: ImageInput, max_model_len: int) -> int:

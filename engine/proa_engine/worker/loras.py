@@ -12,8 +12,8 @@ import torch
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
-from proa_engine.models.folders import resolve_lora
 from proa_engine.models.lora_checkpoint import digest, open_lora, unchanged
+from proa_engine.models.sources import resolve_lora
 from proa_engine.worker.columns import Columns, ForwardInputs, Rows
 from proa_engine.worker.decode_graphs import GraphShape
 from proa_engine.worker.slots import Edits, SlotTables

@@ -22,6 +22,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
+from proa_engine.models.sources import resolve_model
 from proa_engine.mover.disk import MIN_SEGMENTS
 from proa_engine.mover.disk_slots import delete_abandoned, take_slot
 from proa_engine.mover.layout import ArenaLayout
@@ -48,6 +49,7 @@ from proa_engine.worker.warmup import WarmUp
 class Worker:
     """One rank. Call `init_device`, `load_model` and `start` in this order; then `model_runner` can run steps.
 
+from proa_engine.worker.requirements import check_weights, weights_room
     Everything runs in the calling thread. `log` is called with lines about the progress. `ranks_here` is the number of
     ranks that share the container or machine. `tracer` makes the rank's spans (default: as the environment configures
     it).
@@ -116,7 +118,7 @@ class Worker:
         cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
-            kv_cache.check_weights(weight_bytes, kv_cache.weights_room(self._memory(), self._ranks_here))
+            check_weights(weight_bytes, weights_room(self._memory(), self._ranks_here))
         parallel, links = self._join_stages(self._join(rendezvous, store))
         parallel = replace(parallel, divides_latents=config.decode_context_parallel_size > 1)
         parallel = self._with_symmetric_memory(parallel)

@@ -9,7 +9,7 @@ import torch
 from proa_engine.config import EngineConfig
 from proa_engine.layers.expert_split import ExpertSizes, expert_range, split_experts
 from proa_engine.models.config import ModelConfig, make_batch_invariant, make_expert_parallel
-from proa_engine.models.folders import resolve_model
+from proa_engine.models.sources import resolve_model
 from proa_engine.worker.auto_config import resolve_model_config
 from proa_engine.worker.kv_cache import num_parameters, weight_bytes
 

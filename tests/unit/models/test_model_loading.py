@@ -1,5 +1,6 @@
 """Weights that do not fit are named; dummy weights do not depend on the ranks; names resolve to folders."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from proa_engine.layers.weights import Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.folders import resolve_lora, resolve_model
 from proa_engine.models.loader import load_model
 from proa_engine.models.registry import model_class
+from proa_engine.models.sources import resolve_lora, resolve_model
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, make_tiny_model
 
@@ -50,7 +51,7 @@ def edit_weights(folder: Path, *, drop: tuple[str, ...] = (), add: dict[str, tor
 
 def test_progress_is_reported(tmp_path: Path) -> None:
     _, lines = load(make_tiny_model(tmp_path))
-    assert lines[0].startswith("loading 21 tensors from 1 files of ")
+    assert re.match(r"loading 0\.\d+ GB of weights from 1 files of ", lines[0])
     assert lines[-1].startswith("weights loaded in ")
 
 
@@ -97,12 +98,12 @@ def test_a_folder_without_weights_or_with_a_torn_file_says_so(tmp_path: Path) ->
     with pytest.raises(ValueError, match="is not a readable safetensors file"):
         load(folder)
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks files that its index names: {shard.name}"):
+    with pytest.raises(ValueError, match=f"files that its index names: {shard.name}"):
         load(folder)
     (folder / "model.safetensors.index.json").unlink()
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no \*\.safetensors weights"):
+    with pytest.raises(ValueError, match=r"holds no \*\.safetensors weights"):
         load(folder)
 
 

@@ -13,16 +13,15 @@ from proa_engine.worker.kv_cache import (
     cache_groups,
     check_ranks,
     check_room,
-    check_weights,
     configured_sizes,
     cpu_budget,
     cpu_sizes,
     divide,
     gpu_sizes,
     smallest,
-    weights_room,
     with_host,
 )
+from proa_engine.worker.requirements import check_weights, weights_room
 
 GIB = 2**30
 CONFIG = EngineConfig(model="m", max_num_seqs=4)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.expert_split import ExpertSizes
@@ -23,11 +22,6 @@ from proa_engine.models.decoder_layer import FeedForward, Layer
 
 UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")  # frequencies depend on the longest sequence of the batch
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-
-
-def knows(architecture: str) -> bool:
-    """Whether `transformers` has this architecture as a causal language model."""
-    return architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def read_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
@@ -138,6 +132,7 @@ def read_options(fields: Mapping[str, Any]) -> AdaptedOptions:
     return AdaptedOptions(
         layers=tuple(AdaptedLayer(number, size // layers, mlp) for number in range(layers)),
         norm=NormOptions(1e-6),
+        needs_token_ids="transformers runs it",
         fields=dict(fields),
     )
 

@@ -16,7 +16,7 @@ from proa.lora_module import LoraModule
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.folders import check_model
+from proa_engine.preflight import check_start
 from support.tiny_models import make_tiny_model
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -52,8 +52,92 @@ def cut(name: str) -> Break:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-10])
 
 
+def edit_header(change: Callable[[dict[str, Any]], object], *, name: str = "model.safetensors") -> Break:
+    """Rewrite the header of a safetensors file, and leave its tensors as they are."""
+
+    def apply(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        change(header)
+        text = json.dumps(header).encode()
+        (folder / name).write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    return apply
+
+
+def rename_tensors(old: str, new: str) -> Break:
+    def change(header: dict[str, Any]) -> None:
+        for name in [name for name in header if old in name]:
+            header[name.replace(old, new)] = header.pop(name)
+
+    return edit_header(change)
+
+
+def edit_entry(name: str, **fields: Any) -> Break:
+    return edit_header(lambda header: header[name].update(fields))
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def nest(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    folder.mkdir()
+    folder.with_name("moved").rename(folder / "inner")
+
+
+def both(*breaks: Break) -> Break:
+    return lambda folder: [each(folder) for each in breaks]
+
+
+def put_folder(name: str) -> Break:
+    return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
+
+
+LARGER_VOCABULARY = json.dumps({"model": {"type": "BPE", "vocab": {str(each): each for each in range(1000)}}})
+
 # What is wrong with the folder, and a part of the sentence.
 FOLDERS: Mapping[str, tuple[Break, str]] = {
+    "empty": (empty, "it is empty; is the volume mounted, and the download complete?"),
+    "model is in a folder of the folder": (nest, "it has no config.json; did you mean"),
+    "adapter": (rename("config.json", "adapter_config.json"), "it is a LoRA adapter; give the base model as model"),
+    "GGUF alone": (
+        both(empty, write("model-q4.gguf", "GGUF")),
+        "it has no config.json, and model-q4.gguf is in GGUF; take a version of the model in safetensors",
+    ),
+    "GGUF weights": (
+        rename("model.safetensors", "model-q4.gguf"),
+        "holds no *.safetensors weights: model-q4.gguf is in GGUF; take a version",
+    ),
+    "config is a folder": (put_folder("config.json"), "config.json is a folder, not a file"),
+    "config is empty": (write("config.json", ""), "config.json is not valid JSON: it is empty"),
+    "config is cut": (cut("config.json"), "config.json is not valid JSON"),
+    "config is a pointer": (write("config.json", LFS_POINTER), "config.json is a pointer of Git LFS"),
+    "no architectures": (configure(architectures=None), "architectures in config.json must be a list with a name"),
+    "unknown architecture": (
+        configure(architectures=["FooForCausalLM"]),
+        "architecture FooForCausalLM is not supported; docs/models.md lists what is supported",
+    ),
+    "misspelt architecture": (
+        configure(architectures=["LamaForCausalLM"]),
+        "architecture LamaForCausalLM is not supported (did you mean LlamaForCausalLM?)",
+    ),
+    "architecture with code in the folder": (
+        configure(architectures=["MyForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_my.MyForCausalLM"}),
+        "its code is in the model's folder (auto_map in config.json), and code of checkpoints is never run; take a ver",
+    ),
+    "unknown quantization": (
+        configure(quantization_config={"quant_method": "bitsandbytes"}),
+        "quantization bitsandbytes is not supported; supported: none, awq, compressed-tensors, fp8, gptq, mxfp4; take",
+    ),
+    "quantization in other bits": (
+        configure(quantization_config={"quant_method": "awq", "bits": 8}),
+        "quantization with bits 8 is not supported; supported: 4",
+    ),
+    "unknown type": (configure(dtype="float64"), "dtype float64 is not supported; supported: float32"),
     "no config": (remove("config.json"), "is not a model folder: it has no config.json"),
     "config is not JSON": (write("config.json", "{"), "config.json is not valid JSON"),
     "config is a list": (write("config.json", "[]"), "config.json must hold a JSON object"),
@@ -77,14 +161,52 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "tokenizer is no tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json is not a tokenizer"),
     "tokenizer is a pointer": (write("tokenizer.json", LFS_POINTER), "tokenizer.json is a pointer of Git LFS"),
     "tokenizer config is not JSON": (write("tokenizer_config.json", ""), "tokenizer_config.json is not valid JSON"),
-    "no weights": (rename("model.safetensors", "pytorch_model.bin"), "holds no *.safetensors weights"),
+    "tokenizer is cut": (cut("tokenizer.json"), "tokenizer.json is not valid JSON"),
+    "tokenizer is of another model": (
+        write("tokenizer.json", LARGER_VOCABULARY),
+        "has 1,000 tokens, but the model has vocab_size 259: it is the tokenizer of another model",
+    ),
+    "no weights": (remove("model.safetensors"), "no *.safetensors weights: only its other files were copied"),
+    "weights in pickle": (
+        rename("model.safetensors", "pytorch_model.bin"),
+        "pytorch_model.bin is in PyTorch's pickle format, which can run code when it is loaded; take a version of the",
+    ),
+    "header is no JSON": (
+        write("model.safetensors", "\x02\0\0\0\0\0\0\0{]"),
+        "model.safetensors is not a readable safetensors file: its header is invalid",
+    ),
+    "tensor is behind the file's end": (
+        edit_entry("model.norm.weight", data_offsets=[10**9, 10**9 + 256]),
+        "its header says 1,000,0",
+    ),
+    "tensor has fewer bytes than its shape": (
+        edit_entry("model.norm.weight", shape=[65]),
+        "model.norm.weight has 256 bytes, which are not those of F32 [65]",
+    ),
+    "weights are of another vocabulary": (
+        configure(vocab_size=300),
+        "model.embed_tokens.weight has shape [259, 64], but vocab_size is 300",
+    ),
+    "weights are of another width": (configure(hidden_size=128), "has shape [259, 64], but hidden_size is 128"),
+    "weights have fewer layers": (
+        configure(num_hidden_layers=4),
+        "num_hidden_layers is 4, but layers 2, 3 have no tensors",
+    ),
+    "weights of another model": (
+        rename_tensors("model.", "transformer."),
+        "are not those of its config.json: model.embed_tokens.weight is missing, which LlamaForCausalLM has",
+    ),
+    "quantized weights without a quantization": (
+        edit_entry("model.layers.0.mlp.up_proj.weight", dtype="I32"),
+        "model.layers.0.mlp.up_proj.weight is stored as I32, so it is quantized, but there is no quantization_config",
+    ),
     "weights are cut": (cut("model.safetensors"), "was it copied or downloaded in full?"),
     "weights are a pointer": (write("model.safetensors", LFS_POINTER), "model.safetensors is a pointer of Git LFS"),
     "weights are a page": (write("model.safetensors", "<html>…</html>"), "model.safetensors is not a readable"),
     "weights are empty": (write("model.safetensors", ""), "model.safetensors is not a readable safetensors file"),
     "index names absent files": (
         write("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
-        "lacks files that its index names: b.safetensors",
+        "lacks 1 of 1 files that its index names: b.safetensors",
     ),
     "index without a map": (write("model.safetensors.index.json", "{}"), "index.json has no weight_map"),
 }
@@ -97,18 +219,29 @@ def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path
     shutil.copytree(good, folder)
     spoil(folder)
 
-    with pytest.raises((ValueError, OSError)) as raised:
-        check_model(EngineConfig(model=str(folder)))
+    with pytest.raises(ValueError, match=re.escape(sentence)) as raised:
+        check_start(EngineConfig(model=str(folder)))
 
-    assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "/nowhere/at/all"}, "model folder /nowhere/at/all does not exist"),
-        ({"model": "s3://bucket/model"}, "s3://bucket/model is a URL, which is not supported"),
+        ({"model": "/nowhere/at/all"}, "model folder /nowhere/at/all does not exist: / has no nowhere"),
+        ({"model": "./nowhere"}, "model folder ./nowhere does not exist"),
+        ({"model": "s3://bucket/model"}, "s3://bucket/model is in an object store (S3), from which the engine does"),
+        ({"model": "gs://bucket/model"}, "(Google Cloud Storage), from which the engine does not load: mount the buck"),
+        (
+            {"model": "az://account/model"},
+            "(Azure Blob Storage), from which the engine does not load: mount the bucket",
+        ),
+        ({"model": "http://host/model.tar"}, "http://host/model.tar is a URL, which is not supported: download the"),
+        ({"model": "https://huggingface.co/a/b/tree/main"}, "is a page of the hub: give the id a/b"),
+        ({"model": "hf://a/b"}, "is written as an id of the hub, without hf://"),
+        ({"model": "builtin", "tokenizer": "s3://bucket/model"}, "is in an object store (S3)"),
+        ({"model": "builtin", "max_model_len": 1_000_000}, "max_model_len 1000000 is more than the model's"),
+        ({"model": "builtin", "quantization": "awq"}, "quantization awq needs a checkpoint of that format"),
         ({"model": __file__}, "test_start_errors.py is a file; give the folder"),
         ({"model": "not a model!"}, "not a model! is neither a folder nor a hub id"),
         ({"model": "builtin", "tokenizer": "/nowhere"}, "model folder /nowhere does not exist"),
@@ -122,26 +255,26 @@ def test_bad_options_are_refused_with_the_reason(options: dict[str, Any], senten
     modules = tuple(LoraModule.parse(each) for each in options.pop("lora_modules", ()))
 
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check_model(EngineConfig(**options, lora_modules=modules))
+        check_start(EngineConfig(**options, lora_modules=modules))
 
 
 def test_a_good_folder_passes(good: Path) -> None:
-    check_model(EngineConfig(model=str(good)))
-    check_model(EngineConfig(model="builtin"))
+    check_start(EngineConfig(model=str(good)))
+    check_start(EngineConfig(model="builtin"))
 
 
 def test_without_a_tokenizer_token_ids_are_served_if_asked_for(good: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(good, tmp_path / "model")
     remove("tokenizer.json")(folder)
 
-    check_model(EngineConfig(model=str(folder), skip_tokenizer_init=True))
+    check_start(EngineConfig(model=str(folder), skip_tokenizer_init=True))
 
 
 def test_dummy_weights_need_no_files(good: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(good, tmp_path / "model")
     remove("model.safetensors")(folder)
 
-    check_model(EngineConfig(model=str(folder), load_format="dummy"))
+    check_start(EngineConfig(model=str(folder), load_format="dummy"))
 
 
 @pytest.mark.parametrize("options", ["model='/nowhere'", "model='builtin', device='cuda'"])

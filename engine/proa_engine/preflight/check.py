@@ -1,0 +1,128 @@
+"""check_start: everything that can be known to fail a start before torch is imported, in the order of its cost.
+
+Configuration and machine first, then what is on the hub is downloaded, then the files are read: all of the JSON files,
+of weights the headers alone.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proa_engine.config import EngineConfig
+from proa_engine.models.folders import (
+    read_config,
+    read_generation_config,
+    read_json,
+    stored_dtype,
+    text_fields,
+    weight_files,
+)
+from proa_engine.models.quantization_config import OnlineFp8Format, read_quantization
+from proa_engine.models.registry import Form, architecture_of, is_adapted
+from proa_engine.models.sources import (
+    LORA_CONFIG_FILE,
+    LORA_WEIGHTS_FILE,
+    resolve_model,
+    resolve_module,
+    resolve_tokenizer,
+)
+from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, read_gpus, runs_on_cpu
+from proa_engine.preflight.headers import read_header, read_headers
+from proa_engine.preflight.ports import check_address
+from proa_engine.preflight.tokenizers import check_vocabulary, read_tokenizer
+from proa_engine.preflight.weights import check_tensors, least_bytes
+from proa_engine.worker.host import read_memory
+from proa_engine.worker.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """`fields`: of config.json's text model. `decoder` None: `transformers` runs the model, and knows the rest."""
+
+    folder: Path
+    fields: Mapping[str, Any]
+    architecture: str
+    decoder: Form | None
+
+
+def check_start(config: EngineConfig) -> None:
+    """Raise ValueError if the engine cannot start. Downloads what is on the hub. Logs a warning for what limits an
+    engine that can start."""
+    try:
+        gpus = None if config.device == "cpu" else read_gpus()
+        _check_machine(config, gpus)
+        model = _read_model(config)
+        if config.load_format != "dummy":
+            _check_weights(config, model, gpus)
+        if not config.skip_tokenizer_init:
+            _check_tokenizer(config, model)
+        for module in config.lora_modules:
+            _check_adapter(resolve_module(module.path))
+    except OSError as error:
+        raise ValueError(f"{error.filename or config.model} cannot be read: {error.strerror or error}") from error
+
+
+def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
+    if config.device == "cuda":
+        check_driver()
+    check_gpus(config.device, config.ranks_here, gpus)
+    if config.kv_transfer_address is not None:
+        host, _, port = config.kv_transfer_address.rpartition(":")
+        for rank in range(config.ranks_here if int(port) else 0):
+            check_address(host.strip("[]"), int(port) + rank, "--kv-transfer-address")
+
+
+def _read_model(config: EngineConfig) -> _Model:
+    folder = resolve_model(config.model, config.revision, config.load_format)
+    stored = read_config(folder)
+    fields, (architecture, form) = text_fields(stored), architecture_of(stored)
+    read_generation_config(folder)
+    is_ours = not is_adapted(architecture)
+    if is_ours:
+        stored_dtype(fields)
+        read_quantization(fields.get("quantization_config"), config.quantization)
+        if fields.get("max_position_embeddings") is not None:
+            check_max_model_len(config.max_model_len, fields["max_position_embeddings"])
+    return _Model(folder, fields, stored["architectures"][0], form if is_ours else None)
+
+
+def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> None:
+    tensors = read_headers(weight_files(model.folder))
+    if model.decoder is None:
+        return
+    check_tensors(tensors, model.fields, architecture=model.architecture, folder=str(model.folder))
+    is_cpu = runs_on_cpu(config.device, gpus)
+    dtype: str = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if is_cpu else stored_dtype(model.fields)
+    quantization = read_quantization(model.fields.get("quantization_config"), config.quantization)
+    quantizes = isinstance(quantization.format, OnlineFp8Format)
+    # Of the ranks, which divide the weights, one has an equal share or more.
+    share = least_bytes(tensors, model.fields, dtype=dtype, quantizes=quantizes) // config.num_ranks
+    if is_cpu:
+        check_weights(share, weights_room(read_memory(), config.ranks_here))
+    elif is_cpu is False and gpus is not None:
+        check_gpu_weights(share, min(gpus.memory), config.gpu_memory_utilization)
+
+
+def _check_tokenizer(config: EngineConfig, model: _Model) -> None:
+    folder = resolve_tokenizer(config)
+    tokenizer = read_tokenizer(folder)
+    check_vocabulary(tokenizer, model.fields.get("vocab_size"), folder)
+    if model.decoder is Form.CAUSAL_LM and config.runner != "pooling" and not tokenizer.has_chat_template:
+        _log.warning("the tokenizer in %s has no chat template: chat requests will be rejected", folder)
+
+
+def _check_adapter(folder: Path) -> None:
+    for name in (LORA_CONFIG_FILE, LORA_WEIGHTS_FILE):
+        if not (folder / name).exists():
+            raise ValueError(f"lora_modules: there is no adapter at {folder}: {name} is missing")
+    try:
+        read_json(folder / LORA_CONFIG_FILE)
+        read_header(folder / LORA_WEIGHTS_FILE)
+    except ValueError as error:
+        raise ValueError(f"lora_modules: {error}") from error
