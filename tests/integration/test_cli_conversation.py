@@ -65,7 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def events(*deltas: dict[str, Any], finish_reason: str = "stop", **fields: Any) -> str:
     """A chat's stream."""
-    choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
+    choices: list[dict[str, Any]] = [{"delta": delta, "finish_reason": None} for delta in deltas]
     choices[-1]["finish_reason"] = finish_reason
     return "".join(f"data: {json.dumps({'choices': [choice], **fields})}\n\n" for choice in choices)
 

@@ -5,7 +5,7 @@ import ipaddress
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,7 +43,7 @@ class HttpApi:
             except (ValueError, LookupError, TypeError):
                 raise ApiError(f"{self.url}/models is not a list of models; does the URL lack /v1?") from None
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """Yield the JSON objects of a stream's events. Raises `ApiError`, also for an error event, and for a stream
         that ends without `[DONE]`."""
         with self._asked(path, {**body, "stream": True}) as response:
