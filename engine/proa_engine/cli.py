@@ -5,6 +5,7 @@ Each command imports its modules when it runs, because torch must not be importe
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from types import FrameType
 
 import msgspec
 
-from proa.options import HelpFormatter, Parser, add_options, from_arguments
+from proa.environment import HELP
+from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa_engine.server.options import ServeOptions
 from proa_engine.worker.host import importing
 
@@ -33,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="proa-engine", description="Proa's engine: generates tokens, serves gRPC.")
     parser.add_argument("--version", action="version", version=version("proa-engine"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="load a model and serve it", formatter_class=HelpFormatter)
+    serve = commands.add_parser("serve", help="load a model and serve it", epilog=HELP, formatter_class=HelpFormatter)
     serve.set_defaults(run=_serve)
     add_options(serve, ServeOptions)
     worker = commands.add_parser("worker", help="run one rank of an engine on its machine")
@@ -54,9 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> int:
     try:
-        options = from_arguments(ServeOptions, arguments)
+        options = from_arguments(ServeOptions, arguments, os.environ)
     except ValueError as error:
         return _print_error(str(error), status=2)
+    for line in environment_warnings(ServeOptions, os.environ):
+        logging.getLogger(__name__).warning(line)
     if options.config.node_rank:
         from proa_engine.worker.node import run_node
 

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
-from proa.options import HelpFormatter, Parser, add_options, from_arguments
+from proa.environment import HELP
+from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa.tls import TlsSource
 from proa_gateway.batch.config import BatchConfig
 from proa_gateway.config import GatewayConfig
@@ -30,9 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     try:
-        config = from_arguments(GatewayConfig, arguments)
-        if not config.api_key and (key := os.environ.get("PROA_API_KEY")):
-            config = replace(config, api_key=(key,))
+        config = from_arguments(GatewayConfig, arguments, os.environ)
         if config.tls is not None:
             TlsSource(config.tls)  # checks the files
         if config.api_keys is not None:
@@ -50,6 +48,8 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     except ValueError as error:
         parser.error(str(error))
     _prepare(arguments.log_level)
+    for line in environment_warnings(GatewayConfig, os.environ):
+        logging.getLogger(__name__).warning(line)
     if config.access_log:
         from proa_gateway.http.middleware import write_access_log
 
@@ -82,19 +82,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="proa-gateway", description="OpenAI-compatible gateway to Proa engines.")
     parser.add_argument("--version", action="version", version=version("proa-gateway"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve, log_level="info")
+    _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve, log_level="info").epilog = HELP
     help = "send the requests of a file and write their responses to another"
     _add(commands, "run-batch", help, BatchConfig, _run_batch, log_level="warning")
     return parser
 
 
-def _add(commands: Any, name: str, help: str, config: type, run: _Command, *, log_level: str) -> None:
-    parser = commands.add_parser(name, help=help, formatter_class=HelpFormatter)
+def _add(commands: Any, name: str, help: str, config: type, run: _Command, *, log_level: str) -> Parser:
+    parser: Parser = commands.add_parser(name, help=help, formatter_class=HelpFormatter)
     add_options(parser, config)
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default=log_level, help="least severe log level"
     )
     parser.set_defaults(run=run)
+    return parser
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:
