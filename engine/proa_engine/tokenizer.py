@@ -2,13 +2,37 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from proa.chat_template import ChatTemplate, special_tokens, template_source
+from proa.chat_template import ChatTemplate, cut_at_mark, marked, special_tokens, template_source
 from proa.text import Vocabulary
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. `tools`: in the form of the OpenAI API. `template`: the source of another
+    chat template; None: the model's own. `variables`: of the template. `add_generation_prompt`: the prompt ends with
+    the opening of the assistant's message. `continue_final_message`: it ends within the last message.
+
+    Raises `ValueError` for both at once, and for variables that are arguments of their own.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def __post_init__(self) -> None:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+        for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"):
+            if name in self.variables:
+                raise ValueError(f"chat_template_kwargs must not have {name}: it is an argument of its own")
 
 
 class Tokenizer:
@@ -26,10 +50,17 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
         source = template_source(config, files.get(CHAT_TEMPLATE_FILE))
-        self._chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
+        self._special_tokens = special_tokens(config)
+        self._chat_template = self._compile(source) if source else None
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+
+    @property
+    def plain_token_ids(self) -> list[int]:
+        """The ids of all tokens but the added ones, ascending."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=False)
+        return sorted(set(vocabulary.values()) - set(self.added_tokens.values()))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -51,25 +82,36 @@ class Tokenizer:
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> list[int]:
         """The token ids of `render_chat`."""
-        return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, options), add_special_tokens=False)
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> str:
-        """The text that prompts for the assistant's next message, with special tokens. `tools`: in the form of the
-        OpenAI API.
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """The prompt's text, with special tokens. `options` None: the defaults.
 
-        Raises `ValueError` if the model has no chat template, if the template ignores tools that are given, or if it
-        raises for these messages.
+        Raises `ValueError` if there is no chat template, if the template ignores tools that are given, if it leaves out
+        a message that is to be continued, or if it raises for these messages.
         """
-        if self._chat_template is None:
+        options = options or ChatOptions()
+        template = self._chat_template if options.template is None else self._compile(options.template)
+        if template is None:
             raise ValueError("the model has no chat template")
-        if tools and "tools" not in self._chat_template.variables:
-            raise ValueError("the model's chat template does not use tools")
-        return self._chat_template.render(messages, {"tools": tools} if tools else {})
+        variables = dict(options.variables)
+        if options.tools:
+            if "tools" not in template.variables:
+                raise ValueError("the model's chat template does not use tools")
+            variables["tools"] = options.tools
+        if not options.continue_final_message:
+            return template.render(messages, variables, add_generation_prompt=options.add_generation_prompt)
+        if not messages:
+            raise ValueError("continue_final_message needs a message")
+        *before, last = messages
+        continued = {**last, "content": marked(last.get("content") or "")}
+        text = cut_at_mark(template.render([*before, continued], variables, add_generation_prompt=False))
+        if text is None:
+            raise ValueError("continue_final_message: the chat template leaves out the last message")
+        return text
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word at the start of a text and after a space, without duplicates."""
@@ -79,3 +121,6 @@ class Tokenizer:
             for prefix in ("", " ")
         )
         return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+    def _compile(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, special_tokens=self._special_tokens)

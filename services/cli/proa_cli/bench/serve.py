@@ -1,0 +1,258 @@
+"""`proa bench serve`: sends requests to a running server, Proa's or another of the OpenAI API, and prints latencies and
+throughput."""
+
+import argparse
+import asyncio
+import gc
+import itertools
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+from tqdm import tqdm
+
+from proa.options import add_options, from_arguments
+from proa_cli.bench import metrics, report, vllm
+from proa_cli.bench.arrivals import arrival_times
+from proa_cli.bench.client import Call, Sample, message_of, open_session, send
+from proa_cli.bench.datasets import Prompt
+from proa_cli.bench.load import Load, Measured, run_load, stopped_by
+from proa_cli.bench.options import SAMPLING, BenchServeOptions, ServerOptions
+from proa_cli.bench.prompts import make_prompts
+from proa_cli.bench.tokens import Tokenizer, find_tokenizer
+
+_RETRY_SECONDS = 1.0
+_BUSY_CLIENT = 0.8  # cores of this process, above which its own speed may be what is measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """`name`: in the API. `source`: the folder or hub id that the tokenizer may be read from."""
+
+    name: str
+    source: str
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    add_options(parser, BenchServeOptions)
+    try:
+        words = vllm.expanded(words, set(parser._option_string_actions))
+        return asyncio.run(_run(from_arguments(BenchServeOptions, parser.parse_args(words))))
+    except aiohttp.ClientConnectorError as error:
+        reason = f"no server answers at {error.host}:{error.port}: {error.strerror}"
+    except (ValueError, OSError, aiohttp.ClientError) as error:
+        reason = str(error) or type(error).__name__
+    print(f"{parser.prog}: error: {reason}", file=sys.stderr)
+    return 1
+
+
+async def _run(options: BenchServeOptions) -> int:
+    """Returns the exit status: 1 if no request succeeded."""
+    server, load = options.server, options.load
+    headers = request_headers(server)
+    async with open_session(server.url, verify=not server.insecure) as session:
+        model = await _find_model(session, server, headers)
+        tokenizer, prompts = await asyncio.to_thread(_make_prompts, options, model, headers)
+        ignores_eos = server.ignore_eos or options.dataset.dataset_name == "random"
+        draw = np.random.default_rng([options.dataset.seed, 1])
+        names = model_names(server, model.name, len(prompts), draw)
+        calls = list(make_calls(server, prompts, names, headers, ignores_eos=ignores_eos))
+        times = arrival_times(len(calls), load.request_rate, load.burstiness or float("inf"), draw, load.ramp_up)
+        await _wait_until_ready(session, server.api_url, calls[0], load.ready_check_timeout_sec)
+        await _warm_up(session, server.api_url, calls[0], load.num_warmups, load.max_concurrency)
+        measured = await _measure(session, options, Load(calls, times, load.max_concurrency, load.max_seconds))
+    figures = metrics.summarize(
+        measured.samples, measured.seconds, options.results.metric_percentiles, dict(options.results.goodput)
+    )
+    rate = load.request_rate
+    print(report.table(figures, options.results.shown, max_concurrency=load.max_concurrency, request_rate=rate))
+    for note in notes(figures, measured):
+        print(note)
+    if options.results.save_result or options.results.append_result:
+        run = {**_settings(options, model.source, tokenizer), **dict(options.results.metadata), **_traffic(options)}
+        detailed = options.results.save_detailed
+        results = report.document(figures, measured.samples, options.results.shown, run, detailed=detailed)
+        path = options.results.result_dir / (options.results.result_filename or _file_name(options, model.source))
+        report.save(path, results, append=options.results.append_result)
+        print(f"Results: {path}")
+    return 0 if figures.completed else 1
+
+
+def request_headers(server: ServerOptions) -> dict[str, str]:
+    """The key is that of `PROA_API_KEY` or `OPENAI_API_KEY`, unless --header has one."""
+    key = os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    authorization = {"Authorization": f"Bearer {key}"} if key else {}
+    return {"Content-Type": "application/json", **authorization, **dict(server.header)}
+
+
+def model_names(server: ServerOptions, model: str, count: int, draw: np.random.Generator) -> list[str]:
+    """The model or adapter that each request names."""
+    if not server.lora_modules:
+        return [model] * count
+    if server.lora_assignment == "round-robin":
+        return list(itertools.islice(itertools.cycle(server.lora_modules), count))
+    return [server.lora_modules[index] for index in draw.integers(0, len(server.lora_modules), size=count)]
+
+
+def make_calls(
+    server: ServerOptions,
+    prompts: Sequence[Prompt],
+    names: Sequence[str],
+    headers: Mapping[str, str],
+    *,
+    ignores_eos: bool,
+) -> Iterator[Call]:
+    """Yield each prompt's request."""
+    prefix = server.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
+    sampling = {name: getattr(server, name) for name in SAMPLING}
+    common = {name: value for name, value in sampling.items() if value is not None}
+    common |= {"stream": True, "stream_options": {"include_usage": True}}
+    common |= {"ignore_eos": True} if ignores_eos else {}
+    if server.logprobs is not None:
+        common |= (
+            {"logprobs": True, "top_logprobs": server.logprobs} if server.is_chat else {"logprobs": server.logprobs}
+        )
+    for index, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+        if server.is_chat:
+            body: dict[str, Any] = {
+                "messages": [{"role": "user", "content": prompt.text}],
+                "max_completion_tokens": prompt.output_tokens,
+            }
+        else:
+            body = {"prompt": prompt.text, "max_tokens": prompt.output_tokens}
+        body = {"model": name, **body, **common, **(server.extra_body or {})}
+        yield Call(orjson.dumps(body), {**headers, "X-Request-Id": f"{prefix}{index}"}, prompt.num_tokens)
+
+
+async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, headers: Mapping[str, str]) -> _Model:
+    """Raises `ValueError` if the model is not named and the server lists none."""
+    if server.model is not None:
+        return _Model(server.served_model_name or server.model, server.model)
+    async with session.get(f"{server.url}/v1/models", headers=headers) as response:
+        body = await response.read()
+    try:
+        listed = orjson.loads(body)["data"][0]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ValueError(f"{server.url}/v1/models lists no model: {message_of(body)}; give --model") from None
+    return _Model(server.served_model_name or listed["id"], listed.get("root") or listed["id"])
+
+
+def _make_prompts(
+    options: BenchServeOptions, model: _Model, headers: Mapping[str, str]
+) -> tuple[Tokenizer | None, list[Prompt]]:
+    """The tokenizer is None if the prompts need none."""
+    server, dataset = options.server, options.dataset
+    tokenizer = None
+    if dataset.dataset_name != "custom" or not (server.is_chat or dataset.skip_chat_template):
+        tokenizer = find_tokenizer(server.tokenizer, model.source, model.name, server.url, headers)
+    print(f"Model: {model.name}, tokenizer: {tokenizer.name if tokenizer else 'not needed'}", flush=True)
+    return tokenizer, make_prompts(dataset, tokenizer)
+
+
+async def _wait_until_ready(session: aiohttp.ClientSession, url: str, call: Call, seconds: float) -> None:
+    """Send the request until it succeeds. Raises `ValueError` if it has not in time."""
+    if not seconds:
+        return
+    deadline = time.monotonic() + seconds
+    while (sample := await send(session, url, call)).error:
+        if time.monotonic() + _RETRY_SECONDS > deadline:
+            raise ValueError(f"no request succeeded in {seconds:g} s (--ready-check-timeout-sec): {sample.error}")
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _warm_up(
+    session: aiohttp.ClientSession, url: str, call: Call, count: int, max_concurrency: int | None
+) -> None:
+    if count:
+        load = Load([call] * count, [0.0] * count, max_concurrency, float("inf"))
+        with stopped_by() as never:
+            await run_load(load, lambda call: send(session, url, call), lambda sample: None, never)
+
+
+async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, load: Load) -> Measured:
+    """Show the progress; Ctrl-C ends the run, and what was measured is returned."""
+    url = options.server.api_url
+    tokens = 0
+    gc.collect()
+    gc.freeze()  # what is there stays: it need not be looked through while times are taken
+    with (
+        tqdm(total=len(load.calls), unit="req", disable=options.results.disable_tqdm) as bar,
+        stopped_by(signal.SIGINT, signal.SIGTERM) as stop,
+    ):
+
+        def ended(sample: Sample) -> None:
+            nonlocal tokens
+            tokens += sample.output_tokens
+            bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):,.0f} tok/s", refresh=False)
+            bar.update()
+
+        return await run_load(load, lambda call: send(session, url, call), ended, stop)
+
+
+def notes(figures: metrics.Metrics, measured: Measured) -> Iterator[str]:
+    """Sentences about what the table does not say."""
+    if errors := [sample.error for sample in measured.samples if sample.error]:
+        yield f"{len(errors)} requests failed, the first with: {errors[0]}"
+    if measured.unfinished:
+        yield f"{measured.unfinished} requests had not ended, or were not sent, when the run was stopped."
+    if figures.output_tokens > 1.05 * figures.chunks > 0:
+        yield (
+            f"A chunk had {figures.output_tokens / figures.chunks:.2f} tokens on average: ITL is the time between "
+            "chunks, TPOT that of a token."
+        )
+    if count := sum(not sample.has_usage for sample in measured.samples if not sample.error):
+        yield f"{count} responses had no usage: a chunk counts as one output token, prompts as they were made."
+    if measured.client_cpu > _BUSY_CLIENT:
+        yield (
+            f"This client used {measured.client_cpu:.2f} cores of at most one: its own speed may be what was measured. "
+            "Run several beside each other, each with a part of the load."
+        )
+
+
+def _settings(options: BenchServeOptions, model: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {
+        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": options.server.backend,
+        "backend": options.server.backend,
+        "label": options.results.label,
+        "model_id": model,
+        "tokenizer_id": tokenizer.name if tokenizer else None,
+        "num_prompts": options.dataset.num_prompts,
+    }
+
+
+def _traffic(options: BenchServeOptions) -> dict[str, Any]:
+    load = options.load
+    traffic: dict[str, Any] = {
+        "request_rate": "inf" if load.request_rate is None else load.request_rate,
+        "burstiness": "inf" if load.burstiness is None else load.burstiness,
+        "max_concurrency": load.max_concurrency,
+    }
+    if load.ramp_up_strategy is not None:
+        traffic |= {
+            "ramp_up_strategy": load.ramp_up_strategy,
+            "ramp_up_start_rps": load.ramp_up_start_rps,
+            "ramp_up_end_rps": load.ramp_up_end_rps,
+        }
+    return traffic
+
+
+def _file_name(options: BenchServeOptions, model: str) -> str:
+    load = options.load
+    rate = f"{'inf' if load.request_rate is None else load.request_rate}qps"
+    if load.ramp_up_strategy is not None:
+        rate = f"ramp-up-{load.ramp_up_strategy}-{load.ramp_up_start_rps}qps-{load.ramp_up_end_rps}qps"
+    parts = [options.results.label or options.server.backend, rate]
+    parts += [] if load.max_concurrency is None else [f"concurrency{load.max_concurrency}"]
+    parts += [Path(model).name, datetime.now().strftime("%Y%m%d-%H%M%S")]
+    return "-".join(parts) + ".json"
