@@ -15,16 +15,17 @@ from types import FrameType
 import msgspec
 
 from proa.environment import HELP
+from proa.logs import LogOptions, configure
 from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa_engine.server.options import ServeOptions
 from proa_engine.worker.host import importing
+
+_PROGRAM = "engine"  # in lines of the log
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 1 for a failure, 2 for wrong arguments."""
     arguments = make_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.captureWarnings(True)
     # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
     signal.signal(signal.SIGTERM, _exit)
     status: int = arguments.run(arguments)
@@ -38,12 +39,21 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="load a model and serve it", epilog=HELP, formatter_class=HelpFormatter)
     serve.set_defaults(run=_serve)
     add_options(serve, ServeOptions)
+    download = commands.add_parser(
+        "download",
+        help="download the model, tokenizer and adapters that `serve` with the same flags would, and exit",
+        epilog=HELP,
+        formatter_class=HelpFormatter,
+    )
+    download.set_defaults(run=_download)
+    add_options(download, ServeOptions)
     worker = commands.add_parser("worker", help="run one rank of an engine on its machine")
     worker.set_defaults(run=_worker)
     worker.add_argument("--rank", type=int, required=True, help="rank of this worker, from 1")
     worker.add_argument("--tensor-parallel-size", type=int, required=True, help="the engine's")
     worker.add_argument("--pipeline-parallel-size", type=int, default=1, help="the engine's (default: 1)")
     worker.add_argument("--socket", required=True, help="Unix socket on which to listen for the engine")
+    add_options(worker, LogOptions)
     node_worker = commands.add_parser("node-worker")  # started by nodes; not shown in the help
     node_worker.set_defaults(run=_node_worker)
     node_worker.add_argument("setup")
@@ -59,6 +69,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         options = from_arguments(ServeOptions, arguments, os.environ)
     except ValueError as error:
         return _print_error(str(error), status=2)
+    configure(options.logs, _PROGRAM)
     for line in environment_warnings(ServeOptions, os.environ):
         logging.getLogger(__name__).warning(line)
     if options.config.node_rank:
@@ -71,35 +82,64 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         return serve(options)
     except StartError as error:
+        return _fail(str(error), options.logs)
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    from proa_engine.models.sources import download_model
+
+    try:
+        options = from_arguments(ServeOptions, arguments, os.environ)
+    except ValueError as error:
+        return _print_error(str(error), status=2)
+    configure(options.logs, _PROGRAM)
+    try:
+        download_model(options.config)
+    except (ValueError, OSError) as error:
         return _print_error(str(error), status=1)
+    return 0
 
 
 def _worker(arguments: argparse.Namespace) -> int:
     from proa_engine.worker.main import run_worker
 
+    logs = from_arguments(LogOptions, arguments)
+    configure(logs, _PROGRAM, rank=arguments.rank)
     try:
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         return run_worker(arguments.rank, num_ranks, arguments.socket)
     except ValueError as error:
         return _print_error(str(error), status=2)
     except OSError as error:
-        return _print_error(f"cannot listen on {arguments.socket}: {error}", status=1)
+        return _fail(f"cannot listen on {arguments.socket}: {error}", logs)
 
 
 def _node_worker(arguments: argparse.Namespace) -> int:
     from proa_engine.worker.connect import NodeRank, RankRefused
     from proa_engine.worker.main import run_node_worker
 
+    rank = msgspec.json.decode(arguments.setup, type=NodeRank)
+    logs = LogOptions.from_environment()
+    configure(logs, _PROGRAM, rank=rank.hello.rank)
     try:
-        return run_node_worker(msgspec.json.decode(arguments.setup, type=NodeRank))
+        return run_node_worker(rank)
     except (RankRefused, ValueError) as error:
-        return _print_error(str(error), status=1)
+        return _fail(str(error), logs)
 
 
 def _mover(arguments: argparse.Namespace) -> int:
     from proa_engine.mover.process import run_mover
 
+    configure(LogOptions.from_environment(), _PROGRAM)
     return run_mover(arguments.control, arguments.arena)
+
+
+def _fail(reason: str, logs: LogOptions) -> int:
+    """Report the reason as the last line, in the format of the log."""
+    if logs.log_format == "text":
+        return _print_error(reason, status=1)
+    logging.getLogger(__name__).critical(reason)
+    return 1
 
 
 def _print_error(message: str, *, status: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
+from proa.logs import LogOptions
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
@@ -196,6 +197,7 @@ class MultiProcExecutor(UniProcExecutor):
             path = self._directory / f"rank-{rank}.sock"
             command = ["worker", "--rank", str(rank), "--tensor-parallel-size", str(config.tensor_parallel_size)]
             command += ["--pipeline-parallel-size", str(config.pipeline_parallel_size), "--socket", str(path)]
+            command += LogOptions.from_environment().arguments()
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
             process = self._call(partial(spawn, *command, ranks_here=config.ranks_here))
             connections.append(self._make_connection(rank, UnixEndpoint(path), process))

@@ -4,6 +4,7 @@ failure."""
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from importlib.metadata import version
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
 from proa_engine.executor.movers import RankMovers
 from proa_engine.mover.messages import FromCore, ToCore
+from proa_engine.observability.progress import gigabytes
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
@@ -76,6 +78,7 @@ class UniProcExecutor:
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self.replays_decodes = self._worker.device.type == "cuda" and not config.enforce_eager
         self.longest_warm_up_step = self._worker.longest_step_seconds  # scaled to a step of the full token budget
+        self._log(f"proa-engine {version('proa-engine')} with {config.model_name}: {self._describe()}")
 
     @property
     def failure(self) -> str | None:
@@ -177,7 +180,6 @@ class UniProcExecutor:
         self.cache_groups = self._worker.cache_groups(sizes)
         self.host_tier = self._worker.host_tier(sizes)
         self._start_mover([each.block_bytes for each in rank_sizes])
-        self._log(_describe(self.cache_groups, self.host_tier, sizes.max_num_seqs, self._worker.max_model_len))
 
     def _start_mover(self, block_bytes: list[int]) -> None:
         """Start rank 0's mover, and describe all. `block_bytes`: of one block, by rank."""
@@ -221,6 +223,13 @@ class UniProcExecutor:
         if not future.done():
             self._check()
         return future.result()
+
+    def _describe(self) -> str:
+        """Return what the model is and which memory it has, for the log."""
+        ranks = f" x {len(self.rank_sizes)}" if len(self.rank_sizes) > 1 else ""
+        weights = gigabytes(sum(sizes.weight_bytes for sizes in self.rank_sizes))
+        cache = _describe_cache(self.cache_groups, self.host_tier, self.max_num_seqs, self.max_model_len)
+        return f"{self._worker.describe()}{ranks}, {weights} GB of weights, {cache}"
 
     def _check(self) -> None:
         if self._failed.done():
@@ -281,13 +290,14 @@ class _SmallStepFuture:
         return self.future.result(timeout)
 
 
-def _describe(groups: CacheGroups, host: HostTierConfig | None, max_num_seqs: int, max_model_len: int) -> str:
-    text = f"KV cache: {groups.num_blocks:,} blocks of {groups.block_size} tokens, enough for "
-    text += f"{groups.concurrency(max_model_len):.1f} requests of {max_model_len:,} tokens"
+def _describe_cache(groups: CacheGroups, host: HostTierConfig | None, max_num_seqs: int, max_model_len: int) -> str:
+    num_requests = groups.concurrency(max_model_len)
+    text = f"KV cache of {int(num_requests * max_model_len):,} tokens, enough for {num_requests:.1f} requests of "
+    text += f"{max_model_len:,} tokens"
     if groups.windows:
         text += f", {len(groups.windows)} tables of windows"
     if host is not None:
-        text += f", {host.num_pages:,} blocks in host memory"
+        text += f", {host.num_pages * groups.block_size:,} tokens in host memory"
     if groups.num_state_slots:
         text += f", {groups.num_state_slots} states, at most {max_num_seqs} requests at a time"
     return text

@@ -1,8 +1,10 @@
 """Weight sources: memory-mapped safetensors files, of which a rank reads its share; and random numbers."""
 
 import hashlib
-import time
+import json
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from proa_engine.layers.weights import Slice
 from proa_engine.models.folders import read_json, weight_files
+from proa_engine.observability.progress import Progress, gigabytes
 
-PROGRESS_SECONDS = 2.0  # between progress lines
 DUMMY_STD = 0.02
 DUMMY_SCALE = 0.005  # scale of dummy quantized weights
 DUMMY_EXPONENT = 120  # of dummy mxfp4 weights, biased by 127: random bits then have a deviation of 0.02
@@ -22,19 +24,26 @@ STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",), torch.uin
 class SafetensorsCheckpoint:
     """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, report: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self._report = report
-        self._reported_at = time.monotonic()
         self._folder = folder
-        paths = weight_files(folder)
-        self._files = [_open(path) for path in paths]
+        self._paths = weight_files(folder)
+        self._files = [_open(path) for path in self._paths]
         self._file_of = {name: file for file in self._files for name in _names(file)}
         self._taken: set[str] = set()
+        self._counted: set[str] = set()  # whose bytes are loaded, unlike those of `take_names`
         self._left: set[str] = set()  # prefixes
         self._problems: list[str] = []
-        report(f"loading {len(self._file_of)} tensors from {len(paths)} files of {folder}")
+        self._ignored: Callable[[str], bool] = lambda _: False
+        self._progress: Progress | None = None
+
+    def begin(self, ignored: Callable[[str], bool], report: Callable[[str], None]) -> None:
+        """Report the progress of what follows. `ignored` are the names of tensors that this rank does not need."""
+        self._ignored = ignored
+        num_bytes = sum(size for name, size in self._sizes.items() if not ignored(name))
+        self._progress = Progress(report, "loading weights", num_bytes, "GB", scale=1e9)
+        report(f"loading {gigabytes(num_bytes)} GB of weights from {len(self._paths)} files of {self._folder}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -74,6 +83,18 @@ class SafetensorsCheckpoint:
 
     def leave(self, prefix: str) -> None:
         self._left.add(prefix)
+        if self._progress is not None:
+            first, end = (bisect_left(self._sorted_names, prefix + each) for each in (".", "/"))  # which follows "."
+            self._progress.add(sum(self._sizes[name] for name in self._sorted_names[first:end]))
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each tensor."""
+        return {name: size for path in self._paths for name, size in _sizes(path).items()}
+
+    @cached_property
+    def _sorted_names(self) -> list[str]:
+        return sorted(self._sizes)
 
     def _problem(self, name: str, shape: list[int], dtype: torch.dtype) -> str | None:
         if name not in self._file_of:
@@ -86,11 +107,11 @@ class SafetensorsCheckpoint:
             return f"{name} is stored as {stored}, not as {str(dtype).removeprefix('torch.')}"
         return None
 
-    def finish(self, ignored: Callable[[str], bool]) -> None:
+    def finish(self) -> None:
         """Close the files. Raises ValueError naming tensors that were missing, wrong, or neither taken nor left to
-        other ranks nor `ignored`."""
+        other ranks nor ignored."""
         names = sorted(self._file_of.keys() - self._taken)
-        unexpected = [name for name in names if self._left.isdisjoint(_prefixes(name)) and not ignored(name)]
+        unexpected = [name for name in names if self._left.isdisjoint(_prefixes(name)) and not self._ignored(name)]
         problems = self._problems + [f"unexpected {name}" for name in unexpected]
         self._files.clear()
         self._file_of.clear()
@@ -100,10 +121,9 @@ class SafetensorsCheckpoint:
 
     def _count(self, name: str) -> None:
         self._taken.add(name)
-        now = time.monotonic()
-        if now - self._reported_at >= PROGRESS_SECONDS:
-            self._reported_at = now
-            self._report(f"loaded {len(self._taken)} of {len(self._file_of)} tensors")
+        if self._progress is not None and name not in self._counted:
+            self._counted.add(name)
+            self._progress.add(self._sizes.get(name, 0))
 
 
 class RandomWeights:
@@ -178,6 +198,14 @@ def _prefixes(name: str) -> list[str]:
 
 def _names(file: safe_open) -> list[str]:
     return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes of each tensor of a *.safetensors file, from its header. safetensors would make an object for each."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    ends = {name: tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"}
+    return {name: end - start for name, (start, end) in ends.items()}
 
 
 def _open(path: Path) -> safe_open:

@@ -38,11 +38,12 @@ def load_model(
         report("making random weights")
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
-    checkpoint = SafetensorsCheckpoint(folder, dtype, device, report)
+    checkpoint = SafetensorsCheckpoint(folder, dtype, device)
     weights = Weights(checkpoint, config.linear_method)
     layers = (text_weights(weights)[0] / "layers" / "").prefix
+    checkpoint.begin(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers), report)
     model = build(config, weights, parallel)
-    checkpoint.finish(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers))
+    checkpoint.finish()
     report(f"weights loaded in {time.monotonic() - started:.1f} s")
     return model
 
@@ -62,7 +63,7 @@ def load_pooling_heads(
     def make_source(of: Path) -> WeightSource:
         if load_format == "dummy":
             return RandomWeights(seed, torch.float32, device)
-        return SafetensorsCheckpoint(of, torch.float32, device, lambda _: None)
+        return SafetensorsCheckpoint(of, torch.float32, device)
 
     pooling = config.pooling
     dense = [DenseHead.load(each, make_source(each.folder)) for each in pooling.dense]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from proa.logs import LogOptions
 from proa.options import REQUIRED, check_options, option
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig, PeerTls
@@ -35,6 +36,8 @@ class ServeOptions:
         minimum=0,
         maximum=MAX_PORT,
     )
+    disable_log_stats: bool = option(False, "log no line of throughput, load and cache use every 10 s")
+    logs: LogOptions = option(LogOptions(), "logs")
     tls: TlsFiles | None = option(None, "TLS")
     config: EngineConfig = option(REQUIRED, "engine")
 

@@ -188,6 +188,19 @@ class CudaGraphCapture:
         return Graph(graph.replay, result)
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedCapture:
+    """Captures with `inner` and calls `on_captured` after each shape."""
+
+    inner: GraphCapture
+    on_captured: Callable[[], None]
+
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
+        graphs = self.inner.capture(first, *others)
+        self.on_captured()
+        return graphs
+
+
 def _run(graph: Graph) -> Tensor:
     graph.replay()
     return graph.result

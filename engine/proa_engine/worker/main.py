@@ -5,9 +5,9 @@ another node is spawned by that node's process (`node.py`) and connects to the e
 thread count is set.
 """
 
+import logging
 import signal
 import socket
-import sys
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +15,8 @@ from proa_engine.framing import Stream
 from proa_engine.worker.connect import NodeRank, connect
 from proa_engine.worker.host import set_thread_variables
 from proa_engine.worker.spawn import exit_with_parent
+
+_log = logging.getLogger(__name__)
 
 
 def run_worker(rank: int, num_ranks: int, socket_path: str) -> int:
@@ -27,7 +29,7 @@ def run_worker(rank: int, num_ranks: int, socket_path: str) -> int:
     exit_with_parent()
     set_thread_variables(num_ranks)
     with _listen(socket_path) as listener:
-        _log(rank, f"listening on {socket_path}")
+        _log.info("listening on %s", socket_path)
         from proa_engine.worker.rank_server import RankServer  # noqa: F401 (torch loads while the engine connects)
 
         connection = _accept(listener)
@@ -45,10 +47,10 @@ def run_node_worker(rank: NodeRank) -> int:
     set_thread_variables(rank.hello.num_ranks // rank.hello.nnodes)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        connection = connect(rank, lambda line: _log(rank.hello.rank, line))
+        connection = connect(rank, _log.info)
     except KeyboardInterrupt:
         return 0
-    _log(rank.hello.rank, f"connected to {rank.node_0}")
+    _log.info("connected to %s", rank.node_0)
     return _serve(connection, rank.hello.rank)
 
 
@@ -59,7 +61,7 @@ def _serve(connection: Stream, rank: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from proa_engine.worker.rank_server import RankServer
 
-    return RankServer(connection, rank, lambda line: _log(rank, line)).serve()
+    return RankServer(connection, rank, _log.info).serve()
 
 
 def _listen(socket_path: str) -> socket.socket:
@@ -83,7 +85,3 @@ def _accept(listener: socket.socket) -> socket.socket | None:
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _log(rank: int, line: str) -> None:
-    print(f"worker rank {rank}: {line}", file=sys.stderr, flush=True)

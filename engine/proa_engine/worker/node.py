@@ -1,8 +1,8 @@
 """A node other than 0: the process that runs its ranks, as worker processes which connect to node 0."""
 
+import logging
 import signal
 import subprocess
-import sys
 import time
 from types import FrameType
 
@@ -16,6 +16,7 @@ from proa_engine.worker.spawn import spawn
 COMMAND = "node-worker"  # with a `NodeRank` as JSON
 _EXIT_SECONDS = 10.0  # from the end of one rank until those that have not ended are killed
 _POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
 
 
 def run_node(config: EngineConfig) -> int:
@@ -23,7 +24,7 @@ def run_node(config: EngineConfig) -> int:
     normally, or SIGTERM arrived before it listened."""
     first = config.node_rank * config.ranks_per_node
     ranks = range(first, first + config.ranks_per_node)
-    _log(config.node_rank, f"starting ranks {ranks[0]} to {ranks[-1]}")
+    _log.info("node %d: starting ranks %d to %d", config.node_rank, ranks[0], ranks[-1])
     processes = [_start(config, rank) for rank in ranks]
 
     is_stopping = False
@@ -36,17 +37,14 @@ def run_node(config: EngineConfig) -> int:
             raise SystemExit(128 + number)
         is_stopping = True
         name = signal.Signals(number).name
-        _log(
-            config.node_rank,
-            f"{name}: ranks that are connected to node 0 run until it ends; {name} again ends them now",
-        )
+        _log.info("%s: ranks that are connected to node 0 run until it ends; %s again ends them now", name, name)
         for process in processes:
             process.send_signal(number)
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     codes = _wait(processes)
-    _log(config.node_rank, f"its ranks ended with {', '.join(map(str, codes))}")
+    _log.info("node %d: its ranks ended with %s", config.node_rank, ", ".join(map(str, codes)))
     return 1 if any(codes) else 0
 
 
@@ -66,7 +64,3 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
     for process in processes:
         process.kill()
     return [process.wait() for process in processes]
-
-
-def _log(node_rank: int, line: str) -> None:
-    print(f"node {node_rank}: {line}", file=sys.stderr, flush=True)

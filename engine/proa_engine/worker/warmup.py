@@ -1,9 +1,10 @@
 """Warm-up: run made-up steps, to compile kernels, to time them and to measure the memory of the largest ones."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import token_rules
 from proa_engine.worker.kv_cache import image_of, most_image_tokens
-from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,
@@ -40,12 +40,25 @@ PENALIZED = SamplingParams(**_PENALTIES)
 _CPU_TIMED_TOKENS = 256
 
 
+class StepRunner(Protocol):
+    """The part of `ModelRunner` that runs steps."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prepare_inputs(self, scheduler_output: SchedulerOutput, /) -> Any: ...
+
+    def execute_model(self, inputs: Any, /) -> None: ...
+
+    def sample_tokens(self, masks: GrammarMasks | None = None, /) -> Any: ...
+
+
 class WarmUp:
     """Runs made-up steps on a runner with this KV cache. `generates` False: the model supports pooled requests only."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: StepRunner,
         config: EngineConfig,
         *,
         vocab_size: int,
@@ -58,6 +71,7 @@ class WarmUp:
     ) -> None:
         """`lora`: the adapter of all requests. `images`: how the model reads images, None if it reads none."""
         self._runner = runner
+        self._on_step: Callable[[], None] = lambda: None
         self._device = runner.device
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -73,12 +87,20 @@ class WarmUp:
         self._pooled = pooling_examples(pooling)
         self._simplest: SamplingParams | PoolingParams = GREEDY if generates else self._pooled[0]
 
-    def run(self) -> float:
+    def count_steps(self) -> int:
+        """Return the number of steps of `run`, without running one."""
+        rehearsal, counter = copy(self), _StepCounter(self._device)
+        rehearsal._runner = counter
+        rehearsal.run()
+        return counter.num_steps
+
+    def run(self, on_step: Callable[[], None] = lambda: None) -> float:
         """Run a step of each kind and shape. Returns the seconds of the longest, a prefill of the full token budget
-        that also encodes the most images.
+        that also encodes the most images. `on_step` is called after each step.
 
         A CPU is timed with a shorter prefill and a smaller image, scaled up.
         """
+        self._on_step = on_step
         encoding = self._time_encoding()
         self.run_every_kind()
         if self._device.type != "cpu":
@@ -214,4 +236,22 @@ class WarmUp:
         self._runner.sample_tokens(masks)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+        self._on_step()
         return time.monotonic() - started
+
+
+class _StepCounter:
+    """A `StepRunner` that computes nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.num_steps = 0
+
+    def prepare_inputs(self, scheduler_output: SchedulerOutput, /) -> Any:
+        return scheduler_output
+
+    def execute_model(self, inputs: Any, /) -> None:
+        self.num_steps += 1
+
+    def sample_tokens(self, masks: GrammarMasks | None = None, /) -> Any:
+        return None

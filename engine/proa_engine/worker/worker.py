@@ -20,19 +20,26 @@ from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, at_stage
-from proa_engine.models.folders import resolve_model
+from proa_engine.models.folders import read_config
 from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.models.sources import resolve_model
 from proa_engine.mover.disk import MIN_SEGMENTS
 from proa_engine.mover.disk_slots import delete_abandoned, take_slot
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import DiskSettings, Init, ToCore
+from proa_engine.observability.progress import Progress
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache, symmetric_memory
 from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
 from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
-from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
+from proa_engine.worker.decode_graphs import (
+    CudaGraphCapture,
+    GraphCapture,
+    GraphShape,
+    ReportedCapture,
+    graph_shapes,
+)
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.fingerprint import cache_fingerprint
 from proa_engine.worker.host import HostMemory, read_memory
@@ -42,6 +49,7 @@ from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.mover_process import MoverProcess
+from proa_engine.worker.requirements import check_weights, weights_room
 from proa_engine.worker.stage_links import StageLinks, join_stages
 from proa_engine.worker.warmup import WarmUp
 
@@ -49,7 +57,6 @@ from proa_engine.worker.warmup import WarmUp
 class Worker:
     """One rank. Call `init_device`, `load_model` and `start` in this order; then `model_runner` can run steps.
 
-from proa_engine.worker.requirements import check_weights, weights_room
     Everything runs in the calling thread. `log` is called with lines about the progress. `ranks_here` is the number of
     ranks that share the container or machine. `tracer` makes the rank's spans (default: as the environment configures
     it).
@@ -90,6 +97,15 @@ from proa_engine.worker.requirements import check_weights, weights_room
         """The runner of steps. It exists between `start` and `shutdown`, except while the worker sleeps."""
         assert self._runner is not None
         return self._runner
+
+    def describe(self) -> str:
+        """Return what the model is, the types of its weights and activations, and the device. The model must be
+        loaded."""
+        stored = read_config(self._folder).get("quantization_config") or {}
+        quantization = self._config.quantization or stored.get("quant_method")
+        dtype = str(self._placement.dtype).removeprefix("torch.") + (f" ({quantization})" if quantization else "")
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return f"{self.model_config.architecture}, {dtype}, {device}"
 
     def cache_groups(self, sizes: CacheSizes) -> CacheGroups:
         """Return a KV cache of these sizes, in the form that the core divides among requests. The model must be
@@ -164,7 +180,8 @@ from proa_engine.worker.requirements import check_weights, weights_room
             self._load_rate = self._arena.measure_load_rate(self._runner.memory)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
-        self.longest_step_seconds = max(warm_up.run() for warm_up in warm_ups)
+        progress = Progress(self._log, "warming up", sum(each.count_steps() for each in warm_ups), "steps")
+        self.longest_step_seconds = max(warm_up.run(lambda: progress.add(1)) for warm_up in warm_ups)
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
         self._capture_graphs()
         if self.device.type == "cuda":
@@ -388,7 +405,8 @@ from proa_engine.worker.requirements import check_weights, weights_room
     def _capture_graphs(self) -> None:
         if shapes := self._graph_shapes():
             started = time.monotonic()
-            self.model_runner.capture_graphs(self._graph_capture())
+            progress = Progress(self._log, "capturing CUDA graphs", len(shapes), "sizes")
+            self.model_runner.capture_graphs(ReportedCapture(self._graph_capture(), lambda: progress.add(1)))
             self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
 
     def _make_model_runner(self, sizes: CacheSizes, shapes: list[GraphShape]) -> ModelRunner:

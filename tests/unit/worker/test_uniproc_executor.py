@@ -51,6 +51,9 @@ class FakeWorker:
     def init_device(self) -> None:
         pass
 
+    def describe(self) -> str:
+        return "Fake"
+
     def load_model(self, _compile_pool: None) -> WorkerSizes:
         return WorkerSizes(CacheSizes(8, 0, 2), block_bytes=1, weight_bytes=1, tables=(0,))
 
