@@ -48,7 +48,7 @@ def read_tokenizer(folder: Path) -> TokenizerFacts:
         raise ValueError(f"{folder / FILE} is not valid JSON: {reason}") from error
     config = read_json(folder / "tokenizer_config.json") or {}
     size = None if vocab is None else 1 + max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab)
-    return TokenizerFacts(size, "chat_template" in config or (folder / CHAT_TEMPLATE_FILE).is_file())
+    return TokenizerFacts(size, bool(config.get("chat_template")) or (folder / CHAT_TEMPLATE_FILE).is_file())
 
 
 def check_vocabulary(tokenizer: TokenizerFacts, vocab_size: int | None, folder: Path) -> None:

@@ -164,7 +164,7 @@ def test_bidirectional_attention_of_images_is_that_of_no_text() -> None:
 
 def test_missing_library_names_the_extra() -> None:
     with (
-        mock.patch.object(registry, "find_spec", return_value=None),
+        mock.patch.object(registry, "has_transformers", return_value=False),
         pytest.raises(ValueError, match=r"pip install 'proa-engine\[transformers\]'"),
     ):
         ModelConfig.from_dicts(fields(), {})

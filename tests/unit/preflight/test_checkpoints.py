@@ -1,0 +1,147 @@
+"""What headers of weights and a tokenizer's file tell, and what an engine starts with in spite of a warning."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from proa_engine.config import EngineConfig
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.checkpoint import FLOATS as LOADED_FLOATS
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.folders import read_config, text_fields, weight_files
+from proa_engine.models.loader import load_model
+from proa_engine.models.transformers_names import causal_lm_names, parse_names
+from proa_engine.preflight import check_start
+from proa_engine.preflight.headers import ITEM_BYTES, Tensor, read_header, read_headers
+from proa_engine.preflight.weights import FLOATS, least_bytes
+from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
+from support.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "good")
+
+
+def edit_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_headers_are_those_that_safetensors_writes(tmp_path: Path) -> None:
+    types = (torch.bool, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32)
+    save_file(
+        {str(each): torch.zeros(3, 5, dtype=each) for each in types}, tmp_path / "a.safetensors", {"format": "pt"}
+    )
+
+    tensors = read_header(tmp_path / "a.safetensors")
+
+    assert {name: ITEM_BYTES[each.dtype] for name, each in tensors.items()} == {str(t): t.itemsize for t in types}
+    assert {each.shape for each in tensors.values()} == {(3, 5)}
+
+
+def test_of_weights_only_headers_are_read(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    with path.open("wb") as file:  # all tensors in a hole of the file
+        file.write(data[:header])
+        file.truncate(len(data))
+
+    check_start(EngineConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma3_text", "qwen3_next"])
+def test_memory_of_weights_is_not_overestimated(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture)
+    model = load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=ParallelContext(),
+        report=lambda line: None,
+    )
+    loaded = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+
+    tensors, fields = read_headers(weight_files(folder)), text_fields(read_config(folder))
+    least = least_bytes(tensors, fields, dtype="float32", quantizes=False)
+
+    assert 0.3 * loaded < least <= loaded  # a small weight is held twice
+    assert least_bytes(tensors, fields, dtype="bfloat16", quantizes=False) == least // 2
+    assert least_bytes(tensors, fields, dtype="bfloat16", quantizes=True) == least // 4
+
+
+def test_layers_that_are_not_loaded_take_no_memory() -> None:
+    tensors = {
+        "model.embed_tokens.weight": Tensor("BF16", (10, 4)),
+        "model.layers.0.mlp.weight": Tensor("I32", (8,)),
+        "model.layers.1.mlp.weight": Tensor("BF16", (100, 100)),  # predicts further tokens
+        "lm_head.weight": Tensor("BF16", (10, 4)),
+    }
+
+    assert least_bytes(tensors, {"num_hidden_layers": 1}, dtype="float16", quantizes=False) == 10 * 4 * 2 + 8 * 4
+
+
+@pytest.mark.parametrize("name", ["fp8, blocks", "awq"])
+def test_quantized_folders_pass(name: str, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
+
+    check_start(EngineConfig(model=str(quantized)))
+
+
+def test_types_of_unquantized_weights_are_those_that_can_be_loaded() -> None:
+    assert FLOATS == LOADED_FLOATS
+
+
+def test_names_of_transformers_are_those_of_the_library() -> None:
+    assert causal_lm_names() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert not parse_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = load()")
+
+
+def test_an_architecture_that_transformers_runs_passes(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    edit_json(folder / "config.json", architectures=["StableLmForCausalLM"], model_type="stablelm")
+
+    check_start(EngineConfig(model=str(folder)))
+
+
+def test_a_missing_chat_template_is_only_a_warning(
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    edit_json(folder / "tokenizer_config.json", chat_template=None)
+
+    with caplog.at_level(logging.WARNING):
+        check_start(EngineConfig(model=str(good)))
+        assert not caplog.records
+        check_start(EngineConfig(model=str(folder)))
+
+    assert "has no chat template: chat requests will be rejected" in caplog.text
+
+
+def test_added_tokens_may_be_beyond_the_vocabulary(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    edit_json(folder / "tokenizer.json", added_tokens=[{"id": 10_000, "content": "<image>"}])
+
+    check_start(EngineConfig(model=str(folder)))
+
+
+def test_a_file_that_may_not_be_read_is_named(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ValueError, match=r"config\.json cannot be read: Permission denied"):
+        check_start(EngineConfig(model=str(folder)))

@@ -1,0 +1,83 @@
+"""Whether the machine has the GPUs, the memory and the addresses that an engine needs."""
+
+import socket
+
+import pytest
+
+from proa_engine.config import EngineConfig
+from proa_engine.preflight import check, check_start
+from proa_engine.preflight.devices import Gpus, check_gpus, runs_on_cpu, visible
+from proa_engine.preflight.ports import check_address, why_unusable
+from proa_engine.worker.host import HostMemory
+from proa_engine.worker.requirements import check_gpu_weights
+
+GIB = 2**30
+TWO_GPUS = Gpus((80 * GIB, 80 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("variable", "numbers"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        ("1, 7, 2", [1]),  # as CUDA does: what follows a GPU that does not exist is not used
+        ("-1", []),
+        ("", []),
+        ("GPU-8932f937", None),
+        ("MIG-8932f937", None),
+    ],
+)
+def test_visible_gpus_are_those_of_cuda(variable: str | None, numbers: list[int] | None) -> None:
+    found = visible(variable, 4)
+
+    assert (None if found is None else list(found)) == numbers
+
+
+def test_too_few_gpus_are_refused_and_unknown_ones_are_not() -> None:
+    check_gpus("cuda", 2, TWO_GPUS)
+    check_gpus("cuda", 4, None)
+    check_gpus("cpu", 4, TWO_GPUS)
+    with pytest.raises(
+        ValueError, match=r"needs 4 GPUs here, one for each rank, but this process has 2.*lower tensor_"
+    ):
+        check_gpus("cuda", 4, TWO_GPUS)
+    with pytest.raises(ValueError, match="needs 1 GPUs here, one for each rank, but this process has 0"):
+        check_gpus("cuda", 1, Gpus(()))
+
+
+def test_an_engine_runs_on_the_cpu_where_there_is_no_gpu() -> None:
+    assert runs_on_cpu("cpu", TWO_GPUS)
+    assert runs_on_cpu("auto", Gpus(()))
+    assert not runs_on_cpu("cuda", None)
+
+
+def test_weights_that_no_gpu_has_room_for_are_refused() -> None:
+    check_gpu_weights(70 * GIB, 80 * GIB, 0.9)
+    with pytest.raises(ValueError, match=r"at least 75\.00 GiB on a rank, but a GPU here has 80\.00 GiB.*allows 90%"):
+        check_gpu_weights(75 * GIB, 80 * GIB, 0.9)
+
+
+def test_weights_that_the_host_has_no_room_for_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check, "read_memory", lambda: HostMemory(limit=2 * 2**20, available=64 * GIB, process=0))
+
+    with pytest.raises(ValueError, match=r"the model's weights take .* on this rank, but it has 0\.00 GiB of memory"):
+        check_start(EngineConfig(model="builtin", device="cpu"))
+
+
+def test_an_address_in_use_or_of_another_machine_is_refused_with_its_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"cannot listen on 127.0.0.1:{port} \(--port\): another program listens"):
+            check_address("127.0.0.1", port, "--port")
+        config = EngineConfig(model="builtin", kv_offloading_size=1, kv_transfer_address=f"127.0.0.1:{port}")
+        with pytest.raises(ValueError, match=r"\(--kv-transfer-address\): another program listens there"):
+            check_start(config)
+
+    check_address("127.0.0.1", port, "--port")
+    check_address("", port, "--port")
+    assert why_unusable("192.0.2.1", port) == "192.0.2.1 is not an address of this machine"
+    assert why_unusable("no.such.host.invalid", port) == (
+        "no.such.host.invalid is neither an address nor a name that can be resolved"
+    )
