@@ -30,6 +30,7 @@ from proa_engine.metric_families import (
     gauge,
     gauge_by_label,
 )
+from proa_engine.observability.stats_log import Totals
 
 
 @dataclass(slots=True)
@@ -133,6 +134,11 @@ class EngineMetrics:
         with self._lock:
             self._loras.pop(request_id, None)
             self._rejections.counts[reason] += 1
+
+    def totals(self, stats: SchedulerStats) -> Totals:
+        """Return the tokens so far, beside `stats`, the engine's load now."""
+        with self._lock:
+            return Totals(self._prompt_tokens - self._cached_tokens, self._generation_tokens, stats)
 
     def collect(self) -> Iterator[Metric]:
         """Return all metric families. The registry calls this at each scrape."""

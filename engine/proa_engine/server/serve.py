@@ -11,10 +11,12 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
+from proa.logs import with_fields
 from proa.tls import TlsSource
 from proa.tokenizer_files import digest
 from proa.wsgi_server import serve_wsgi
@@ -24,6 +26,7 @@ from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.observability.metrics import EngineMetrics
+from proa_engine.observability.stats_log import log_stats
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from proa_engine.server.health import GATEWAY_WAIT_SECONDS, Health
@@ -108,7 +111,9 @@ class EngineServer:
             reason = error.strerror or error
             raise StartError(f"cannot serve metrics on {host}:{metrics_port} (--metrics-port): {reason}") from error
         metrics = f", metrics on {host}:{metrics_port}" if metrics_port else ""
-        _log.info("listening on %s:%d%s", host, port, metrics)
+        name = self._options.config.model_name
+        text = "proa-engine %s, loading %s, listening on %s:%d%s"
+        _log.info(text, version("proa-engine"), name, host, port, metrics, extra=with_fields(model=name, port=port))
         return port
 
     def watch_signals(self) -> None:
@@ -183,7 +188,10 @@ class EngineServer:
         self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.num_ranks)
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
-        _log.info("ready after %.1f s: %s", time.monotonic() - self._started_at, info.model_name)
+        if not self._options.disable_log_stats:
+            self._stats_log = asyncio.ensure_future(log_stats(lambda: metrics.totals(parts.core.stats())))
+        seconds = time.monotonic() - self._started_at
+        _log.info("ready after %.1f s: %s", seconds, info.model_name, extra=with_fields(model=info.model_name))
 
     def _step(self, loop: EngineLoop) -> None:
         try:
