@@ -38,6 +38,9 @@ chaos: setup ## kill and restart engines and gateways under load, compare every 
 images: ## build both container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
 
+release: setup tools verify-protos chart-checks ## build, check and sign all that is published, from the last commit, into build/release (SIGN_KEY, IMAGES=no)
+	@scripts/release
+
 cluster-up: ## create a kind cluster (needs Docker) and load both images
 	@scripts/cluster-up
 
@@ -136,4 +139,4 @@ clean: ## remove everything that the tasks above created
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak chaos browser clients images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak chaos browser clients images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
