@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proa.beam_search import BeamSearchParams
     from proa.contract import (
         PoolingParams,
         PoolingTask,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from proa_engine.config import EngineConfig
+    from proa_engine.offline.beam_search import BeamSearchOutput, BeamSearchSequence
     from proa_engine.offline.llm import LLM
     from proa_engine.offline.llm_engine import LLMEngine
     from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",
@@ -44,6 +49,9 @@ __all__ = [
 _MODULES = {
     "LLM": "proa_engine.offline.llm",
     "LLMEngine": "proa_engine.offline.llm_engine",
+    "BeamSearchOutput": "proa_engine.offline.beam_search",
+    "BeamSearchParams": "proa.beam_search",
+    "BeamSearchSequence": "proa_engine.offline.beam_search",
     "CompletionOutput": "proa_engine.offline.outputs",
     "EngineConfig": "proa_engine.config",
     "LoRARequest": "proa_engine.offline.prompts",

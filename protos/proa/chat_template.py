@@ -64,6 +64,30 @@ def text_part(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
+# Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
+# the template strips messages.
+_MARK = "\ue000continue\ue000 "
+
+
+def marked(content: Content) -> Content:
+    """The content of a last message that is to be continued, for `cut_at_mark`. Parts are copied; the mark is appended
+    to the last one of them, or comes after an image."""
+    if isinstance(content, str):
+        return content + _MARK
+    *before, last = content or text_part("")
+    if "text" not in last:
+        return [*before, last, *text_part(_MARK)]
+    return [*before, {**last, "text": last["text"] + _MARK}]
+
+
+def cut_at_mark(text: str) -> str | None:
+    """The prompt up to the end of the message that is continued. None: the template leaves out the last message."""
+    end = text.rfind(_MARK.rstrip())
+    if end < 0:
+        return None
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
+
+
 def _forms(render: Callable[[Messages], str], messages: Callable[[Content], Messages]) -> ContentForms:
     def rendered(content: Content) -> str:
         try:

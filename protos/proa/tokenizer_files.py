@@ -1,9 +1,10 @@
 """The files of a model's tokenizer and prompts, and their digest. Engines with equal digests have the same ones."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
 """A template in this file comes before one in tokenizer_config.json."""
@@ -16,6 +17,8 @@ FILE_NAMES: Final = (
     "tokenizer_config.json",
 )
 """Sent by GetTokenizer if they exist, sorted by name."""
+SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The parameters that generation_config.json may set for requests without them."""
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
@@ -32,3 +35,10 @@ def digest(files: Mapping[str, bytes]) -> str:
             state.update(len(part).to_bytes(8, "little"))
             state.update(part)
     return state.hexdigest()
+
+
+def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The model's own values of `SAMPLING_DEFAULTS`, by name."""
+    config = json.loads(files.get("generation_config.json", b"{}"))
+    found = config if isinstance(config, dict) else {}
+    return {name: found[name] for name in SAMPLING_DEFAULTS if isinstance(found.get(name), int | float)}

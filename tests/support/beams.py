@@ -22,7 +22,8 @@ def search(
     def score(found: Found) -> float:
         length = len(prompt) + len(found.tokens)
         length -= bool(found.tokens) and found.tokens[-1] in eos_token_ids
-        return found.cumulative_logprob / length**params.length_penalty
+        power: float = length**params.length_penalty
+        return found.cumulative_logprob / power
 
     beams, completed = [Found((), 0.0)], list[Found]()
     for _ in range(params.max_tokens):

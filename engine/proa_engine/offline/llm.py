@@ -1,44 +1,54 @@
 """LLM: offline inference on batches in one process, with vLLM's interface."""
 
+import difflib
 import itertools
 import reprlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack
 
-from tqdm.auto import tqdm
-
-from proa.contract import PoolingParams, PoolingTask, SamplingParams
+from proa.beam_search import BeamSearchParams
+from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.json_configs import PoolerConfig, SpeculativeConfig
+from proa_engine.json_configs import JsonConfig, PoolerConfig, SpeculativeConfig
+from proa_engine.offline.arguments import EngineArguments
+from proa_engine.offline.beam_search import BeamSearcher, BeamSearchOutput
 from proa_engine.offline.llm_engine import LLMEngine
-from proa_engine.offline.outputs import (
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    cosine_scores,
-    make_output,
-    pairs,
-    params_of_task,
-)
-from proa_engine.offline.prompts import LoRARequest, Message, Prompt, TokenizedPrompt, are_token_ids
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from proa_engine.offline.outputs import RequestOutput
+from proa_engine.offline.pooled_methods import PooledMethods
+from proa_engine.offline.progress import Progress, UseTqdm
+from proa_engine.offline.prompts import LoRARequest, Message, Prompt, TokenizedPrompt, prompts_of
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 
 T = TypeVar("T")
+Config = TypeVar("Config", bound=JsonConfig)
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
+SamplingParamsOfEach = SamplingParams | Sequence[SamplingParams] | None
+Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+
+_NO_CODE = "code of callers is not run in the workers"
+_NO_WEIGHTS = "weights are loaded once, from the model's folder; load an adapter, or make another LLM"
+REFUSED: Mapping[str, str] = {
+    "apply_model": _NO_CODE,
+    "collective_rpc": _NO_CODE,
+    "finish_weight_update": _NO_WEIGHTS,
+    "get_metrics": "metrics are served by proa-engine serve; outputs have their numbers of tokens",
+    "get_weight_version": _NO_WEIGHTS,
+    "init_weight_transfer_engine": _NO_WEIGHTS,
+    "reset_mm_cache": "images are cached by their content, so that no other image is ever found",
+    "start_draft_weight_update": _NO_WEIGHTS,
+    "start_profile": "profile the process, with torch.profiler or py-spy",
+    "start_weight_update": _NO_WEIGHTS,
+    "stop_profile": "profile the process, with torch.profiler or py-spy",
+    "update_weight_version": _NO_WEIGHTS,
+    "update_weights": _NO_WEIGHTS,
+}
+"""The methods of vLLM's `LLM` that this one does not have, with the reasons."""
 
 
-class LLM:
+class LLM(PooledMethods):
     """A loaded model.
 
     llm = LLM("builtin", max_num_seqs=64)
@@ -50,34 +60,68 @@ class LLM:
         self,
         model: str,
         *,
-        speculative_config: Mapping[str, Any] | None = None,
-        pooler_config: Mapping[str, Any] | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        pooler_config: PoolerConfig | Mapping[str, Any] | None = None,
         limit_mm_per_prompt: Mapping[str, int] | None = None,
-        **config: Any,
+        **config: Unpack[EngineArguments],
     ) -> None:
-        """Load `model`. `config` are the other fields of `EngineConfig`, `speculative_config` those of
-        `SpeculativeConfig`, `pooler_config` those of `PoolerConfig`; only a gateway embeds inputs in parts.
+        """Load `model`. `config` are the other fields of `EngineConfig`; only a gateway embeds inputs in parts.
         `limit_mm_per_prompt`: `{"image": N}`, the images of a prompt (default: any number).
 
         Raises `TypeError` for an argument that is not a field, and `ValueError` for one out of range or for a model
         that cannot be loaded.
         """
-        speculative = None if speculative_config is None else SpeculativeConfig.from_mapping(speculative_config)
-        pooler = None if pooler_config is None else PoolerConfig.from_mapping(pooler_config)
-        arguments = {"max_waiting_requests": sys.maxsize} | config  # a batch may be of any size
-        self.llm_engine = LLMEngine(
-            EngineConfig(model=model, speculative_config=speculative, pooler_config=pooler, **arguments),
-            max_images=_max_images(limit_mm_per_prompt or {}),
+        if unknown := sorted(config.keys() - EngineArguments.__annotations__.keys()):
+            close = difflib.get_close_matches(unknown[0], EngineArguments.__annotations__, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"LLM got an unexpected keyword argument {unknown[0]!r}{hint}")
+        config.setdefault("max_waiting_requests", sys.maxsize)  # a batch may be of any size
+        self._config = EngineConfig(
+            model=model,
+            speculative_config=_json_config(SpeculativeConfig, speculative_config),
+            pooler_config=_json_config(PoolerConfig, pooler_config),
+            **config,
         )
+        self.llm_engine = LLMEngine(self._config, max_images=_max_images(limit_mm_per_prompt or {}))
         self._ids = itertools.count()
+        self._enqueued: list[str] = []  # ids of requests for `wait_for_completion`
+        self._finished: dict[str, RequestOutput] = {}  # outputs of those of them that have ended, by id
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        """Load the model of a configuration."""
+        names = {"model", "speculative_config", "pooler_config", *EngineArguments.__annotations__}
+        return cls(**{each.name: getattr(engine_args, each.name) for each in fields(engine_args) if each.name in names})
+
+    if not TYPE_CHECKING:  # checkers would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Never:
+            if name in REFUSED:
+                raise AttributeError(f"LLM.{name} is not supported: {REFUSED[name]}", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `ValueError` with skip_tokenizer_init."""
+        if self.llm_engine.tokenizer is None:
+            raise ValueError("there is no tokenizer: the model was loaded with skip_tokenizer_init")
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of the parameters of requests without any: those of the model's generation_config.json."""
+        return SamplingParams(**self.llm_engine.sampling_defaults)
+
+    def get_world_size(self) -> int:
+        """The number of ranks: tensor_parallel_size times pipeline_parallel_size."""
+        return self._config.num_ranks
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParamsOfEach = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoraRequests = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts in one batch, and return the outputs in the order of the prompts.
 
@@ -85,150 +129,190 @@ class LLM:
         `multi_modal_data`: `{"image": image}` or `{"image": [image, …]}`, of Pillow. Text then has the model's
         placeholder for each image, token ids have its token once or as often as the image has tokens.
 
-        `sampling_params`: one for all prompts, one for each, or None for the defaults. Requests without a seed draw one
-        each from the engine's seed. `lora_request`: the adapter of all prompts, one or None for each, or None; adapters
-        that are not loaded are loaded first.
+        `sampling_params`: one for all prompts, one for each, or None for `get_default_sampling_params`. Requests
+        without a seed draw one each from the engine's seed. `lora_request`: the adapter of all prompts, one or None for
+        each, or None; adapters that are not loaded are loaded first. `priority`: one for each prompt, the lower first;
+        needs `scheduling_policy="priority"`.
 
         Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
         """
-        return self._generate(_batch(prompts), sampling_params, use_tqdm, lora_request)
+        return self._run(self._add(prompts_of(prompts), sampling_params, lora_request, priority), use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversations,
+        sampling_params: SamplingParamsOfEach = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoraRequests = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next assistant message of one conversation or several, with the model's chat template.
 
         Messages may have parts with images: `{"type": "image_pil", "image_pil": image}`, or an `image_url` with a data
         URL. `tools`: functions that the model may call, in the form of the OpenAI API. Calls stay in the text, in the
-        model's own format. `lora_request` as in `generate`.
+        model's own format. `chat_template`: the source of another template. `chat_template_kwargs`: variables of the
+        template. With `continue_final_message` the output continues the last message; `add_generation_prompt` must be
+        False then. `lora_request` as in `generate`.
 
         Raises `ValueError` as `generate` does, and if the model has no tokenizer, no chat template, or one without
         tools where tools are given.
         """
-        prompts = [self.llm_engine.tokenize_chat(conversation, tools) for conversation in _conversations(messages)]
-        return self._generate(prompts, sampling_params, use_tqdm, lora_request)
+        options = ChatOptions(
+            tools=tools,
+            template=chat_template,
+            variables=chat_template_kwargs or {},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._run(self._add(self._chats(messages, options), sampling_params, lora_request), use_tqdm)
 
-    def encode(
+    def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
+        sampling_params: SamplingParamsOfEach = None,
         *,
-        pooling_task: str | None = None,
-        lora_request: LoRARequest | None = None,
-        use_tqdm: bool = True,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Compute numbers of all prompts in one batch: `pooling_task` is "embed", "token_embed", "classify",
-        "token_classify" or "token_logprobs", and may be left out where `pooling_params` have a task.
+        lora_request: LoraRequests = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue requests for `wait_for_completion` and return their ids. Arguments and errors as for `generate`."""
+        ids = self._add(prompts_of(prompts), sampling_params, lora_request, priority)
+        self._enqueued += ids
+        return ids
 
-        Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
+    def enqueue_chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParamsOfEach = None,
+        *,
+        lora_request: LoraRequests = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue requests for `wait_for_completion` and return their ids. Arguments and errors as for `chat`."""
+        options = ChatOptions(
+            tools=tools,
+            template=chat_template,
+            variables=chat_template_kwargs or {},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        ids = self._add(self._chats(messages, options), sampling_params, lora_request, priority)
+        self._enqueued += ids
+        return ids
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """Generate for the requests that were enqueued, and return their outputs in the same order."""
+        ids, self._enqueued = self._enqueued, []
+        return self._run(ids, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoraRequests = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Find the `params.beam_width` best outputs of each prompt, by `proa.beam_search`. `concurrency_limit`: prompts
+        that are searched at a time; None: all.
+
+        Raises `ValueError`, before anything runs, if the model cannot serve one of the prompts, or if `max_logprobs` is
+        below twice the beam width.
         """
-        params = params_of_task(pooling_task, pooling_params)
-        by_token = params.task.is_by_token
-        batch = [(prompt, params) for prompt in _batch(prompts)]
-        return self._pool(batch, lambda rows: PoolingOutput(rows if by_token else rows[0]), lora_request, use_tqdm)
+        batch = prompts_of(prompts)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise ValueError(f"concurrency_limit must be at least 1, got {concurrency_limit}")
+        searcher = BeamSearcher(self.llm_engine, params, batch, _loras(lora_request, len(batch)))
+        return searcher.run(concurrency_limit or max(1, len(batch)), use_tqdm)
 
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling_params: PoolingParams | None = None,
-        lora_request: LoRARequest | None = None,
-        use_tqdm: bool = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """The embedding of each prompt."""
-        batch = [(prompt, params_of_task("embed", pooling_params)) for prompt in _batch(prompts)]
-        return self._pool(batch, lambda rows: EmbeddingOutput(rows[0].tolist()), lora_request, use_tqdm)
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. Unfinished requests keep their blocks. Returns True."""
+        self.llm_engine.reset_prefix_cache()
+        return True
 
-    def classify(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling_params: PoolingParams | None = None,
-        lora_request: LoRARequest | None = None,
-        use_tqdm: bool = True,
-    ) -> list[ClassificationRequestOutput]:
-        """The probabilities of the model's labels for each prompt."""
-        batch = [(prompt, params_of_task("classify", pooling_params)) for prompt in _batch(prompts)]
-        return self._pool(batch, lambda rows: ClassificationOutput(rows[0].tolist()), lora_request, use_tqdm)
+    def sleep(self, level: Literal[1, 2] = 1, mode: Literal["abort", "wait"] = "abort") -> None:
+        """Free the memory of weights and KV cache until `wake_up`. Level 1 keeps the weights in host memory, level 2
+        loads them again from the model's files. `mode`: what happens to requests that are enqueued.
 
-    def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: bool = True
-    ) -> list[ScoringRequestOutput]:
-        """How well each text of `data_2` goes with that of `data_1`, or with its only one: the cosine of their
-        embeddings, or what a model with one label says of the pair."""
-        texts = pairs(data_1, data_2)
-        engine = self.llm_engine
-        if PoolingTask.EMBED in engine.pooling_tasks:
-            first, second = ([pair[side] for pair in texts] for side in (0, 1))
-            found = self.embed([*first, *second], use_tqdm=use_tqdm)
-            return cosine_scores(found[: len(texts)], found[len(texts) :])
-        if engine.num_labels != 1:
-            raise ValueError("score needs a model for embeddings, or one with a single label")
-        if engine.tokenizer is None:
-            raise ValueError("score needs a tokenizer")
-        batch: list[tuple[Prompt, PoolingParams]] = []
-        for pair in texts:
-            token_ids, start = engine.tokenizer.encode_pair(*pair)
-            batch.append((token_ids, PoolingParams(task=PoolingTask.CLASSIFY, second_segment_start=start)))
-        return self._pool(batch, lambda rows: ScoringOutput(float(rows)), None, use_tqdm)
+        Other methods raise `RuntimeError` until then. Raises `ValueError` for another level or mode.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"level must be 1 or 2, got {level!r}")
+        if mode not in ("abort", "wait"):
+            raise ValueError(f"mode must be abort or wait, got {mode!r}: the KV cache of requests cannot be kept")
+        self.llm_engine.sleep(level, wait=mode == "wait")
 
-    def _generate(
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """End `sleep`. `tags`: None, for all of the memory. Raises `ValueError` for others."""
+        if tags is not None:
+            raise ValueError(f"tags must be None, got {tags!r}: weights and KV cache are allocated together")
+        self.llm_engine.wake_up()
+
+    def _chats(self, messages: Conversations, options: ChatOptions) -> list[TokenizedPrompt]:
+        return [self.llm_engine.tokenize_chat(conversation, options) for conversation in _conversations(messages)]
+
+    def _add(
         self,
         batch: Sequence[Prompt | TokenizedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
+        sampling_params: SamplingParamsOfEach,
         lora_request: LoraRequests,
-    ) -> list[RequestOutput]:
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue a request for each prompt and return their ids."""
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         each = _one_each(sampling_params, len(batch))
         loras = _loras(lora_request, len(batch))
+        priorities = self._priorities(priority, len(batch))
         now = time.time()
         ids = [str(next(self._ids)) for _ in batch]
         prepared = [
-            self.llm_engine.prepare(request_id, prompt, params, 0, now, "" if lora is None else lora.lora_name)
-            for request_id, prompt, params, lora in zip(ids, batch, each, loras, strict=True)
+            self.llm_engine.prepare(request_id, prompt, params, order, now, "" if lora is None else lora.lora_name)
+            for request_id, prompt, params, order, lora in zip(ids, batch, each, priorities, loras, strict=True)
         ]
         self.llm_engine.load_loras(lora for lora in loras if lora is not None)
         for state, requests in prepared:
             self.llm_engine.submit(state, requests)
+        return ids
+
+    def _run(self, ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run all requests to their ends, and return the outputs of these; those that the caller has aborted have none.
+        Outputs of others are kept."""
+        wanted = frozenset(ids)
         try:
-            finished = self._run(len(batch), use_tqdm)
+            with Progress(use_tqdm, len(wanted - self._finished.keys())) as progress:
+                while self.llm_engine.has_unfinished_requests():
+                    for output in self.llm_engine.step(only_finished=True):
+                        self._finished[output.request_id] = output
+                        if output.request_id in wanted:
+                            num_output = sum(len(choice.token_ids) for choice in output.outputs)
+                            progress.add(len(output.prompt_token_ids), num_output)
         except BaseException:
             self.llm_engine.abort_request(ids)
             raise
-        return [finished[request_id] for request_id in ids]
+        return [self._finished.pop(request_id) for request_id in ids if request_id in self._finished]
 
-    def _pool(
-        self,
-        batch: Sequence[tuple[Prompt, PoolingParams]],
-        make: Callable[["Tensor"], T],
-        lora_request: LoRARequest | None,
-        use_tqdm: bool,
-    ) -> list[PoolingRequestOutput[T]]:
-        """`make` makes a result of its rows, [rows, values]."""
-        now, lora_name = time.time(), "" if lora_request is None else lora_request.lora_name
-        requests = [self.llm_engine.prepare_pooled(prompt, params, now, lora_name) for prompt, params in batch]
-        self.llm_engine.load_loras([lora_request] if lora_request else [])
-        with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
-            outputs = self.llm_engine.pool(requests, bar.update)
-        return [
-            make_output(str(next(self._ids)), list(request.prompt_token_ids), output, make)
-            for request, output in zip(requests, outputs, strict=True)
-        ]
+    def _priorities(self, priority: Sequence[int] | None, count: int) -> Sequence[int]:
+        if priority is None:
+            return [0] * count
+        if len(priority) != count:
+            raise ValueError(f"{count} prompts need as many priorities, got {len(priority)}")
+        if self._config.scheduling_policy != "priority":
+            raise ValueError('priority needs an LLM with scheduling_policy="priority"')
+        return priority
 
-    def _run(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        with tqdm(total=num_requests, desc="Processed prompts", disable=not use_tqdm) as bar:
-            while self.llm_engine.has_unfinished_requests():
-                for output in self.llm_engine.step(only_finished=True):
-                    finished[output.request_id] = output
-                    bar.update()
-        return finished
+
+def _json_config(kind: type[Config], values: Config | Mapping[str, Any] | None) -> Config | None:
+    return kind.from_mapping(values) if isinstance(values, Mapping) else values
 
 
 def _max_images(limits: Mapping[str, object]) -> int | None:
@@ -238,7 +322,7 @@ def _max_images(limits: Mapping[str, object]) -> int | None:
     raise ValueError(f"limit_mm_per_prompt must have a number of images, got {limit!r}")
 
 
-def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+def _conversations(messages: Conversations) -> list[Sequence[Message]]:
     listed: list[Any] = list(messages)
     conversations = [listed] if listed and isinstance(listed[0], Mapping) else listed
     for conversation in conversations:
@@ -247,17 +331,9 @@ def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) ->
     return conversations
 
 
-def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if not isinstance(prompts, Iterable):
-        return [prompts]  # refused as any other object that is no prompt
-    if isinstance(prompts, (str, Mapping)) or (prompts and are_token_ids(prompts)):
-        return [prompts]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise ValueError(f"sampling_params must be a SamplingParams or a list of them, got {reprlib.repr(params)}")
     if len(params) != count:

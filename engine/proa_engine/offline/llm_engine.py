@@ -7,10 +7,10 @@ import random
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 from proa.contract import (
     EngineCoreOutput,
@@ -24,9 +24,10 @@ from proa.contract import (
 )
 from proa.grammar import check, lower
 from proa.sampling import choice_key
+from proa.tokenizer_files import sampling_defaults
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraError
-from proa_engine.core.operations import LoadLora
+from proa_engine.core.operations import LoadLora, Operation, ResetPrefixCache, Sleep, SleepLevel, WakeUp
 from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
@@ -35,8 +36,9 @@ from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.offline.output_processor import OutputProcessor, RequestState
 from proa_engine.offline.outputs import RequestOutput
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, PromptTokenizer, TokenizedPrompt, paths_by_name
-from proa_engine.tokenizer import Tokenizer
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -68,9 +70,11 @@ class LLMEngine:
         """
         parts = load(config, _log.info)
         self._core = parts.core
-        self._limits = parts.limits
+        self.limits = parts.limits
+        self.eos_token_ids = parts.executor.eos_token_ids
         self.num_labels = len(parts.executor.model_config.pooling.labels)
         files = read_tokenizer_files(parts.tokenizer_folder)
+        self.sampling_defaults = sampling_defaults(files)  # the model's own parameters, by name
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)
         self._processor = OutputProcessor(self.tokenizer)
@@ -78,6 +82,7 @@ class LLMEngine:
         self._max_loras = config.max_loaded_loras
         self._lora_paths: dict[str, str] = {}  # of loaded adapters, by name
         self._early: deque[StepOutputs] = deque()  # of steps that ran while adapters were loaded
+        self._is_asleep = False
         self._serial = itertools.count()
         self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
         self.shutdown = weakref.finalize(self, _shut_down, parts)  # also at exit
@@ -128,7 +133,7 @@ class LLMEngine:
                 arrival_time=arrival_time,
                 lora_name=lora_name,
             )
-            check_request(request, self._limits)
+            check_request(request, self.limits)
             requests.append(request)
             choices.append(self._processor.make_choice(core_id, index, tokenized.token_ids, choice_params))
         state = RequestState(
@@ -140,53 +145,58 @@ class LLMEngine:
         )
         return state, requests
 
-    def tokenize_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> TokenizedPrompt:
-        """The prompt for the assistant's next message, for `prepare`. Raises as `PromptTokenizer.tokenize_chat`."""
-        return self._prompts.tokenize_chat(messages, tools)
+    def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        """The prompt for `prepare` and `prepare_next`. Raises `ValueError` as `PromptTokenizer.tokenize`."""
+        return self._prompts.tokenize(prompt)
+
+    def tokenize_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> TokenizedPrompt:
+        """The prompt of a conversation, for `prepare`. Raises `ValueError` as `PromptTokenizer.tokenize_chat`."""
+        return self._prompts.tokenize_chat(messages, options or ChatOptions())
 
     def prepare_pooled(
         self, prompt: Prompt, params: PoolingParams, arrival_time: float, lora_name: str = ""
     ) -> EngineCoreRequest:
         """Check a pooled request and return it for `pool`. Raises `ValueError` if the model cannot serve it."""
-        tokenized = self._prompts.tokenize(prompt)
-        request = EngineCoreRequest(
-            request_id=f"pooled/{next(self._serial)}",
-            prompt_token_ids=tokenized.token_ids,
-            images=tokenized.images,
-            sampling_params=SamplingParams(),
-            pooling_params=params,
-            arrival_time=arrival_time,
-            lora_name=lora_name,
-        )
-        check_request(request, self._limits)
-        return request
+        return self._single(self._prompts.tokenize(prompt), SamplingParams(), params, arrival_time, lora_name)
 
-    def pool(
-        self, requests: Sequence[EngineCoreRequest], on_result: Callable[[], object] = lambda: None
+    def prepare_next(
+        self, prompt: TokenizedPrompt, num_logprobs: int, arrival_time: float, lora_name: str = ""
+    ) -> EngineCoreRequest:
+        """Check a request for the next token's `num_logprobs` likeliest choices and return it for `compute`. Raises
+        `ValueError` if the model cannot serve it."""
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=num_logprobs, ignore_eos=True, key=0)
+        return self._single(prompt, params, None, arrival_time, lora_name)
+
+    def compute(
+        self, requests: Sequence[EngineCoreRequest], on_result: Callable[[EngineCoreRequest], object] = lambda _: None
     ) -> list[EngineCoreOutput]:
-        """Compute pooled requests that `prepare_pooled` has checked. Returns their outputs in the same order.
+        """Compute requests of `prepare_pooled` or `prepare_next`, which have one output each. Returns the outputs in
+        the same order.
 
-        `on_result` is called for each that ends. Outputs of other requests are kept for `step`.
+        `on_result` is called for each that ends. Outputs of other requests are kept for `step`. Whatever is raised, no
+        request of them is left. Raises `ValueError` for a request that the core rejects.
         """
+        self._check_awake()
         for request in requests:
             self._core.submit(request)
-        wanted = {request.request_id for request in requests}
+        wanted = {request.request_id: request for request in requests}
         results: dict[str, EngineCoreOutput] = {}
 
         def take(outputs: StepOutputs) -> None:
             for output in outputs.outputs:
                 if output.request_id in wanted:
                     results[output.request_id] = output
-                    on_result()
+                    on_result(wanted[output.request_id])
             for rejection in outputs.rejections:
                 if rejection.request_id in wanted:
-                    self._core.abort(wanted - results.keys())
                     raise ValueError(rejection.message)
             outputs.outputs = [output for output in outputs.outputs if output.request_id not in wanted]
 
-        self._step_until(lambda: len(results) == len(wanted), take)
+        try:
+            self._step_until(lambda: len(results) == len(wanted), take)
+        except BaseException:
+            self._core.abort(wanted.keys() - results.keys())
+            raise
         return [results[request.request_id] for request in requests]
 
     def load_loras(self, lora_requests: Iterable[LoRARequest]) -> None:
@@ -203,7 +213,8 @@ class LLMEngine:
                 self._load_lora(name, wanted[name])
 
     def submit(self, state: RequestState, requests: Sequence[EngineCoreRequest]) -> None:
-        """Queue a request that `prepare` has checked."""
+        """Queue a request that `prepare` has checked. Raises `RuntimeError` while the engine sleeps."""
+        self._check_awake()
         self._processor.add(state)
         for request in requests:
             self._core.submit(request)
@@ -213,10 +224,25 @@ class LLMEngine:
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             self._core.abort(self._processor.remove(request_id))
 
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache."""
+        self._operate(ResetPrefixCache())
+
+    def sleep(self, level: SleepLevel, *, wait: bool) -> None:
+        """Free the memory of weights and KV cache. Level 1 keeps the weights in host memory, level 2 loads them again.
+        Unfinished requests are aborted unless `wait`."""
+        self._operate(Sleep(level, wait=wait))
+        self._is_asleep = True
+
+    def wake_up(self) -> None:
+        """End `sleep`. No-op if the engine is awake."""
+        self._operate(WakeUp())
+        self._is_asleep = False
+
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
         """What the model can compute of a prompt."""
-        return self._limits.pooling_tasks
+        return self.limits.pooling_tasks
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._early) or self._core.has_unfinished_requests()
@@ -256,11 +282,39 @@ class LLMEngine:
             self._lora_paths = {name: self._lora_paths.get(name, path) for name, path in loaded.items()}
         return outputs
 
-    def _load_lora(self, name: str, path: str) -> None:
-        done = self._core.operate(LoadLora(name, path, replace=True))
+    def _operate(self, operation: Operation[T]) -> T:
+        done = self._core.operate(operation)
         self._step_until(done.done)
+        return done.result()
+
+    def _check_awake(self) -> None:
+        if self._is_asleep:
+            raise RuntimeError("the engine sleeps: call wake_up first")
+
+    def _single(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        pooling_params: PoolingParams | None,
+        arrival_time: float,
+        lora_name: str,
+    ) -> EngineCoreRequest:
+        """A request for `compute`."""
+        request = EngineCoreRequest(
+            request_id=f"single/{next(self._serial)}",
+            prompt_token_ids=prompt.token_ids,
+            images=prompt.images,
+            sampling_params=params,
+            pooling_params=pooling_params,
+            arrival_time=arrival_time,
+            lora_name=lora_name,
+        )
+        check_request(request, self.limits)
+        return request
+
+    def _load_lora(self, name: str, path: str) -> None:
         try:
-            done.result()
+            self._operate(LoadLora(name, path, replace=True))
         except LoraError as error:
             raise ValueError(str(error)) from error
         self._lora_paths[name] = path

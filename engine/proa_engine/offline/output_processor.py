@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_engine.core.types import PlainTokens
-from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput, logprobs_by_token
 from proa_engine.tokenizer import Tokenizer
 
 
@@ -148,7 +148,7 @@ class OutputProcessor:
     def make_output(self, state: RequestState) -> RequestOutput:
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if state.params.prompt_logprobs is not None:
-            prompt_logprobs = [None, *map(self._logprobs, state.prompt_logprobs)]
+            prompt_logprobs = [None, *(logprobs_by_token(entry, self._tokenizer) for entry in state.prompt_logprobs)]
         return RequestOutput(
             request_id=state.request_id,
             prompt=state.prompt,
@@ -167,21 +167,7 @@ class OutputProcessor:
             text=choice.text,
             token_ids=choice.token_ids[: choice.num_kept],
             cumulative_logprob=sum(entry.logprob for entry in kept) if wants_logprobs else None,
-            logprobs=[self._logprobs(entry) for entry in kept] if wants_logprobs else None,
+            logprobs=[logprobs_by_token(entry, self._tokenizer) for entry in kept] if wants_logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
-
-    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """The most likely tokens, best first, and the chosen one."""
-        ranked = {
-            token_id: Logprob(logprob, rank, self._decode(token_id))
-            for rank, (token_id, logprob) in enumerate(
-                zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1
-            )
-        }
-        ranked[entry.token_id] = Logprob(entry.logprob, entry.rank, self._decode(entry.token_id))
-        return ranked
-
-    def _decode(self, token_id: int) -> str | None:
-        return self._tokenizer.decode_token(token_id) if self._tokenizer is not None else None

@@ -3,16 +3,15 @@
 Torch is imported on use: it must not be before the number of its threads is set.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from proa.contract import EngineCoreOutput, PoolingParams, PoolingTask, TokenLogprobs
+from proa_engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from proa.contract import EngineCoreOutput, PoolingParams, PoolingTask
 
 T = TypeVar("T")
 
@@ -27,6 +26,18 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str | None = None
+
+
+def logprobs_by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The most likely tokens of a position, best first, and the chosen one. `tokenizer` None: without their texts."""
+
+    def made(token_id: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, tokenizer.decode_token(token_id) if tokenizer is not None else None)
+
+    pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+    ranked = {token_id: made(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(pairs, start=1)}
+    ranked[entry.token_id] = made(entry.token_id, entry.logprob, entry.rank)
+    return ranked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

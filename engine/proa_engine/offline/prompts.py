@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from proa.contract import Image, ImageInput
 from proa.image.limits import ImageLimits
 from proa.image.placeholders import expand_placeholders, place_images
-from proa_engine.tokenizer import Tokenizer
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 
 _OTHER_MEDIA = ("image", "image_embeds", "input_image", "input_audio", "audio_url", "video", "video_url")
 
@@ -163,16 +163,13 @@ class PromptTokenizer:
         token_ids = expand_token_ids(content, [image.num_tokens for image in prepared], model.token_id)
         return TokenizedPrompt(None, token_ids, place_images(token_ids, prepared, model))
 
-    def tokenize_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> TokenizedPrompt:
-        """The prompt for the assistant's next message. `tools`: in the form of the OpenAI API.
-
-        Raises `ValueError` if the model has no tokenizer, no chat template, one without tools where tools are given, or
-        if it cannot read the images of the messages.
-        """
+    def tokenize_chat(self, messages: Sequence[Message], options: ChatOptions) -> TokenizedPrompt:
+        """The prompt of a conversation. Raises `ValueError` if the model has no tokenizer, as `Tokenizer.render_chat`,
+        or if the model cannot read the images of the messages."""
         if self._tokenizer is None:
             raise ValueError("chat needs a tokenizer")
         messages, images = chat_images(messages)
-        return self._tokenize_text(self._tokenizer.render_chat(messages, tools), images, add_special_tokens=False)
+        return self._tokenize_text(self._tokenizer.render_chat(messages, options), images, add_special_tokens=False)
 
     def _tokenize_text(
         self, text: str, images: Sequence[object], *, add_special_tokens: bool = True
@@ -198,3 +195,12 @@ class PromptTokenizer:
 
 def are_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
     return isinstance(prompt, list | tuple) and all(isinstance(token_id, int) for token_id in prompt)
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    if not isinstance(prompts, Iterable):
+        return [prompts]  # refused as any other object that is no prompt
+    if isinstance(prompts, (str, Mapping)) or (prompts and are_token_ids(prompts)):
+        return [prompts]
+    return list(prompts)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import tokenizers
 
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE, sampling_defaults
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
@@ -22,7 +22,6 @@ CUT_TOKENS = 16  # by which a piece may have more
 MAX_UNCHECKED_CHARACTERS = 1_000_000  # for which encoding takes up to 200 MB
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 MARK: Final = "\ufdd0"
 """Divides a text that is encoded by `encode_marked`, and is no part of it. A noncharacter: no text should have it."""
@@ -73,7 +72,7 @@ class Tokenizer:
         if tool_source is not None and tool_source != source:
             self._tool_template = self.compile_template(tool_source)
         self.tool_template_source = tool_source or ""
-        self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
+        self.sampling_defaults = sampling_defaults(files)
         self.info = _tokenizer_info(config, source)
         sentence_transformers = _json(files.get("config_sentence_transformers.json"))
         self.task_prompts = _task_prompts(sentence_transformers)
@@ -192,10 +191,6 @@ def _beginning(texts: Collection[str]) -> str:
 def _json(data: bytes | None) -> dict[str, Any]:
     value = json.loads(data) if data else {}
     return value if isinstance(value, dict) else {}
-
-
-def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
-    return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
 
 
 def _task_prompts(config: Mapping[str, Any]) -> dict[str, str]:

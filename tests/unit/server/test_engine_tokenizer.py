@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proa_engine.models.folders import read_tokenizer_files
-from proa_engine.tokenizer import Tokenizer
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 from support.tokenizers import byte_level_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -65,9 +65,9 @@ def test_chat_template_gets_tools() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     tokenizer = make_tokenizer(template_file="{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
 
-    assert tokenizer.decode(tokenizer.apply_chat_template([], tools)) == "add"
+    assert tokenizer.decode(tokenizer.apply_chat_template([], ChatOptions(tools=tools))) == "add"
     with pytest.raises(ValueError, match="does not use tools"):
-        make_tokenizer(template_file=TEMPLATE).apply_chat_template([], tools)
+        make_tokenizer(template_file=TEMPLATE).apply_chat_template([], ChatOptions(tools=tools))
 
 
 def test_error_for_a_model_without_tokenizer_names_the_flag() -> None:

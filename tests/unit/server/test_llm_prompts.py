@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from proa.contract import ImageInput
 from proa_engine.offline.prompts import PromptTokenizer
-from proa_engine.tokenizer import Tokenizer
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 from support.tokenizers import byte_level_tokenizer
 
 TEMPLATE = (
@@ -80,7 +80,7 @@ def test_chat_images_are_those_of_pillow_and_of_data_urls() -> None:
         {"image_url": data_url(RED)},
     ]
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Hi"}, {"role": "user", "content": parts}]
-    prompt = PROMPTS.tokenize_chat(messages, None)
+    prompt = PROMPTS.tokenize_chat(messages, ChatOptions())
     text = f"system: Hi;user: one{'<image>' * 10};"
     assert prompt.token_ids == TOKENIZER.encode(text, add_special_tokens=False)
     first, second, third = prompt.images
@@ -110,7 +110,7 @@ def test_bad_images_are_refused(prompt: Any, sentence: str) -> None:
 def test_other_media_in_a_chat_are_refused_by_name() -> None:
     messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,"}}]}]
     with pytest.raises(ValueError, match="text, image_url or image_pil, got video_url"):
-        PROMPTS.tokenize_chat(messages, None)
+        PROMPTS.tokenize_chat(messages, ChatOptions())
 
 
 def test_a_model_without_images_refuses_them() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proa.chat_template import ChatTemplate, ChatTemplateError, ContentForms
+from proa.chat_template import ChatTemplate, ChatTemplateError, ContentForms, cut_at_mark, marked
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.serving.content import ContentFormat, append_text, as_read, forms_of, text_of
+from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_of
 from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall
 
 # Names of an assistant's reasoning. Clients send one of them; templates read one of them.
@@ -95,9 +95,6 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {**(call.model_extra or {}), "id": call.id, "type": "function", "function": function}
 
 
-# Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
-# the template strips messages.
-_MARK = "\ue000continue\ue000 "
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that switch reasoning on or off."""
 
@@ -112,7 +109,7 @@ def render_prompt(
     """`placeholder`: what stands for an image. Raises `InvalidRequest` if the template refuses the messages or does not
     use a field that is set."""
     text = _render(conversation, template, content_format, placeholder, opens_message=conversation.opens_message)
-    return _cut_at_mark(text) if conversation.continues_message else text
+    return _cut(text) if conversation.continues_message else text
 
 
 def generation_prompt(
@@ -146,7 +143,7 @@ def _render(
     forms = forms_of(template, content_format)
     messages = template_messages(conversation.messages, forms, placeholder=placeholder, keeps_null=template.tests_none)
     if conversation.continues_message:
-        messages[-1]["content"] = append_text(messages[-1].get("content") or "", _MARK)
+        messages[-1]["content"] = marked(messages[-1].get("content") or "")
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
         return template.render(messages, variables, add_generation_prompt=opens_message)
@@ -193,9 +190,9 @@ def _check_used(template: ChatTemplate, field: str, names: Sequence[str]) -> Non
         raise UnsupportedField(f"{field} is not supported: the model's chat template does not use it.", param=field)
 
 
-def _cut_at_mark(text: str) -> str:
-    end = text.rfind(_MARK.rstrip())
-    if end < 0:
+def _cut(text: str) -> str:
+    cut = cut_at_mark(text)
+    if cut is None:
         message = "continue_final_message is not supported: the model's chat template leaves out the last message."
         raise UnsupportedField(message, param="continue_final_message")
-    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
+    return cut

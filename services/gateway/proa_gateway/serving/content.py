@@ -157,13 +157,3 @@ def as_read(content: str | list[Part] | None, forms: ContentForms, placeholder: 
     if isinstance(content, list) and (images := [placeholder for part in content if isinstance(part, ImagePart)]):
         text = "\n".join([*images, text] if text else images)
     return text if forms.text else list(text_part(text))
-
-
-def append_text(content: TemplateContent, text: str) -> TemplateContent:
-    """Parts are copied; text is appended to the last one of them, or comes after an image."""
-    if isinstance(content, str):
-        return content + text
-    *before, last = content or text_part("")
-    if "text" not in last:
-        return [*before, last, *text_part(text)]
-    return [*before, {**last, "text": last["text"] + text}]
