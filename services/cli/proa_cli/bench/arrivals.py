@@ -29,26 +29,41 @@ class RampUp:
         return [float(self.start * (self.end / self.start) ** share) for share in shares]
 
 
+@dataclass(frozen=True, slots=True)
+class Burstiness:
+    """The shape of the gamma distribution of the gaps between requests: 1 is a Poisson process, less is burstier,
+    infinity is even."""
+
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.shape > 0:
+            raise ValueError(f"{self.shape:g} is not a number above zero, or inf")
+
+    def __str__(self) -> str:
+        return f"{self.shape:g}"
+
+
 def arrival_times(
     count: int,
     rate: float | None,
-    burstiness: float,
+    burstiness: Burstiness,
     draw: np.random.Generator,
     ramp_up: RampUp | None = None,
 ) -> list[float]:
     """Return the time of each request in seconds after the start, ascending.
 
-    `rate`: requests a second; None: all at the start. The gaps follow a gamma distribution of shape `burstiness`: 1 is
-    a Poisson process, less is burstier, infinity is even. With a fixed rate the times are scaled so that the last
-    request is sent after exactly `count / rate` seconds, as in vLLM: a random sum would differ by a few per cent from
-    seed to seed. `ramp_up` takes the place of `rate`.
+    `rate`: requests a second; None: all at the start. With a fixed rate the times are scaled so that the last request
+    is sent after exactly `count / rate` seconds, as in vLLM: a random sum would differ by a few per cent from seed to
+    seed. `ramp_up` takes the place of `rate`.
     """
     if rate is None and ramp_up is None:
         return [0.0] * count
     # The first rate of a linear ramp from zero would make an endless gap: the second one is used.
     rates = np.array(ramp_up.rates(count) if ramp_up is not None else [rate] * count)
     means = 1 / np.where(rates > 0, rates, rates[min(1, count - 1)] or 1.0)
-    gaps = means if np.isinf(burstiness) else draw.gamma(burstiness, means / burstiness)
+    shape = burstiness.shape
+    gaps = means if np.isinf(shape) else draw.gamma(shape, means / shape)
     times = np.cumsum(gaps)
     if rate is not None and ramp_up is None:
         times *= count / rate / times[-1]

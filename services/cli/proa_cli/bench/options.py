@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from proa.options import check_options, option
 from proa_cli.bench.addresses import base_url
-from proa_cli.bench.arrivals import RampUp, Strategy
+from proa_cli.bench.arrivals import Burstiness, RampUp, Strategy
 from proa_cli.bench.datasets import Lengths, Ratios
 from proa_cli.bench.metrics import GOODPUT_LATENCIES, LATENCIES
 
@@ -38,11 +38,8 @@ def _rate(text: str) -> float | None:
     return None if rate == float("inf") else rate
 
 
-def _burstiness(text: str) -> float | None:
-    burstiness = float(text)
-    if not burstiness > 0:
-        raise ValueError(f"{text} is not a number above zero, or inf")
-    return None if burstiness == float("inf") else burstiness
+def _burstiness(text: str) -> Burstiness:
+    return Burstiness(float(text))
 
 
 def _json_object(text: str) -> Mapping[str, Any]:
@@ -195,8 +192,8 @@ class LoadOptions:
     request_rate: float | None = option(
         None, "requests a second (default: inf, all at the start)", metavar="RATE", parse=_rate
     )
-    burstiness: float | None = option(
-        1.0,
+    burstiness: Burstiness = option(
+        Burstiness(),
         "shape of the gamma distribution of the times between requests: 1 is a Poisson process, less is burstier, inf "
         "is even",
         metavar="SHAPE",

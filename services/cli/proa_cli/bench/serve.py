@@ -67,7 +67,7 @@ async def _run(options: BenchServeOptions) -> int:
         draw = np.random.default_rng([options.dataset.seed, 1])
         names = model_names(server, model.name, len(prompts), draw)
         calls = list(make_calls(server, prompts, names, headers, ignores_eos=ignores_eos))
-        times = arrival_times(len(calls), load.request_rate, load.burstiness or float("inf"), draw, load.ramp_up)
+        times = arrival_times(len(calls), load.request_rate, load.burstiness, draw, load.ramp_up)
         await _wait_until_ready(session, server.api_url, calls[0], load.ready_check_timeout_sec)
         await _warm_up(session, server.api_url, calls[0], load.num_warmups, load.max_concurrency)
         measured = await _measure(session, options, Load(calls, times, load.max_concurrency, load.max_seconds))
@@ -234,8 +234,8 @@ def _settings(options: BenchServeOptions, model: str, tokenizer: Tokenizer | Non
 def _traffic(options: BenchServeOptions) -> dict[str, Any]:
     load = options.load
     traffic: dict[str, Any] = {
-        "request_rate": "inf" if load.request_rate is None else load.request_rate,
-        "burstiness": "inf" if load.burstiness is None else load.burstiness,
+        "request_rate": _finite(load.request_rate),
+        "burstiness": _finite(load.burstiness.shape),
         "max_concurrency": load.max_concurrency,
     }
     if load.ramp_up_strategy is not None:
@@ -247,9 +247,14 @@ def _traffic(options: BenchServeOptions) -> dict[str, Any]:
     return traffic
 
 
+def _finite(number: float | None) -> float | str:
+    """JSON has no infinity, which None is too."""
+    return "inf" if number is None or number == float("inf") else number
+
+
 def _file_name(options: BenchServeOptions, model: str) -> str:
     load = options.load
-    rate = f"{'inf' if load.request_rate is None else load.request_rate}qps"
+    rate = f"{_finite(load.request_rate)}qps"
     if load.ramp_up_strategy is not None:
         rate = f"ramp-up-{load.ramp_up_strategy}-{load.ramp_up_start_rps}qps-{load.ramp_up_end_rps}qps"
     parts = [options.results.label or options.server.backend, rate]

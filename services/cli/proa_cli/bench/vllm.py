@@ -11,6 +11,7 @@ _ONE_ENGINE = "there is one engine here, Proa's"
 
 REASONS: Mapping[str, str] = {
     "--async-engine": _ONE_ENGINE,
+    "--backend": _ONE_ENGINE,
     "--blazedit-max-distance": _OF_OTHER_DATASETS,
     "--blazedit-min-distance": _OF_OTHER_DATASETS,
     "--chat-template-kwargs": "give them as `--extra-body '{\"chat_template_kwargs\": …}'`",
@@ -28,6 +29,7 @@ REASONS: Mapping[str, str] = {
     "--no-stream": "datasets of the hub are not here",
     "--plot-dataset-stats": _PLOTS,
     "--plot-timeline": _PLOTS,
+    "--prefix-len": "`--random-prefix-len` is the same",
     "--probe-request-rate": "run a second `proa bench serve` beside this one",
     "--profile": "a profiler would change what is measured",
     "--random-batch-size": "embeddings are not measured",
