@@ -39,6 +39,7 @@ from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.scaler.demand import Demand
 from support.core import CoreRun, make_request
 from support.core import hash_block as core_hash_block
 from support.fake_disk import FakeDisk
@@ -374,7 +375,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
         output_tokens=11,
     )
     metrics.observe_generation(operation="chat", model="m", base_model="m", duration=5.0, error_type="engine_lost")
-    metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex())
+    metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     answers = {"route": "/v1/chat/completions", "status": "200"}
     assert page.value("proa_gateway_requests_total", **answers) == 2
@@ -416,7 +417,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     metrics.observe_generation(operation="chat", model="", base_model="", duration=5.0, error_type="model_not_found")
     metrics.observe_finish("m", "m", "stop")
     metrics.observe_finish("m", "m", "client_disconnected")
-    metrics.watch([engine("a:1", model_name="m")], PrefixIndex())
+    metrics.watch([engine("a:1", model_name="m")], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     assert page.value("vllm:prompt_tokens_total", model_name="m") == 10
     assert page.value("vllm:generation_tokens_total", model_name="m") == 11

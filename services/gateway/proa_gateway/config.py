@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from proa.logs import LogOptions
 from proa.lora_module import LoraModule
-from proa.options import check_options, masked_repr, option
+from proa.options import check_options, masked_repr, option, parse_count
 from proa.tls import TlsFiles
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
+from proa_gateway.scaler.config import ScalerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class GatewayConfig:
     min_remote_prefill_tokens: int = option(
         1024,
         "a prompt is sent to an engine of the role prefill only if the engine that generates lacks more of its tokens",
+        parse=parse_count,
         minimum=0,
     )
     stream_interval: int = option(1, "tokens of a sequence to collect before sending an event", minimum=1)
@@ -202,7 +205,10 @@ class GatewayConfig:
         2048, "limit of output sequences, running and waiting; beyond it 429", minimum=1
     )
     max_queued_tokens: int = option(
-        4_194_304, "limit of prompt tokens of the requests in the queue; beyond it 429", minimum=1
+        4_194_304,
+        "limit of prompt tokens of the requests in the queue, such as 4M; beyond it 429",
+        parse=parse_count,
+        minimum=1,
     )
     max_waiting_requests: int = option(1024, "limit of waiting requests; beyond it 429", minimum=1)
     models: tuple[str, ...] = option(
@@ -281,27 +287,31 @@ class GatewayConfig:
         False, "answer /v1/load_lora_adapter and /v1/unload_lora_adapter, for operators"
     )
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
-    max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
+    max_body_bytes: int = option(
+        16 * 1024 * 1024, "limit of a request body in bytes, such as 16M; beyond it 413", parse=parse_count, minimum=1
+    )
     max_stored_responses: int = option(
         10_000,
         "limit of responses kept for /v1/responses; beyond it the key with the most loses its least recently used one",
         minimum=0,
     )
     max_stored_response_bytes: int = option(
-        256 * 1024 * 1024, "limit of their size in bytes, with their input", minimum=0
+        256 * 1024 * 1024, "limit of their size in bytes, with their input", parse=parse_count, minimum=0
     )
     max_pooling_inputs: int = option(
         2048, "limit of the texts in one request for embeddings, classes or scores; beyond it 400", minimum=1
     )
-    max_pooling_tokens: int = option(1_048_576, "limit of their tokens; beyond it 400", minimum=1)
+    max_pooling_tokens: int = option(1_048_576, "limit of their tokens; beyond it 400", parse=parse_count, minimum=1)
     max_choices: int = option(128, "limit of prompts times n in one request", internal=True)
-    access_log: bool = option(False, "write a line of JSON to standard output for each request")
+    access_log: bool = option(False, "write a line to standard output for each request, in the format of the log")
     root_path: str = option(
         "", "path under which a proxy serves the API, if the proxy does not remove it", metavar="PATH", parse=_root_path
     )
     cors: Cors = option(Cors(), "web pages of other origins")
     images: ImageOptions = option(ImageOptions(), "images in requests")
     deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
+    scaler: ScalerOptions = option(ScalerOptions(), "external scaler for KEDA")
+    logs: LogOptions = option(LogOptions(), "logs")
     tls: TlsFiles | None = option(None, "TLS to the engines (default: plaintext)")
 
     __repr__ = masked_repr

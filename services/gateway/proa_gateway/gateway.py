@@ -36,6 +36,8 @@ from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.routing.router import Router
+from proa_gateway.scaler.demand import Demand
+from proa_gateway.scaler.server import serve_scaler
 from proa_gateway.serving.constraints import Constrainer
 from proa_gateway.serving.grammars import Grammars
 from proa_gateway.serving.ignored_fields import Notices
@@ -116,8 +118,9 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             chat_template=config.chat_template,
             loras=LoraRegistry(config.lora_modules),
         )
+        name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         pool = EnginePool(
-            client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            client_id=name,
             models=models,
             deadlines=config.deadlines,
             router=router,
@@ -130,8 +133,9 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
                 min_remote_prefill_tokens=config.min_remote_prefill_tokens,
             ),
         )
-        metrics.watch(pool.engines, router.index)
-        admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
+        demand = Demand(pool.engines)
+        metrics.watch(pool.engines, router.index, demand)
+        admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics, demand=demand)
         notices = Notices()
         serving = Serving(
             config,
@@ -151,6 +155,35 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
         )
         images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
         background = BackgroundTasks()
+        gateway = Gateway(
+            pool=pool,
+            models=models,
+            router=router,
+            metrics=metrics,
+            admission=admission,
+            serving=serving,
+            api_keys=api_keys,
+            config=config,
+            responses=ResponseStore(
+                max_responses=config.max_stored_responses,
+                max_bytes=config.max_stored_response_bytes,
+                max_response_bytes=MAX_STORED_RESPONSE,
+            ),
+            background=background,
+            notices=notices,
+            settings=ApiSettings(
+                formats=MessageFormats(config.tool_call_parser, config.reasoning_parser),
+                trusts_template=config.trust_request_chat_template,
+                content_format=config.chat_template_content_format,
+                images=images,
+                plain_texts=config.plain_special_tokens,
+                includes_usage=config.enable_force_include_usage,
+                tokens_as_ids=config.return_tokens_as_token_ids,
+                max_choices=config.max_choices,
+                max_pooling_inputs=config.max_pooling_inputs,
+                max_pooling_tokens=config.max_pooling_tokens,
+            ),
+        )
         tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
             asyncio.create_task(api_keys.watch(), name="API keys"),
@@ -158,35 +191,8 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
         if config.pod_deletion_cost:
             tasks.append(asyncio.create_task(write_deletion_costs(pool.engines, discovery), name="deletion costs"))
         try:
-            yield Gateway(
-                pool=pool,
-                models=models,
-                router=router,
-                metrics=metrics,
-                admission=admission,
-                serving=serving,
-                api_keys=api_keys,
-                config=config,
-                responses=ResponseStore(
-                    max_responses=config.max_stored_responses,
-                    max_bytes=config.max_stored_response_bytes,
-                    max_response_bytes=MAX_STORED_RESPONSE,
-                ),
-                background=background,
-                notices=notices,
-                settings=ApiSettings(
-                    formats=MessageFormats(config.tool_call_parser, config.reasoning_parser),
-                    trusts_template=config.trust_request_chat_template,
-                    content_format=config.chat_template_content_format,
-                    images=images,
-                    plain_texts=config.plain_special_tokens,
-                    includes_usage=config.enable_force_include_usage,
-                    tokens_as_ids=config.return_tokens_as_token_ids,
-                    max_choices=config.max_choices,
-                    max_pooling_inputs=config.max_pooling_inputs,
-                    max_pooling_tokens=config.max_pooling_tokens,
-                ),
-            )
+            async with serve_scaler(config.scaler, config.host, name, demand):
+                yield gateway
         finally:
             await background.close()
             for task in tasks:

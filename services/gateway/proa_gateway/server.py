@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 
 import uvicorn
 import uvloop
@@ -55,6 +56,12 @@ class _Server(uvicorn.Server):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        names = [each.getsockname() for server in self.servers for each in server.sockets]
+        gateway: Gateway = self.lifespan.state["gateway"]
+        _log.info("%s", _describe(gateway.config, [_address(*name[:2]) for name in names]))
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reject waiting requests; running ones have until the shutdown deadline."""
         gateway: Gateway | None = self.lifespan.state.get("gateway")
@@ -69,6 +76,17 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._progress.drain()
         _log.info("shutting down")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _describe(config: GatewayConfig, addresses: Sequence[str]) -> str:
+    text = f"proa-gateway {version('proa-gateway')} listening on {', '.join(addresses)}, engines: "
+    text += ", ".join(config.engines) or f"those of the Service {config.engine_service}"
+    models = [*config.models, *(lora.name for lora in config.lora_modules)]
+    return text + (f", models and adapters before engines report them: {', '.join(models)}" if models else "")
 
 
 def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvicorn.Server:
@@ -105,9 +123,22 @@ def serve(config: GatewayConfig) -> None:
                 f"proa-gateway: error: cannot serve probes on {config.host}:{config.health_port} "
                 f"(--health-port): {error.strerror or error}"
             )
+    if config.scaler.scaler_port:
+        _check_port(config.host, config.scaler.scaler_port)
     gc.collect()
     gc.freeze()  # the application's routes and classes: a full collection would pause all streams for 100 ms
     uvloop.run(server.serve())
+
+
+def _check_port(host: str, port: int) -> None:
+    """Exit if the scaler, which starts with the application, could not listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            sys.exit(f"proa-gateway: error: cannot listen on {host}:{port} (--scaler-port): {error.strerror}")
 
 
 def prepare_process() -> None:

@@ -12,6 +12,7 @@ from proa_gateway.admission.fair_queue import AdmissionBounds, QueuedRequest
 from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.scaler.demand import Demand
 
 MODEL = "m"
 
@@ -28,7 +29,7 @@ class Engines:
         self.registry = CollectorRegistry()
         self.callers: dict[str, Caller] = {}
         self.bounds = AdmissionBounds(max_requests=10_000, max_waiting=max_waiting, max_queued_tokens=10_000)
-        self.queue = RequestQueue(self.bounds, self.capacity, GatewayMetrics(self.registry))
+        self.queue = RequestQueue(self.bounds, self.capacity, GatewayMetrics(self.registry), Demand(()))
 
     def capacity(self, model: str, *, enough: int = 0) -> int | None:
         return None if self.size is None else self.size - self.running

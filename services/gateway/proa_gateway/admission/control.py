@@ -15,6 +15,7 @@ from proa_gateway.engines.models import KnownLora, ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.scaler.demand import Demand
 
 
 class ModelLookup:
@@ -130,7 +131,13 @@ class AdmissionControl:
     """Shared by all requests. `admit` begins and ends one request."""
 
     def __init__(
-        self, config: GatewayConfig, *, pool: EnginePool, models: ModelRegistry, metrics: GatewayMetrics
+        self,
+        config: GatewayConfig,
+        *,
+        pool: EnginePool,
+        models: ModelRegistry,
+        metrics: GatewayMetrics,
+        demand: Demand,
     ) -> None:
         self.config = config
         self.pool = pool
@@ -142,7 +149,7 @@ class AdmissionControl:
             max_queued_tokens=config.max_queued_tokens,
         )
         self.pixels = Bound(config.images.max_image_memory, "images", "bytes of unfinished requests' images")
-        self.queue = RequestQueue(self.bounds, self._capacity, metrics)
+        self.queue = RequestQueue(self.bounds, self._capacity, metrics, demand)
         self._metrics = metrics
         for model in config.models:
             self.queue.add_model(model)

@@ -12,6 +12,7 @@ from typing import Protocol
 from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.scaler.demand import Demand
 
 
 class Capacity(Protocol):
@@ -35,10 +36,13 @@ class ModelQueue:
 class RequestQueue:
     """Call `capacity_changed` whenever there may be more capacity."""
 
-    def __init__(self, bounds: AdmissionBounds, capacity: Capacity, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, bounds: AdmissionBounds, capacity: Capacity, metrics: GatewayMetrics, demand: Demand
+    ) -> None:
         self._bounds = bounds
         self._capacity = capacity
         self._metrics = metrics
+        self._demand = demand
         self._models: dict[str, ModelQueue] = {}
         self._scheduled = False
         self._closed = False
@@ -141,7 +145,9 @@ class RequestQueue:
             self._report_depth(model)
 
     def _report_depth(self, model: str) -> None:
-        self._metrics.queue_depth.labels(model).set(len(self._model(model)))
+        depth = len(self._model(model))
+        self._metrics.queue_depth.labels(model).set(depth)
+        self._demand.set_waiting(model, depth)
 
 
 def _shutting_down() -> ShuttingDown:

@@ -150,6 +150,11 @@ class Index(Protocol):
     def num_bytes(self) -> int: ...
 
 
+class Peers(Protocol):
+    @property
+    def num_gateways(self) -> int: ...
+
+
 class GatewayMetrics:
     """Times are in seconds. All methods must be called in the event loop's thread."""
 
@@ -157,6 +162,7 @@ class GatewayMetrics:
         self._registry = registry
         self._engines: Collection[Engine] = ()
         self._index: Index | None = None
+        self._peers: Peers | None = None
         self._vllm = VllmMetrics(registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
@@ -206,6 +212,8 @@ class GatewayMetrics:
             "Sequences that lost their engine after their first token, by outcome: resumed, given_up.",
             "outcome",
         )
+        for outcome in ("resumed", "given_up"):
+            self._failovers.labels(outcome)  # starts at 0, so that Prometheus' increase() counts the first one
         self._moves = counter(
             "proa_gateway_moved_sequences",
             "Sequences moved to another engine, which fetched their KV cache blocks, by reason: drain.",
@@ -268,9 +276,10 @@ class GatewayMetrics:
         )
         registry.register(self)
 
-    def watch(self, engines: Collection[Engine], index: Index) -> None:
-        """Set what the gauges of engines and of the prefix index read. `engines` is a live view of the engine pool."""
-        self._engines, self._index = engines, index
+    def watch(self, engines: Collection[Engine], index: Index, peers: Peers) -> None:
+        """Set what the gauges of engines, of the prefix index and of other gateways read. `engines` is a live view of
+        the engine pool."""
+        self._engines, self._index, self._peers = engines, index, peers
 
     def observe_request(self, route: str, status: int, error_type: str = "") -> None:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
@@ -403,6 +412,12 @@ class GatewayMetrics:
                     family.add_metric((engine.address, engine.model_name or ""), value(engine))
                 yield family
         yield GaugeMetricFamily("proa_gateway_sessions", "Open gRPC sessions with engines.", len(engines))
+        if (peers := self._peers) is not None:
+            yield GaugeMetricFamily(
+                "proa_gateway_scaler_peers",
+                "Other gateways whose waiting requests the external scaler counts.",
+                peers.num_gateways,
+            )
         if (index := self._index) is not None:
             yield GaugeMetricFamily(
                 "proa_gateway_routing_index_blocks", "Cached blocks in the prefix index, all engines.", index.num_blocks

@@ -1,0 +1,1 @@
+"""Scaling without Prometheus: the gateway as KEDA's external scaler."""

@@ -1,0 +1,125 @@
+"""KEDA's external scaler of gateways, called as KEDA does; over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from proa_gateway.config import Deadlines
+from proa_gateway.scaler.config import ScalerOptions
+from proa_gateway.scaler.v1 import externalscaler_pb2 as keda
+from proa_gateway.scaler.v1 import externalscaler_pb2_grpc
+from support.fake_engine import FakeEngine, say
+from support.gateway import PATIENT, RunningGateway, running_gateway
+from support.processes import free_port
+
+HOLDING = Deadlines(connect=10.0, heartbeat=10.0, shutdown=5.0, scale_from_zero=30.0)
+
+
+@asynccontextmanager
+async def scaled_gateway(
+    *engines: FakeEngine, port: int, peers: Sequence[int] = (), deadlines: Deadlines = PATIENT
+) -> AsyncIterator[tuple[RunningGateway, externalscaler_pb2_grpc.ExternalScalerStub]]:
+    """A gateway that knows the model `fake`, and KEDA's client of it."""
+    options = ScalerOptions(scaler_port=port, scaler_peers=tuple(f"localhost:{peer}" for peer in peers))
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        running_gateway(*engines, deadlines=deadlines, scaler=options, models=("fake",)) as gateway,
+    ):
+        yield gateway, externalscaler_pb2_grpc.ExternalScalerStub(channel)
+
+
+def ref(**metadata: str) -> keda.ScaledObjectRef:
+    return keda.ScaledObjectRef(name="pool", namespace="default", scalerMetadata={"model": "fake", **metadata})
+
+
+async def value(scaler: Any, **metadata: str) -> float:
+    answer = await scaler.GetMetrics(keda.GetMetricsRequest(scaledObjectRef=ref(**metadata), metricName="requests"))
+    (metric,) = answer.metricValues
+    assert metric.metricName == "requests"
+    return float(metric.metricValueFloat)
+
+
+async def until_value(scaler: Any, holds: Callable[[float], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds(await value(scaler)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def ask(gateway: RunningGateway, count: int) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(gateway.complete([1, 2, 3])) for _ in range(count)]
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_running_and_waiting_requests_are_the_metric() -> None:
+    async with (
+        FakeEngine(script=say("one two"), step_delay=None, max_num_seqs=8) as engine,
+        scaled_gateway(engine, port=free_port()) as (gateway, scaler),
+    ):
+        assert await value(scaler) == 0
+        assert not (await scaler.IsActive(ref())).result
+        tasks = ask(gateway, 20)  # nine are sent to the engine
+        await until_value(scaler, lambda found: found == 20)
+        assert (await scaler.IsActive(ref())).result
+        assert await value(scaler, role="prefill") == 0
+        engine.step_delay = 0.0
+        assert [(await task).status_code for task in tasks] == [200] * 20
+        await until_value(scaler, lambda found: found == 0)
+
+
+async def test_the_target_of_the_trigger_is_that_of_the_metric() -> None:
+    async with scaled_gateway(port=free_port()) as (_, scaler):
+        (spec,) = (await scaler.GetMetricSpec(ref(target="2.5"))).metricSpecs
+        assert (spec.metricName, spec.targetSizeFloat) == ("requests", 2.5)
+
+
+async def test_a_trigger_without_a_model_is_an_invalid_argument() -> None:
+    async with scaled_gateway(port=free_port()) as (_, scaler):
+        with pytest.raises(grpc.aio.AioRpcError, match="needs the name of the model") as caught:
+            await scaler.IsActive(keda.ScaledObjectRef(name="pool"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_held_request_is_pushed_and_the_stream_ends_well_with_the_gateway() -> None:
+    async with scaled_gateway(port=free_port(), deadlines=HOLDING) as (gateway, scaler):
+        stream = scaler.StreamIsActive(ref())
+        assert [message.result async for message in _first(stream, 1)] == [False]
+        tasks = ask(gateway, 1)
+        assert [message.result async for message in _first(stream, 1)] == [True]
+        await cancel(tasks)
+        assert [message.result async for message in _first(stream, 1)] == [False]
+        ended = asyncio.create_task(stream.code())
+    assert await ended is grpc.StatusCode.OK
+
+
+async def test_every_gateway_counts_what_waits_in_all() -> None:
+    ports = [free_port() for _ in range(2)]
+    async with (
+        scaled_gateway(port=ports[0], peers=ports, deadlines=HOLDING) as (first, asked),
+        scaled_gateway(port=ports[1], peers=ports, deadlines=HOLDING) as (second, _),
+    ):
+        stream = asked.StreamIsActive(ref())
+        assert [message.result async for message in _first(stream, 1)] == [False]
+        tasks = ask(second, 2)
+        assert [message.result async for message in _first(stream, 1)] == [True]
+        tasks += ask(first, 3)
+        await until_value(asked, lambda found: found == 5)
+        page = (await first.http.get("/metrics")).text
+        assert "proa_gateway_scaler_peers 1.0" in page
+        await cancel(tasks)
+        await until_value(asked, lambda found: found == 0)
+        stream.cancel()
+
+
+async def _first(stream: Any, count: int) -> AsyncIterator[Any]:
+    async with asyncio.timeout(30):
+        for _ in range(count):
+            yield await stream.read()
