@@ -175,6 +175,15 @@ def test_the_reason_of_a_failed_start_is_the_last_line() -> None:
     assert run.lines[-1] == "proa serve: error: the engine exited with status 3: no such model"
 
 
+def test_an_error_of_a_program_is_shown_once_as_the_reason() -> None:
+    run = Run(engine="print('loading'); raise SystemExit('proa-engine: error: no such model')")
+    assert run.end() == 1
+    run.close()
+    assert "engine  | loading" in run.lines
+    assert run.lines[-1] == "proa serve: error: no such model"
+    assert sum("no such model" in line for line in run.lines) == 1
+
+
 def test_command_runs_when_ready_and_its_exit_stops_all() -> None:
     run = Run("sh", "-c", "echo done; exit 7")
     assert run.end() == 7

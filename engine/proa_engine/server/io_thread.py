@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from proa.engine.v1 import service_pb2_grpc
 from proa.tls import TlsIdentity, TlsSource
+from proa_engine.preflight.ports import why_unusable
 from proa_engine.server import convert
 from proa_engine.server.health import Health
 from proa_engine.server.servicer import DecodingInterceptor, EngineServicer
@@ -147,5 +148,7 @@ def _bind(
         if credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
-    except RuntimeError:
-        raise OSError(f"cannot serve {what} on {address} ({flag}): is the port in use?") from None
+    except RuntimeError as error:  # which does not say why
+        host, _, port = address.rpartition(":")
+        reason = why_unusable(host.strip("[]"), int(port)) or str(error)
+        raise OSError(f"cannot serve {what} on {address} ({flag}): {reason}") from None

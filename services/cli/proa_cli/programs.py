@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TextIO
 
 EXIT_SECONDS = 10.0  # from the end of a program's work to its exit
 _POLL_SECONDS = 0.1
+_ERROR = re.compile(r"proa-(?:engine|gateway)(?: serve)?: error: (.+)")
 
 
 class Program:
@@ -29,6 +31,7 @@ class Program:
         self.name = name
         self.drain_timeout = drain_timeout
         self.last_line = ""
+        self.error = ""  # why the program exits, as it says in its last line, which is not printed
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -70,6 +73,9 @@ class Program:
         for line in self.process.stdout:
             text = line.decode(errors="replace").rstrip()
             self.last_line = text or self.last_line
+            if match := _ERROR.fullmatch(text):
+                self.error = match[1]
+                continue
             print_line(f"{self.name:7} | {text}")
 
 

@@ -68,6 +68,8 @@ def run(
     finally:
         for program in reversed(programs):  # of SIGTERM, a process manager may send several at once
             program.stop(hurries=lambda: stopping.count(signal.SIGINT) > 1)
+            if program.error and program.error != failure:
+                print_line(f"{program.name:7} | error: {program.error}")
     return _fail(failure)  # the last line, below what the other programs say of it
 
 
@@ -140,7 +142,7 @@ def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], st
                 if program.name == "command":
                     return code
                 reason = f": {program.last_line}" if program.last_line else ""
-                raise _Failed(f"the {program.name} exited with status {code}{reason}")
+                raise _Failed(program.error or f"the {program.name} exited with status {code}{reason}")
         if not ready and (ready := gateway.is_ready()):
             announcement = f"proa: ready after {time.monotonic() - started:.1f} s at {gateway.url}"
             if command:

@@ -94,7 +94,7 @@ def both(*breaks: Break) -> Break:
 
 
 def put_folder(name: str) -> Break:
-    return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
+    return both(remove(name), lambda folder: (folder / name).mkdir())
 
 
 LARGER_VOCABULARY = json.dumps({"model": {"type": "BPE", "vocab": {str(each): each for each in range(1000)}}})
