@@ -61,6 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     mover.set_defaults(run=_mover)
     mover.add_argument("--control", type=int, required=True)
     mover.add_argument("--arena", type=int, required=True)
+    for command in commands.choices.values():
+        command.add_argument("--version", action="version", version=version("proa-engine"))
     return parser
 
 
