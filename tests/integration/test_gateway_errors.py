@@ -117,7 +117,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
-    ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
+    ({"use_beam_search": True, "stream": True}, "stream", "unsupported_parameter"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
     ({"documents": [{"text": "x"}]}, "documents", "unsupported_parameter"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),

@@ -1,6 +1,7 @@
 """The keyword arguments of `LLM`, with their types, so that editors complete them and type checkers check them."""
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from proa.lora_module import LoraModule
 from proa_engine.config import (
@@ -28,6 +29,9 @@ class EngineArguments(TypedDict, total=False):
     quantization: Quantization | None
     kv_cache_dtype: KvCacheDtype
     seed: int
+    hf_overrides: Mapping[str, Any] | None
+    generation_config: str
+    override_generation_config: Mapping[str, Any] | None
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int

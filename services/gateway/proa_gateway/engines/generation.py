@@ -23,6 +23,7 @@ from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, LoraNotFound, LoraNotLoaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
+from proa_gateway.output.next_token import NextToken
 from proa_gateway.output.pooled import PooledOutput
 from proa_gateway.output.text import DeltaSink, EngineSequence, OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
@@ -31,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Call `add` or `add_pooled` for each sequence, `start`, then `wait` until `finished`; always `close`, which aborts
-    the rest. More may be added and started later."""
+    """Call `add`, `add_pooled` or `add_next` for each sequence, `start`, then `wait` until `finished`; always `close`,
+    which aborts the rest. More may be added and started later."""
 
     def __init__(
         self,
@@ -88,6 +89,12 @@ class Generation:
         pooled = PooledOutput(self)
         self._add(pooled, request, hints)
         return pooled
+
+    def add_next(self, request: EngineCoreRequest, hints: RoutingHints) -> NextToken:
+        """Add a request for the log probabilities of one token."""
+        sequence = NextToken(self)
+        self._add(sequence, request, hints)
+        return sequence
 
     def start(self) -> None:
         """Send the sequences that have been added to engines. Raises `ModelNotFound` or `EngineUnavailable` if none has

@@ -110,14 +110,11 @@ class GenerationJob(Job):
             self._start(streams, renderer, served, generation)
             await _stream(streams, renderer, served, generation, writer)
             return
-        collectors = [
-            ChoiceCollector(prompt, renderer.choice(index, prompt) if renderer.follows_output else None)
-            for index, prompt in enumerate(prompts)
-        ]
+        collectors = collectors_of(prompts, renderer)
         self._start(collectors, renderer, served, generation)
         while not generation.finished:
             await generation.wait()
-        await writer.send_json(renderer.body([choice.output() for choice in collectors], _final_usage(served)))
+        await writer.send_json(renderer.body([choice.output() for choice in collectors], final_usage(served)))
 
     def _start(
         self, choices: Sequence[Choice], renderer: Renderer, served: ServedRequest, generation: Generation
@@ -141,6 +138,14 @@ class GenerationJob(Job):
         generation.start()
 
 
+def collectors_of(prompts: Sequence[Prompt], renderer: Renderer) -> list[ChoiceCollector]:
+    """A choice for each of the prompts, for a response that is not streamed."""
+    return [
+        ChoiceCollector(prompt, renderer.choice(index, prompt) if renderer.follows_output else None)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
 async def _stream(
     choices: Sequence[ChoiceStream],
     renderer: Renderer,
@@ -160,7 +165,7 @@ async def _stream(
         while not generation.finished:
             await generation.wait()
             await _flush(writer, choices)
-        last = renderer.last_events(_final_usage(served))
+        last = renderer.last_events(final_usage(served))
     except GatewayError as error:
         served.error = error
         await _flush(writer, choices)
@@ -178,7 +183,7 @@ async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> Non
             return
 
 
-def _final_usage(served: ServedRequest) -> Usage:
+def final_usage(served: ServedRequest) -> Usage:
     """Return the usage, with the request's times if `--enable-per-request-metrics` asks for them and there is one
     sequence."""
     usage, sequences = served.usage, served.sequences

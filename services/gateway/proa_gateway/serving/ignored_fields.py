@@ -45,7 +45,7 @@ _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,)
 
 REFUSED: Mapping[str, Refused] = {
     # vLLM's
-    "use_beam_search": Refused("beam search is not implemented"),
+    "use_beam_search": Refused("use /v1/completions or /v1/chat/completions"),
     "logits_processors": Refused("code of clients is not run"),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
@@ -76,7 +76,7 @@ REFUSED: Mapping[str, Refused] = {
     "max_new_tokens": Refused("use max_tokens"),
     "min_new_tokens": Refused("use min_tokens"),
     "stop_sequences": Refused("use stop"),
-    "num_beams": Refused("beam search is not implemented", neutral=(1,)),
+    "num_beams": Refused("use use_beam_search and n", neutral=(1,)),
 }
 
 REFUSED_IN_CHAT: Mapping[str, Refused] = {
@@ -117,8 +117,8 @@ NO_EFFECT: Mapping[str, str] = {
     "prompt_cache_retention": "cached blocks stay until their memory is needed",
     "prompt_cache_options": "cached blocks stay until their memory is needed",
     "guided_decoding_backend": "there is one backend",
-    "length_penalty": "it is about beam search",
-    "early_stopping": "it is about beam search",
+    "length_penalty": "-10 to 10, of a beam search; without one no effect",
+    "early_stopping": "a beam search ends when no output can become better",
     "spaces_between_special_tokens": "no spaces are added between tokens",
     "stream_reasoning": "reasoning is streamed as it comes",
     "return_token_offsets": "it is about vLLM's render endpoints",

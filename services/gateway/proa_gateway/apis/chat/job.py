@@ -8,6 +8,7 @@ from proa_gateway.apis.chat.protocol import BatchChatCompletionRequest, ChatComp
 from proa_gateway.apis.chat.render import BatchRenderer, ChatRenderer
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
+from proa_gateway.serving.beam_search import beam_search_job
 from proa_gateway.serving.conversation import Conversation
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
@@ -21,7 +22,8 @@ BATCH = replace(CHAT, route="/v1/chat/completions/batch")
 def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str = "messages") -> ConversationCall:
     """Make the call of a chat completion. `param`: path of the conversation in the body, for errors. Raises
     `InvalidRequest`."""
-    return ConversationCall(
+    kind = BeamSearchChatCall if body.use_beam_search else ConversationCall
+    return kind(
         endpoint=CHAT,
         fields=body,
         session_id=body.session_id or body.prompt_cache_key or body.user,
@@ -38,6 +40,14 @@ def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str 
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         continuous_usage=settings.includes_usage or body.continuous_usage,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchChatCall(ConversationCall):
+    fields: ChatCompletionRequest
+
+    async def prepare(self, model: ServedModel) -> GenerationJob:
+        return beam_search_job(await ConversationCall.prepare(self, model), self.fields, model)
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from proa_gateway.errors import InvalidRequest
+from proa_gateway.serving.beam_search import BeamSearchFields, check_beam_search
 from proa_gateway.serving.conversation import Messages, TemplateFields
 from proa_gateway.serving.envelope import Chunk, PromptLogprobs, Response, ResponseChoice
 from proa_gateway.serving.fields import Count, Name, NumLogprobs
@@ -13,7 +14,7 @@ from proa_gateway.serving.generation_request import GenerationRequest
 MAX_THINKING_TOKENS = 1_000_000
 
 
-class ChatFields(TemplateFields, GenerationRequest):
+class ChatFields(TemplateFields, BeamSearchFields, GenerationRequest):
     """The fields of a chat completion, but for the messages."""
 
     max_completion_tokens: Count | None = None
@@ -32,6 +33,8 @@ class ChatFields(TemplateFields, GenerationRequest):
     def check(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        if self.use_beam_search:
+            check_beam_search(self)
 
 
 class ChatCompletionRequest(ChatFields):

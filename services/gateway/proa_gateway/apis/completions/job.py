@@ -6,6 +6,7 @@ from functools import partial
 from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.apis.completions.render import CompletionRenderer
 from proa_gateway.engines.models import ServedModel
+from proa_gateway.serving.beam_search import beam_search_job
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import OutputConstraint
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
@@ -45,7 +46,7 @@ class CompletionCall(GenerationCall):
             prompt_logprobs=given(body.prompt_logprobs, body.logprobs if body.echo else None),
         )
         only_scores = body.max_tokens == 0
-        return GenerationJob(
+        job = GenerationJob(
             request=body,
             param="prompt",
             prompts=[await _read(prompt, body, model, max_tokens) for prompt in body.prompt],
@@ -55,6 +56,7 @@ class CompletionCall(GenerationCall):
             renderer=partial(CompletionRenderer, body, model, settings),
             continuous_usage=settings.includes_usage or body.continuous_usage,
         )
+        return beam_search_job(job, body, model) if body.use_beam_search else job
 
 
 async def _read(prompt: str | list[int], body: CompletionRequest, model: ServedModel, max_tokens: int) -> Prompt:

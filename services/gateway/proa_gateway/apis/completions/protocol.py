@@ -5,12 +5,13 @@ from typing import Literal
 from pydantic import BaseModel
 
 from proa_gateway.errors import InvalidRequest
+from proa_gateway.serving.beam_search import BeamSearchFields, check_beam_search
 from proa_gateway.serving.envelope import Chunk, PromptLogprobs, Response, ResponseChoice
 from proa_gateway.serving.fields import Count, NumLogprobs, Prompts
 from proa_gateway.serving.generation_request import GenerationRequest, check_max_tokens
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(BeamSearchFields, GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Prompts
@@ -23,6 +24,9 @@ class CompletionRequest(GenerationRequest):
         num_choices = self.n or 1
         if (self.best_of or num_choices) != num_choices:
             raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
+        if self.use_beam_search:
+            check_max_tokens(self.max_tokens)
+            check_beam_search(self)
 
 
 class CompletionLogprobLists(BaseModel):
