@@ -53,11 +53,13 @@ class LogOptions:
 
 
 def configure(options: LogOptions, program: str, *, rank: int | None = None) -> None:
-    """Log as `options` say, and so do programs that this process starts later, which get them by the environment.
+    """Log as `options` say, and so do programs that this process starts later, which get them by the environment. Call
+    it before gRPC is used.
 
     `program` and `rank` are in each line of JSON, the rank also in those of text.
     """
     os.environ |= {_LEVEL_VARIABLE: options.log_level, _FORMAT_VARIABLE: options.log_format}
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC writes to standard error itself
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
     logging.basicConfig(
         level=logging.INFO if options.log_level == "debug" else max(level, logging.WARNING),

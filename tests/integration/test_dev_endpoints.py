@@ -208,8 +208,9 @@ async def test_no_page_error_or_log_shows_an_api_key(
             shown.append((await gateway.chat()).text)
         assert (await gateway.http.get("/server_info")).json()["config"]["operator_key"] == [MASK, MASK]
     # The client's own log lines have the address that it asks for.
-    shown += [record.getMessage() for record in caplog.records if record.name.startswith(("proa", "uvicorn"))]
-    assert any('"path":"/v1/chat/completions"' in text for text in shown)
+    own = [record for record in caplog.records if record.name.startswith(("proa", "uvicorn"))]
+    shown += [f"{record.getMessage()} {vars(record)}" for record in own]
+    assert any("POST /v1/chat/completions" in text for text in shown)
     for text in shown:
         for secret in ("sk-in-file", *flags):
             assert secret not in text

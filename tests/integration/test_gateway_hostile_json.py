@@ -3,12 +3,14 @@
 import json
 import logging
 from collections.abc import AsyncIterator
+from io import StringIO
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from proa.logs import make_handler
 from support.fake_engine import CHAT_TEMPLATE, FakeEngine, say
 from support.gateway import RunningGateway, running_gateway
 
@@ -96,7 +98,11 @@ async def test_the_access_log_has_a_line_for_a_model_without_utf_8(
     caplog.set_level(logging.INFO, logger="proa_gateway.access_log")
     for path, body in ((CHAT, TEXT), (MESSAGES, TEXT), ("/v1/embeddings", {"input": "Hi"})):
         await post(gateway, path, {**body, "model": SURROGATE})
-    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    stream = StringIO()
+    handler = make_handler("json", stream, "gateway")
+    for record in caplog.records:
+        handler.emit(record)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["path"], line["status"]) for line in lines] == [(CHAT, 400), (MESSAGES, 400), ("/v1/embeddings", 400)]
 
 

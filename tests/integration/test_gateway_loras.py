@@ -1,7 +1,6 @@
 """Adapters as models, with scripted engines: which requests name them, and which engines load them."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -247,5 +246,5 @@ async def test_the_access_log_has_the_adapters_name(engine: FakeEngine, caplog: 
     caplog.set_level(logging.INFO, logger="proa_gateway.access_log")
     async with running_gateway(engine, access_log=True) as gateway:
         await ask(gateway)
-    (line,) = [each.message for each in caplog.records if each.name == "proa_gateway.access_log"]
-    assert json.loads(line)["model"] == "sql"
+    (record,) = [each for each in caplog.records if each.name == "proa_gateway.access_log"]
+    assert vars(record)["proa_fields"]["model"] == "sql"

@@ -3,11 +3,14 @@
 import json
 import logging
 import re
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proa.engine.v1 import core_pb2
+from proa.logs import make_handler
 from support.fake_engine import FakeEngine, Reply, say
 from support.gateway import chat_body, running_gateway, until
 from support.scrape import Scrape
@@ -53,8 +56,8 @@ def access_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    return [json.loads(each.message) for each in log.records if each.name == "proa_gateway.access_log"]
+def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(each)["proa_fields"] for each in log.records if each.name == "proa_gateway.access_log"]
 
 
 async def test_the_access_log_has_a_line_for_each_request_but_not_for_probes(
@@ -77,7 +80,7 @@ async def test_the_access_log_has_a_line_for_each_request_but_not_for_probes(
         "user_agent": "test",
     }
     assert answer["client"] == "127.0.0.1"
-    assert answer["key"] is None
+    assert "key" not in answer
     assert (stream["status"], stream["complete"]) == (200, True)
     assert (refused["status"], unknown["status"]) == (400, 404)
 
@@ -137,7 +140,38 @@ async def test_a_request_of_a_trace_is_answered_and_logged_with_its_id(
         other = await gateway.chat(stream=stream)
     assert (traced.headers["x-trace-id"], failed.headers["x-trace-id"]) == (trace_id, trace_id)
     assert "x-trace-id" not in other.headers
-    assert [line["trace_id"] for line in lines_of(access_log)] == [trace_id, trace_id, None]
+    assert [line.get("trace_id") for line in lines_of(access_log)] == [trace_id, trace_id, None]
+
+
+async def test_the_access_log_has_tokens_and_times_of_what_engines_did(access_log: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine(script=say("one two")) as engine, running_gateway(engine, access_log=True) as gateway:
+        await gateway.events(CHAT, chat_body(max_tokens=2))
+        await gateway.http.post(CHAT, json=chat_body(max_tokens=1, n=2))
+        await gateway.chat(model="other")
+        await gateway.http.get("/v1/models")
+    stream, answer, refused, listed = lines_of(access_log)
+    assert (stream["stream"], answer["stream"], refused["stream"]) == (True, False, False)
+    assert (stream["finish_reason"], stream["output_tokens"]) == ("length", 2)
+    assert answer["output_tokens"] == 2
+    assert stream["prompt_tokens"] == answer["prompt_tokens"] > 0
+    assert stream["cached_tokens"] == 0
+    assert 0 < stream["first_token_ms"] <= stream["duration_ms"]
+    assert (refused["model"], refused["error_type"], refused["output_tokens"]) == ("other", "model_not_found", 0)
+    assert "first_token_ms" not in refused
+    assert "output_tokens" not in listed
+
+
+async def test_messages_about_a_request_have_its_ids() -> None:
+    async with FakeEngine(script=say("one")) as engine, running_gateway(engine) as gateway:
+        stream = StringIO()
+        handler = make_handler("json", stream, "gateway")
+        logging.getLogger("proa_gateway").addHandler(handler)
+        try:
+            await gateway.http.post(CHAT, json=chat_body(nonsense=1), headers={"x-request-id": "a"})
+        finally:
+            logging.getLogger("proa_gateway").removeHandler(handler)
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [record["request_id"] for record in records if "nonsense" in record["message"]] == ["a"]
 
 
 async def test_without_the_flag_nothing_is_logged(access_log: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Failover in the gateway: which engine continues a request, how long it waits, which errors clients get."""
 
 import asyncio
+import logging
 import random
 import time
 from array import array
@@ -78,8 +79,9 @@ def error_of(events: list[Any]) -> str:
 
 @pytest.mark.parametrize("cut", [1, 9, 18, 19, 20, 26])
 async def test_another_engine_continues_after_the_last_token_received(
-    gateway: RunningGateway, engines: list[FakeEngine], cut: int
+    gateway: RunningGateway, engines: list[FakeEngine], cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="proa_gateway.engines")
     stream, holder, other = await begin(gateway, engines, cut, COMPLETIONS, max_tokens=60, logprobs=1)
     other.step_delay = 0.0
     await holder.stop()
@@ -93,6 +95,9 @@ async def test_another_engine_continues_after_the_last_token_received(
     assert first.sampling_params == second.sampling_params
     assert first.request_id != second.request_id
     assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") == 1
+    gateway.gateway.pool.failovers.flush()
+    assert f"resumed 1 stream of {holder.address} on {other.address}" in caplog.messages
+    assert [each for each in caplog.messages if each.startswith(f"engine lost: {holder.address}: ")]
 
 
 async def test_each_attempt_has_a_span_and_the_request_span_has_a_failover_event(

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from proa.environment import HELP
+from proa.logs import LogOptions, configure
 from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa.tls import TlsSource
 from proa_gateway.batch.config import BatchConfig
@@ -47,13 +48,13 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             ChatTemplate(config.chat_template)  # checks that it compiles
     except ValueError as error:
         parser.error(str(error))
-    _prepare(arguments.log_level)
+    _prepare(config.logs)
     for line in environment_warnings(GatewayConfig, os.environ):
         logging.getLogger(__name__).warning(line)
     if config.access_log:
         from proa_gateway.http.middleware import write_access_log
 
-        write_access_log()
+        write_access_log(config.logs.log_format)
     from proa_gateway.server import serve  # slow to import, and --help does not need it
 
     serve(config)
@@ -62,7 +63,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 def _run_batch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     try:
         config = from_arguments(BatchConfig, arguments)
-        _prepare(arguments.log_level)
+        _prepare(config.logs)
         from proa_gateway.batch.run import run
 
         sys.exit(run(config))
@@ -70,9 +71,9 @@ def _run_batch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         parser.error(str(error))
 
 
-def _prepare(log_level: str) -> None:
+def _prepare(logs: LogOptions) -> None:
     """Set up the process, before gRPC is imported."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(logs, "gateway")
     # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
     signal.signal(signal.SIGTERM, _exit)
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it when it is imported
@@ -82,18 +83,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="proa-gateway", description="OpenAI-compatible gateway to Proa engines.")
     parser.add_argument("--version", action="version", version=version("proa-gateway"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve, log_level="info").epilog = HELP
+    _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve).epilog = HELP
     help = "send the requests of a file and write their responses to another"
-    _add(commands, "run-batch", help, BatchConfig, _run_batch, log_level="warning")
+    _add(commands, "run-batch", help, BatchConfig, _run_batch)
+    for command in commands.choices.values():
+        command.add_argument("--version", action="version", version=version("proa-gateway"))
     return parser
 
 
-def _add(commands: Any, name: str, help: str, config: type, run: _Command, *, log_level: str) -> Parser:
+def _add(commands: Any, name: str, help: str, config: type, run: _Command) -> Parser:
     parser: Parser = commands.add_parser(name, help=help, formatter_class=HelpFormatter)
     add_options(parser, config)
-    parser.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], default=log_level, help="least severe log level"
-    )
     parser.set_defaults(run=run)
     return parser
 

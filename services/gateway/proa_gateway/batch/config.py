@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from proa.logs import Level, LogOptions
 from proa.options import REQUIRED, check_options, masked_repr, option
 from proa_gateway.config import parse_address, parse_tokenizer_folder
 
@@ -11,6 +12,13 @@ def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not a URL")
     return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLogs(LogOptions):
+    """The batch shows its progress itself."""
+
+    log_level: Level = option("warning", "least severe level of the messages to log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,7 @@ class BatchConfig:
     )
     api_key: str | None = option(None, "API key of the gateway (default: the variable PROA_API_KEY)", metavar="KEY")
     max_concurrency: int = option(64, "limit of requests that are sent and not answered", minimum=1)
+    logs: BatchLogs = option(BatchLogs(), "logs")
 
     __repr__ = masked_repr
 

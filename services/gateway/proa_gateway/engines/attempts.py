@@ -90,7 +90,7 @@ class RequestAttempts:
     last_progress: float = 0.0  # when it was started, or `update_progress` last found new tokens
     num_received: int = 0  # tokens, at the last `update_progress`
     num_attempts: int = 0  # in total
-    tried: list[str] = field(default_factory=list)  # engine addresses, since the last token
+    tried: list[str] = field(default_factory=list)  # engine addresses, from that of the last token on
     num_lost: int = 0  # engines
     num_rejected: int = 0
     failed_at: float | None = None  # time of the first of these failures

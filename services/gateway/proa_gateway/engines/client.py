@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, ModelInfo, Role, SchedulerStats
+from proa.logs import with_fields
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import CHANNEL_OPTIONS, OpenChannel, describe_error
@@ -99,6 +100,16 @@ class Attempt:
     connected: bool = False
     is_expected: bool = False
     is_refused: bool = False
+    num_requests: int = 0  # that the session left
+
+    def log(self, address: str) -> None:
+        """`address`: the engine's."""
+        what = ("gone" if self.is_expected else "lost") if self.connected else "not connected"
+        text = f"engine {what}: {address}: {self.reason}"
+        if self.num_requests:
+            text += f"; it had {self.num_requests} requests"
+        level = logging.INFO if self.is_expected else logging.WARNING
+        _log.log(level, text, extra=with_fields(engine=address, num_requests=self.num_requests or None))
 
     def delay(self, last: float) -> float:
         """Seconds until the next attempt. `last`: those before this one."""
@@ -243,7 +254,7 @@ class EngineClient:
         self._on_change(self)
 
     def on_draining(self) -> None:
-        _log.info("engine draining: %s", self.address)
+        _log.info("engine draining: %s", self.address, extra=with_fields(engine=self.address))
         self.state = EngineState.DRAINING
         self._on_change(self)
 
@@ -274,9 +285,7 @@ class EngineClient:
             attempt = await self._run_session()
             delay = attempt.delay(delay)
             if attempt.connected or attempt.reason != last_reason:
-                what = "session ended" if attempt.connected else "not connected"
-                level = logging.INFO if attempt.is_expected else logging.WARNING
-                _log.log(level, "engine %s: %s: %s", what, self.address, attempt.reason)
+                attempt.log(self.address)
             last_reason = attempt.reason
             if not self.removed:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -303,8 +312,7 @@ class EngineClient:
             following = asyncio.create_task(self._router.follow(self.address, hello, events, host_weight))
             self._channel = channel
             try:
-                reason, drained = await self._serve(call, hello)
-                return Attempt(reason, connected=True, is_expected=drained)
+                return await self._serve(call, hello)
             finally:
                 self._channel = None
                 following.cancel()
@@ -318,19 +326,22 @@ class EngineClient:
             raise EngineRefused("protocol error: the first message is not Hello")
         return hello
 
-    async def _serve(self, call: convert.SessionCall, hello: Hello) -> tuple[str, bool]:
-        """Return why the session ended, and whether the engine had said that it drains."""
+    async def _serve(self, call: convert.SessionCall, hello: Hello) -> Attempt:
+        """Return why the session ended, and whether that was expected: the engine had said that it drains."""
         session = Session(call, self, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
         self._last_model_name, self.role = hello.model.model_name, hello.model.role
-        _log.info("engine connected: %s serves %s", self.address, hello.model.model_name)
-        reason, drained = "the gateway ended the session", False
+        model, version = hello.model.model_name, hello.model.engine_version
+        fields = with_fields(engine=self.address, model=model, engine_version=version)
+        _log.info("engine connected: %s serves %s (proa-engine %s)", self.address, model, version, extra=fields)
+        reason = "the gateway ended the session"
         try:
             self.loras.start(hello.model.max_loras, hello.loras)
             self.on_stats(hello.stats)
             reason = await session.run()
         finally:
-            if session.num_unfinished:
+            num_requests = session.num_unfinished
+            if num_requests:
                 self.on_failure()
             drained = self.state is EngineState.DRAINING
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
@@ -338,7 +349,7 @@ class EngineClient:
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)
             session.close(reason)
-        return reason, drained
+        return Attempt(reason, connected=True, is_expected=drained, num_requests=num_requests)
 
     def _host_hit_weight(self, model: ModelInfo) -> float:
         return host_hit_weight(model, self.load_stats)

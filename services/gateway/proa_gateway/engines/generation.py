@@ -292,6 +292,7 @@ class Generation:
             return
         self._metrics.observe_failover("resumed")
         engine, num_resumed = attempts.tried[-1], attempts.num_received
+        self._pool.failovers.record_resumed(attempts.tried[0], engine)
         self._trace.add_event("failover", {"proa.engine": engine, "proa.resumed_tokens": num_resumed})
 
     async def _pick_when_ready(self, attempts: RequestAttempts) -> Pick:
@@ -306,9 +307,11 @@ class Generation:
                 await self._pool.wait_for(self._model, ends_at - self._now(), avoid=incompatible, lost=lost)
 
     def _give_up(self, attempts: RequestAttempts, error: GatewayError) -> None:
+        error = attempts.lost_error or error
         if attempts.num_received:
             self._metrics.observe_failover("given_up")
-        self._error = self._error or attempts.lost_error or error
+            self._pool.failovers.record_given_up(attempts.tried[0], error.message)
+        self._error = self._error or error
         self._wake.set()
 
     def _check_deadlines(self) -> None:

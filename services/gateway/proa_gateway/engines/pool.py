@@ -7,10 +7,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from proa.contract import Role
+from proa.logs import with_fields
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
 from proa_gateway.engines.client import EngineClient, EngineState
 from proa_gateway.engines.discovery import OpenChannel
+from proa_gateway.engines.failover_log import FailoverLog
 from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
@@ -67,6 +69,7 @@ class EnginePool:
         self._last_seen: dict[str, tuple[EngineState, str | None]] = {}  # state and model name when `_ready` was valid
         self._changed = asyncio.Event()
         self.retry_budget = RetryBudget()
+        self.failovers = FailoverLog()
         exchange.watch(self.engines)
 
     @property
@@ -88,7 +91,9 @@ class EnginePool:
         session is cancelled, its requests move to other engines, and the new engine starts with a closed breaker.
         """
         for address, client in self._clients.items():
-            client.removed = engines.get(address) != client.uid
+            was_removed, client.removed = client.removed, engines.get(address) != client.uid
+            if client.removed and not was_removed:
+                _log.info("engine removed from the list: %s", address, extra=with_fields(engine=address))
         self._ready.clear()
         for address, uid in sorted(engines.items()):
             task = self._tasks.get(address)
@@ -172,8 +177,11 @@ class EnginePool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.failovers.flush()
 
     def _start(self, address: str, uid: str) -> None:
+        if self._listed:
+            _log.info("engine found: %s", address, extra=with_fields(engine=address))
         client = EngineClient(
             address,
             uid=uid,

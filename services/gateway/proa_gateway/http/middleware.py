@@ -5,12 +5,12 @@ import re
 import secrets
 import sys
 import time
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from urllib.parse import quote
 
-import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proa.logs import Format, make_handler, request_state, with_fields
 from proa_gateway.http.errors import route_path
 
 
@@ -50,6 +50,7 @@ class RequestIdMiddleware:
         state["request_id"] = sent.decode() if _valid(sent) else secrets.token_hex(16)
         headers: list[tuple[bytes, bytes]] = []
         state["response_headers"] = headers
+        request_state.set(state)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -63,17 +64,24 @@ _log = logging.getLogger("proa_gateway.access_log")
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
-def write_access_log() -> None:
+class LoggedRequest(Protocol):
+    """A request that engines worked for, as `served` in its state."""
+
+    def log_fields(self) -> dict[str, Any]:
+        """What the access log says of it."""
+        ...
+
+
+def write_access_log(format: Format) -> None:
     """Send the access log's lines to standard output. Other messages go to standard error."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _log.addHandler(handler)
+    _log.addHandler(make_handler(format, sys.stdout, "gateway", with_fields=True))
     _log.setLevel(logging.INFO)
     _log.propagate = False
 
 
 class AccessLogMiddleware:
-    """Logs requests, except those of probes and scrapers. Their state has `request_id`; `error_type` if they failed."""
+    """Logs requests, except those of probes and scrapers. Their state has `request_id`; `error_type` if they failed;
+    `served`, a `LoggedRequest`, if engines worked for them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -100,26 +108,25 @@ class AccessLogMiddleware:
             raise
         finally:
             if route_path(scope) not in _PROBES:
-                _log.info(_line(scope, status, complete, time.perf_counter() - started))
+                fields = _fields(scope, status, complete, time.perf_counter() - started)
+                _log.info("%s %s", scope["method"], quote(scope["path"], errors="replace"), extra=with_fields(**fields))
 
 
-def _line(scope: Scope, status: int, complete: bool, seconds: float) -> str:
-    headers = dict(scope["headers"])
-    state = scope["state"]
-    error_type = state.get("error_type")
-    fields: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": scope["client"][0] if scope.get("client") else None,
-        "method": scope["method"],
-        "path": scope["path"],
+def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[str, Any]:
+    state, error_type = scope["state"], scope["state"].get("error_type")
+    served: LoggedRequest | None = state.get("served")
+    return {
         "status": status,
         "complete": complete and not (error_type and status == 200),  # False: the client left, or the stream failed
         "error_type": error_type,
         "duration_ms": round(seconds * 1000, 1),
         "model": state.get("model"),  # as the request names it
+        **(served.log_fields() if served is not None else {}),
         "request_id": state.get("request_id"),
         "trace_id": state.get("trace_id"),
         "key": state["caller"].name or None if "caller" in state else None,
-        "user_agent": headers.get(b"user-agent", b"").decode("latin-1")[:200] or None,
+        "client": scope["client"][0] if scope.get("client") else None,
+        "method": scope["method"],
+        "path": scope["path"],
+        "user_agent": dict(scope["headers"]).get(b"user-agent", b"").decode("latin-1")[:200] or None,
     }
-    return orjson.dumps(fields).decode()

@@ -214,6 +214,20 @@ class ServedRequest:
             return self.error.code or type(self.error).__name__
         return {200: "", 499: "client_disconnected"}.get(self.status, "internal_error")
 
+    def log_fields(self) -> dict[str, Any]:
+        """The request in the access log. `finish_reason` is that of all sequences, with commas between different
+        ones."""
+        usage, first = self.usage, self.generation.first_token_at if self.generation else None
+        reasons = dict.fromkeys(each.finish_reason for each in self.sequences if each.finish_reason is not None)
+        return {
+            "stream": self.call.is_streamed,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "first_token_ms": None if first is None else round(1000 * (first - self.arrived), 1),
+            "finish_reason": ",".join(reasons) or None,
+        }
+
     def engine_request(
         self,
         index: int,

@@ -53,7 +53,7 @@ class Serving:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
 
         The connection's state has `caller`, `request_id` and `response_headers`, to which more are added until the
-        response starts. For the access log it gets `trace_id`, and `error_type` also for a stream that fails.
+        response starts. For the access log it gets `trace_id`, `served`, and `error_type` also for a stream that fails.
         """
         state, headers = connection.state, connection.headers
         caller: Caller = state.caller
@@ -75,6 +75,7 @@ class Serving:
             cache_salt=caller.cache_salt(fields.cache_salt),
             response_headers=state.response_headers,
         )
+        state.served = served
         try:
             with served.observed(self._metrics):
                 served.time_limit = request_timeout(headers, self._config.deadlines.request)
