@@ -158,6 +158,7 @@ class EngineConfig:
         parse=LoraModule.parse,
     )
 
+    enable_prompt_embeds: bool = option(False, "accept embeddings in the place of a prompt's tokens")
     language_model_only: bool = option(False, "load no image encoder, and reject requests with images")
     encoder_cache_size: int | None = option(
         None,

@@ -217,6 +217,7 @@ def assemble_engine(
         embedding_size=model.pooling.embedding_size,
         images=None if images is None else images.input,
         max_image_tokens=max_image_tokens(config, images, max_num_seqs=executor.max_num_seqs),
+        prompt_embeds_size=model.hidden_size if config.enable_prompt_embeds else 0,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
 

@@ -7,8 +7,8 @@ of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
 
 with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
 Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. Behind them, a block that images
-touch has their keys (`proa.contract.image_keys`). All blocks of a chain have the same number of tokens. Test vectors,
-in hexadecimal:
+touch has their keys (`proa.contract.image_keys`), and behind these a block with prompt embeddings has the keys of its own
+(`proa.contract.embeds_keys`). All blocks of a chain have the same number of tokens. Test vectors, in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9
@@ -22,6 +22,12 @@ and of hash_blocks(root, [1, 2, 9, 9, 9, 9, 3, 4, 5, 6, 7, 8], 4, ["salt"], [ima
     dbaffaa901909e6ec87ebd37df4eb63a
     851488d9db5c15ce9405ee2b9ca26298
     e766b9f4b3852f62c8da5a607d83d7e6
+
+and of hash_blocks(root, [1, 0, 0, 0, 0, 0, 2, 3], 4, embeds=[hashed(embeds)]), where the embeds have the offset 1, 5
+tokens, the type FLOAT16 and the values 00 01 02 ... 13:
+
+    18171111be02588c2ba8efb91fe56038
+    826fc602fb69e429cd1ecf30b390ddce
 
 A checkpoint is a block boundary at which an engine can resume a model with sliding windows or recurrent states. It is
 named by the hash of the block before it. Test vectors, for blocks of 16 tokens, an interval of 512 and a minimum
@@ -41,14 +47,16 @@ import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeVar
 
+from proa.contract.prompt_embeds import PromptEmbeds, embeds_keys
 from proa.contract.request import HASH_BYTES, Image, image_keys
 
 BLOCK_HASH_VERSION: Final = 1
 """Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""
 
 _TOKEN_BYTES: Final = 4
+T = TypeVar("T", Image, PromptEmbeds)
 
 
 def root_hash(model: str, revision: str) -> bytes:
@@ -69,10 +77,12 @@ def hash_blocks(
     block_size: int,
     extra_keys: Sequence[bytes | str] = (),
     images: Sequence[Image] = (),
+    embeds: Sequence[PromptEmbeds] = (),
 ) -> list[bytes]:
-    """The hashes of the full blocks of these tokens, in order. The offsets of `images` are those in the tokens."""
-    if images:
-        return _hash_with_images(parent, token_ids, block_size, extra_keys, images)
+    """The hashes of the full blocks of these tokens, in order. The offsets of `images` and `embeds` are those in the
+    tokens; `embeds` are `hashed`."""
+    if images or embeds:
+        return _hash_with_inputs(parent, token_ids, block_size, extra_keys, images, embeds)
     data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
     stride = block_size * _TOKEN_BYTES
     for end in range(stride, len(data) + 1, stride):
@@ -109,23 +119,31 @@ def _pack(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
-def _hash_with_images(
+def _hash_with_inputs(
     parent: bytes,
     token_ids: Sequence[int],
     block_size: int,
     extra_keys: Sequence[bytes | str],
     images: Sequence[Image],
+    embeds: Sequence[PromptEmbeds],
 ) -> list[bytes]:
-    touching, hashes = defaultdict[int, list[Image]](list), []
-    for image in images:
-        for block in range(image.offset // block_size, -(-image.end // block_size)):
-            touching[block].append(image)
+    images_of, embeds_of, hashes = _by_block(images, block_size), _by_block(embeds, block_size), list[bytes]()
     for block in range(len(token_ids) // block_size):
         start, end = block * block_size, (block + 1) * block_size
-        keys = (*extra_keys, *image_keys(touching.get(block, ()), start, end))
+        of_images = image_keys(images_of.get(block, ()), start, end)
+        keys = (*extra_keys, *of_images, *embeds_keys(embeds_of.get(block, ()), start, end))
         parent = hash_block(parent, token_ids[start:end], keys)
         hashes.append(parent)
     return hashes
+
+
+def _by_block(inputs: Sequence[T], block_size: int) -> dict[int, list[T]]:
+    """The inputs that each block touches, by its number."""
+    touching = defaultdict[int, list[T]](list)
+    for each in inputs:
+        for block in range(each.offset // block_size, -(-each.end // block_size)):
+            touching[block].append(each)
+    return touching
 
 
 def _suffix(keys: Sequence[bytes | str]) -> bytes:

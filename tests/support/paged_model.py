@@ -10,7 +10,7 @@ import torch
 
 from proa_engine.core.types import NO_STATE, ImageSpan
 from proa_engine.kernels.state_rows import StateRows
-from proa_engine.layers.attention_metadata import AttentionMetadata, ImageRows, TableRows
+from proa_engine.layers.attention_metadata import AttentionMetadata, EmbeddedRows, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.models.base import CausalLM
 from proa_engine.models.image_config import ImageConfig
@@ -211,7 +211,7 @@ def _ends(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> tor
     return _of_step(parts, sequences, query_lens)[0]
 
 
-def _image_rows(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> ImageRows | None:
+def _image_rows(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> EmbeddedRows | None:
     """As `AttentionMetadata.images`."""
     rows: list[int] = []
     embeddings: list[torch.Tensor] = []
@@ -224,4 +224,4 @@ def _image_rows(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) 
                 rows += range(first_row + first - start, first_row + behind - start)
                 embeddings.append(image.embeddings[first - image.span.offset : behind - image.span.offset])
         first_row += num_tokens
-    return ImageRows(torch.tensor(rows, device=embeddings[0].device), torch.cat(embeddings)) if rows else None
+    return EmbeddedRows(torch.tensor(rows, device=embeddings[0].device), torch.cat(embeddings)) if rows else None

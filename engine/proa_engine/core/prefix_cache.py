@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from proa.contract import embeds_keys
 from proa_engine.core.block_pool import Block
 from proa_engine.core.kv_events import KvEvents
 from proa_engine.core.request import Request
@@ -33,6 +34,8 @@ class BlockHashes:
             start, end = index * self._block_size, (index + 1) * self._block_size
             parent = hashes[-1] if hashes else self._root
             keys = request.images.extra_keys(request.extra_keys, start, end)
+            if request.prompt_embeds:
+                keys = (*keys, *embeds_keys(request.prompt_embeds, start, end))
             hashes.append(self._hash_block(parent, request.token_ids[start:end], keys))
         return hashes[index]
 

@@ -76,6 +76,7 @@ class Request:
         "num_slots",
         "order",
         "pooling_params",
+        "prompt_embeds",
         "reads_prefix_cache",
         "request_id",
         "sampling_params",
@@ -101,6 +102,7 @@ class Request:
         self.has_cache_salt = bool(request.cache_salt)
         self.lora: Adapter | None = None
         self.images: RequestImages | NoImages = NO_IMAGES
+        self.prompt_embeds = request.prompt_embeds  # hashed; kept until it ends, as it may be preempted
         self.trace_headers = request.trace_headers
         self.order = order  # unique; lower is scheduled first and preempted last
         self.status = RequestStatus.WAITING

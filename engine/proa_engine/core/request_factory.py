@@ -68,7 +68,7 @@ class RequestFactory:
             counts = config.compute_forced_tokens and not config.num_speculative_tokens and can_force(params)
             forced = self.forced if counts else None
             return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos, forced=forced)
-        if config.num_speculative_tokens and can_speculate(params):
+        if config.num_speculative_tokens and can_speculate(request):
             speculating = SpeculatingRequest if repeats is None else _Speculating
             return speculating(
                 request,

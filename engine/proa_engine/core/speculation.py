@@ -6,7 +6,7 @@ bound: drafts in flight count as accepted, and rejected ones are subtracted when
 
 from collections.abc import Sequence
 
-from proa.contract import EngineCoreRequest, SamplingParams
+from proa.contract import EngineCoreRequest
 from proa_engine.core.request import Request
 from proa_engine.core.types import Drafts, RowOutput
 
@@ -92,6 +92,10 @@ def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> Non
         )
 
 
-def can_speculate(params: SamplingParams) -> bool:
-    """Return False if sampling depends on rules that the host derives from the exact number of output tokens."""
-    return params.min_tokens == 0 and all(len(word) == 1 for word in params.bad_words_token_ids)
+def can_speculate(request: EngineCoreRequest) -> bool:
+    """Return False if sampling depends on rules that the host derives from the exact number of output tokens, or if the
+    prompt has embeddings, which cannot be drafts."""
+    params = request.sampling_params
+    if request.prompt_embeds or params.min_tokens:
+        return False
+    return all(len(word) == 1 for word in params.bad_words_token_ids)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from proa.contract import EngineCoreOutput
+from proa.contract import EngineCoreOutput, PromptEmbeds
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
 from proa_engine.core.types import (
@@ -79,6 +79,7 @@ class StepPlan:
             pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
             images=request.images.spans,
+            prompt_embeds=_uncomputed(request) if request.prompt_embeds else (),
         )
         self._new.append(data)
         self._add(request, num_tokens)
@@ -131,3 +132,9 @@ def _lora_slot(request: Request) -> LoraSlot | None:
         return None
     assert request.lora.slot is not None, "a running request's adapter has a slot"
     return LoraSlot(request.lora.id, request.lora.slot)
+
+
+def _uncomputed(request: Request) -> Sequence[PromptEmbeds]:
+    """Return the prompt embeddings of the tokens that the request has not computed."""
+    behind = (each.behind(request.num_computed_tokens) for each in request.prompt_embeds)
+    return [each for each in behind if each is not None]

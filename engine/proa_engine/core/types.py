@@ -9,6 +9,7 @@ from proa.contract import (
     KvFetch,
     LoadedLoras,
     PoolingParams,
+    PromptEmbeds,
     SamplingParams,
     SchedulerStats,
     TokenLogprobs,
@@ -101,6 +102,7 @@ class NewRequestData:
     pooling_params: PoolingParams | None = None  # if set, no step samples a token for the request
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
     images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more
+    prompt_embeds: Sequence[PromptEmbeds] = ()  # by ascending offset, of tokens that are not computed
 
 
 @dataclass(frozen=True, slots=True)

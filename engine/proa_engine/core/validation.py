@@ -10,6 +10,7 @@ from proa.contract.request import HASH_BYTES
 # Each step compares all words of several tokens with the end of the output, each padded to the longest word's length.
 MAX_BAD_WORDS = 1024  # words of several tokens
 MAX_BAD_WORD_TOKENS = 256
+MAX_PROMPT_EMBEDS = 256  # pieces of one prompt; each block's hash looks through them
 _UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second: read from a message without any
 
 
@@ -61,6 +62,7 @@ class ModelLimits:
     max_loras: int = 0  # different adapters in one step; 0: no adapters
     images: ImageInput | None = None  # None: the engine reads none
     max_image_tokens: int = 0  # of one image
+    prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: the engine accepts none
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -76,6 +78,7 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     if request.lora_name and not limits.max_loras:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
     check_images(request, limits)
+    check_prompt_embeds(request, limits)
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
@@ -152,6 +155,41 @@ def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
         if others:
             raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
         end = image.end
+
+
+def check_prompt_embeds(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Check the sizes of embeddings and their places in the prompt. Their values are checked by
+    `proa_engine.prompt_embeds`."""
+    if not request.prompt_embeds:
+        return
+    if not limits.prompt_embeds_size:
+        raise ValueError("this engine accepts no prompt embeddings; start it with --enable-prompt-embeds")
+    if request.pooling_params is not None:
+        raise ValueError("a pooled request cannot have prompt embeddings")
+    if request.sampling_params.prompt_logprobs is not None:
+        raise ValueError("prompt_logprobs are not computed of prompts with embeddings, which are no tokens")
+    if len(request.prompt_embeds) > MAX_PROMPT_EMBEDS:
+        raise ValueError(
+            f"a prompt can have {MAX_PROMPT_EMBEDS} pieces of embeddings, got {len(request.prompt_embeds)}"
+        )
+    end = 0
+    for index, embeds in enumerate(request.prompt_embeds):
+        name = f"piece {index} of the prompt's embeddings"
+        if embeds.size != limits.prompt_embeds_size:
+            raise ValueError(
+                f"{name} must have {limits.prompt_embeds_size} values for each token, the model's hidden size, got "
+                f"{embeds.size}"
+            )
+        if embeds.offset < end or embeds.end > len(request.prompt_token_ids):
+            raise ValueError(
+                f"{name} has the prompt's tokens from {embeds.offset} to {embeds.end - 1}, which must follow the piece "
+                f"before it and be inside the prompt of {len(request.prompt_token_ids)} tokens"
+            )
+        if any(request.prompt_token_ids[embeds.offset : embeds.end]):
+            raise ValueError(f"the prompt's token ids in the place of {name} must all be 0")
+        if any(image.offset < embeds.end and image.end > embeds.offset for image in request.images):
+            raise ValueError(f"{name} overlaps an image")
+        end = embeds.end
 
 
 def _check_image(name: str, image: Image, images: ImageInput) -> None:

@@ -78,7 +78,7 @@ def _xor_shifted(words: Tensor, shift: int, scratch: Tensor) -> None:
 
 def apply_penalties(
     logits: Tensor,  # changed in place
-    token_ids: Tensor,  # [rows, length] int64: prompt, then output, then anything
+    token_ids: Tensor,  # [rows, length] int64: prompt, then output, then anything; below 0: no token
     num_prompt_tokens: Tensor,  # [rows] int64
     num_tokens: Tensor,  # [rows] int64: prompt and output together
     repetition: Tensor,  # [rows] float32
@@ -89,7 +89,7 @@ def apply_penalties(
     output."""
     vocab_size = logits.shape[1]
     place = torch.arange(token_ids.shape[1], device=logits.device)
-    is_token = place < num_tokens[:, None]
+    is_token = (place < num_tokens[:, None]) & (token_ids >= 0)
     is_output = is_token & (place >= num_prompt_tokens[:, None])
     ids = token_ids.masked_fill(~is_token, 0)
     seen = logits.new_zeros(logits.shape[0], vocab_size).scatter_add_(1, ids, is_token.float())

@@ -31,11 +31,11 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRows:
-    """The tokens of a step that stand for images."""
+class EmbeddedRows:
+    """The tokens of a step whose embeddings are given, such as those of images."""
 
     rows: torch.Tensor  # [N] int64: their rows among the step's tokens
-    embeddings: torch.Tensor  # [N, width] in the model's type: what `ImageEncoder` made of them
+    embeddings: torch.Tensor  # [N, width] in the model's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class AttentionMetadata:
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
     states: StateRows | None = None  # set if the model has recurrent layers
     token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
-    images: ImageRows | None = None
+    images: EmbeddedRows | None = None  # what `ImageEncoder` made of the tokens that stand for images
+    prompt_embeds: EmbeddedRows | None = None  # of tokens whose embeddings came with the request
     # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,
     # else behind the token itself. None: the step has no image.
     ends: torch.Tensor | None = None

@@ -66,9 +66,11 @@ class DecoderOptions:
     layers: tuple[LayerDeclaration, ...]
     norm: NormOptions  # of the last layer's output
     embedding_scale: float = 1.0
+    scales_prompt_embeds: bool = False  # whether embeddings in place of tokens are scaled, as in transformers
     logits_scale: float = 1.0
     logits_soft_cap: float | None = None  # c: logits become c * tanh(logits / c)
     num_first_stage_layers: int = 1  # layers that must be on the first pipeline stage, which has the images
+    needs_token_ids: str = ""  # why each token needs an id beside its embedding; empty: none does
     undivided: str = ""  # what keeps the layers from being divided among pipeline stages; empty: nothing
 
 
@@ -286,6 +288,15 @@ def make_expert_parallel(config: ModelConfig) -> ModelConfig:
     if not any(layer.routed_experts for layer in config.layers):
         raise ValueError(f"enable_expert_parallel needs a mixture of experts, which {config.architecture} is not")
     return replace(config, expert_parallel=True)
+
+
+def check_prompt_embeds(config: ModelConfig) -> None:
+    """Raises ValueError, with the reason, if prompts of the model cannot have embeddings in the place of tokens."""
+    reason = config.decoder.needs_token_ids
+    if config.is_encoder or not config.has_lm_head:
+        reason = "it generates no tokens"
+    if reason:
+        raise ValueError(f"enable_prompt_embeds is not supported for {config.architecture}: {reason}")
 
 
 def at_stage(config: ModelConfig, index: int, count: int) -> ModelConfig:

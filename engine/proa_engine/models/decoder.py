@@ -59,6 +59,7 @@ class DecoderForCausalLM:
                 if not config.tie_word_embeddings:
                     rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
                 self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
+        self.prompt_embeds_scale = options.embedding_scale if options.scales_prompt_embeds else 1.0
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
         self.batch_invariant = config.batch_invariant
 
@@ -89,6 +90,8 @@ class DecoderForCausalLM:
             return inputs, AttentionStep(metadata, positions, self.batch_invariant)
         x = self.embedding(inputs)
         x = x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
+        if (given := metadata.prompt_embeds) is not None:
+            x.index_copy_(0, given.rows, given.embeddings * self.prompt_embeds_scale)
         return x, AttentionStep(metadata, positions, self.batch_invariant)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

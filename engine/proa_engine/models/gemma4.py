@@ -27,6 +27,8 @@ from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, text_weights
 
+_PER_LAYER_INPUT = "each layer has an input that is made of the token"
+
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Step(AttentionStep):
@@ -62,6 +64,9 @@ class Gemma4LayerOptions:
         experts = 0 if self.experts is None else self.experts.sizes.num_parameters(hidden_size)
         rest = experts + 2 * hidden_size * self.per_layer_size
         return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + rest
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        return self.attention.num_copied(hidden_size, num_ranks)
 
     def make(self, weights: Weights, context: LayerContext) -> "Gemma4Layer":
         return Gemma4Layer(weights, context, self)
@@ -231,6 +236,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
             norm=norm,
             embedding_scale=fields["hidden_size"] ** 0.5,
             logits_soft_cap=fields.get("final_logit_softcapping"),
+            needs_token_ids=_PER_LAYER_INPUT if fields["hidden_size_per_layer_input"] else "",
             undivided=_undivided(fields),
             per_layer_size=fields["hidden_size_per_layer_input"],
             per_layer_vocab_size=fields["vocab_size_per_layer_input"],
@@ -303,7 +309,7 @@ def _attention(fields: read.Fields) -> list[AttentionOptions]:
 def _undivided(fields: read.Fields) -> str:
     """As `DecoderOptions.undivided`."""
     if fields["hidden_size_per_layer_input"]:
-        return "each layer has an input that is made of the token"
+        return _PER_LAYER_INPUT
     return "layers read the caches of earlier ones" if fields.get("num_kv_shared_layers") else ""
 
 

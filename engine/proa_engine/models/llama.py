@@ -88,6 +88,7 @@ class GraniteForCausalLM(DecoderForCausalLM):
         return replace(
             equal_layers(fields, scale=scale, residual_scale=residual_scale),
             embedding_scale=fields.get("embedding_multiplier", 1.0),
+            scales_prompt_embeds=True,
             logits_scale=1 / fields.get("logits_scaling", 1.0),
         )
 

@@ -74,7 +74,7 @@ def with_deepstack(layers: Sequence[LayerDeclaration], count: int) -> tuple[Laye
 @dataclass(frozen=True, slots=True)
 class DeepStackOptions:
     layer: LayerDeclaration
-    place: int  # of what is added in the rows of `ImageRows.embeddings`, counted in hidden sizes
+    place: int  # of what is added in the rows of `EmbeddedRows.embeddings`, counted in hidden sizes
 
     @property
     def mlp(self) -> FeedForwardOptions:
@@ -90,6 +90,9 @@ class DeepStackOptions:
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.layer.num_parameters(hidden_size)
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        return self.layer.num_copied(hidden_size, num_ranks)
 
     def make(self, weights: Weights, context: LayerContext) -> "DeepStackLayer":
         return DeepStackLayer(self.layer.make(weights, context), self.place)

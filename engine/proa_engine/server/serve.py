@@ -24,7 +24,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
-from proa_engine.models.folders import read_tokenizer_files
+from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.stats_log import log_stats
 from proa_engine.observability.telemetry import EngineTracer
@@ -80,11 +80,12 @@ class EngineServer:
         self._router = RequestRouter(self._on_sleep)
         self._health = Health()
         servicer = EngineServicer(self._router, self._on_session)
+        has_large_messages = options.config.enable_prompt_embeds or not options.config.language_model_only
         self._io = IoThread(
             f"{options.host}:{options.port}",
             servicer,
             self._health,
-            max_message_bytes=MAX_TEXT_MESSAGE_BYTES if options.config.language_model_only else MAX_MESSAGE_BYTES,
+            max_message_bytes=MAX_MESSAGE_BYTES if has_large_messages else MAX_TEXT_MESSAGE_BYTES,
             credentials=credentials,
             health_address=f"{options.host}:{options.health_port}" if options.health_port else None,
         )
@@ -178,7 +179,7 @@ class EngineServer:
 
     async def _admit_requests(self, parts: EngineParts, metrics: EngineMetrics, loop: EngineLoop) -> None:
         """I/O thread: the model is loaded."""
-        files = read_tokenizer_files(parts.tokenizer_folder)
+        files = read_prompt_files(parts.config, parts.tokenizer_folder)
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         validate = partial(check_request, limits=parts.limits)

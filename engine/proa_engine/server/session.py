@@ -15,7 +15,7 @@ from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
 from proa_engine.server.pending import HandleColumn, PendingOutputs
-from proa_engine.server.request_router import RequestRouter, check_pixels
+from proa_engine.server.request_router import RequestRouter, check_pixels, hash_embeds
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024  # in memory, without pooled values
 MAX_PENDING_POOLED_BYTES = 256 * 1024 * 1024  # a gateway asks for up to 64 MiB at once, also in one output
@@ -133,6 +133,7 @@ class Session:
             if isinstance(request, InvalidRequest):
                 raise request
             await check_pixels(request)
+            request = await hash_embeds(request)
             self._router.submit(self._stream_id, request)
         except EngineError as error:
             self._send_control(convert.rejected_to_pb(handle, error))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proa_engine.core.types import NewRequestData, StateSteps
 from proa_engine.kernels.state_rows import StateRows
-from proa_engine.layers.attention_metadata import ImageRows
+from proa_engine.layers.attention_metadata import EmbeddedRows
 from proa_engine.worker.decode_graphs import GraphShape
 from proa_engine.worker.slots import Edits
 from proa_engine.worker.staging import IntArray, Packer
@@ -54,13 +54,16 @@ def last_samples(rows: Rows, sampled: IntArray) -> Samples:
 
 @dataclass(slots=True)
 class ForwardInputs:
-    """What features set for a forward pass of T tokens. The fields are those of `AttentionMetadata`."""
+    """The inputs of a forward pass of T tokens, which features complete and change. The fields behind `positions` are
+    those of `AttentionMetadata`."""
 
+    inputs: Tensor  # [T] int64 token ids, on a later pipeline stage what the stage before sent
     positions: Tensor  # [T] int64, or [3, T] of models with three positions a token
     query_start_loc: Tensor  # [rows + 1] int32
     states: StateRows | None = None
     token_types: Tensor | None = None
-    images: ImageRows | None = None
+    images: EmbeddedRows | None = None
+    prompt_embeds: EmbeddedRows | None = None
     ends: Tensor | None = None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
-from proa_engine.layers.attention_metadata import ImageRows
+from proa_engine.layers.attention_metadata import EmbeddedRows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import ImageEncoder
 from proa_engine.models.image_config import ImageConfig
@@ -170,7 +170,7 @@ class ImageInputs:
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
         if self.tokens is not None:
             if self.encodings is not None:
-                forward.images = ImageRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
+                forward.images = EmbeddedRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
             forward.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
         if self.offsets is not None:
             forward.positions = forward.positions + arrays[self.offsets].view(3, -1)

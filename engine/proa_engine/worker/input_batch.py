@@ -11,6 +11,7 @@ from proa_engine.worker.drafts import DraftColumns
 from proa_engine.worker.images import ImageColumns
 from proa_engine.worker.loras import LoraColumns
 from proa_engine.worker.pooling import PoolingColumns
+from proa_engine.worker.prompt_embeds import PromptEmbedsColumns
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray
@@ -25,6 +26,7 @@ class Features:
     sampling: SamplingColumns
     pooling: PoolingColumns | None = None
     images: ImageColumns | None = None
+    prompt_embeds: PromptEmbedsColumns | None = None
     drafts: DraftColumns | None = None
     states: StateColumns | None = None
     loras: LoraColumns | None = None

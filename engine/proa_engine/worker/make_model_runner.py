@@ -21,6 +21,7 @@ from proa_engine.worker.loras import LoraAdapters, LoraColumns
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.pipeline import make_stage_io
 from proa_engine.worker.pooling import PoolingColumns
+from proa_engine.worker.prompt_embeds import PromptEmbedsColumns
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.stage_links import NoLinks, StageLinks
@@ -118,11 +119,15 @@ def _make_batch(config: EngineConfig, loaded: LoadedModel, placement: Placement,
     pooling: PoolingColumns | None = None
     if model_config.pooling.kinds:
         pooling = PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size)
+    prompt_embeds: PromptEmbedsColumns | None = None
+    if config.enable_prompt_embeds and model_config.stage.is_first:
+        prompt_embeds = PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype)
     drafts, loras = config.speculative_config, loaded.loras
     features = Features(
         sampling=SamplingColumns(tables, model_config.eos_token_ids),
         pooling=pooling,
         images=images,
+        prompt_embeds=prompt_embeds,
         drafts=None if drafts is None else DraftColumns(tables, drafts),
         states=StateColumns(tables) if plan.state_bytes else None,
         loras=None if loras is None else LoraColumns(tables, loras),

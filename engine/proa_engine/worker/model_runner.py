@@ -198,7 +198,7 @@ class ModelRunner:
         num_blocks = -(-rows.max_seq_len // tables.block_size)
         block_tables = tables.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * tables.block_size + arrays[rows.block_offsets]
-        forward = ForwardInputs(arrays[rows.positions], arrays[rows.query_start_loc].int())
+        forward = ForwardInputs(model_inputs, arrays[rows.positions], arrays[rows.query_start_loc].int())
         for feature in rows.features:
             feature.fill(forward, arrays)
         metadata = AttentionMetadata(
@@ -209,9 +209,10 @@ class ModelRunner:
             states=forward.states,
             token_types=forward.token_types,
             images=forward.images,
+            prompt_embeds=forward.prompt_embeds,
             ends=forward.ends,
         )
-        return self._model(model_inputs, forward.positions, self.caches, metadata)
+        return self._model(forward.inputs, forward.positions, self.caches, metadata)
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
@@ -225,7 +226,8 @@ class ModelRunner:
         deltas = None if features.images is None else features.images.position_deltas
         inputs = decode_inputs(rows[:3], tables.token_ids, tables.block_tables, tables.block_size, width, deltas)
         starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
-        forward = ForwardInputs(inputs.positions, starts)
+        received = self._stage.graph_input(num_rows * width)
+        forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, starts)
         for feature in self._batch.active:
             feature.fill_decodes(forward, rows, shape)
         metadata = AttentionMetadata(
@@ -236,8 +238,7 @@ class ModelRunner:
             decode_width=width,
             states=forward.states,
         )
-        received = self._stage.graph_input(num_rows * width)
-        return self._model(inputs.input_ids if received is None else received, inputs.positions, self.caches, metadata)
+        return self._model(forward.inputs, inputs.positions, self.caches, metadata)
 
     def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.

@@ -12,6 +12,7 @@ from proa.contract.outputs import (
     SchedulerStats,
     TokenLogprobs,
 )
+from proa.contract.prompt_embeds import EmbeddingType, PromptEmbeds, embeds_keys
 from proa.contract.request import (
     EngineCoreRequest,
     Image,
@@ -39,6 +40,7 @@ from proa.contract.session import (
 __all__ = [
     "CheckpointRule",
     "Draining",
+    "EmbeddingType",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
@@ -59,6 +61,7 @@ __all__ = [
     "ModelInfo",
     "PoolingParams",
     "PoolingTask",
+    "PromptEmbeds",
     "Rejected",
     "RepetitionDetectionParams",
     "Role",
@@ -66,6 +69,7 @@ __all__ = [
     "SchedulerStats",
     "StructuredOutputsParams",
     "TokenLogprobs",
+    "embeds_keys",
     "extra_keys",
     "image_keys",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from proa.contract.prompt_embeds import PromptEmbeds
 from proa.contract.sampling_params import SamplingParams
 
 HASH_BYTES: Final = 16
@@ -135,6 +136,7 @@ class EngineCoreRequest:
     images: tuple[Image, ...] = ()  # of the prompt, by ascending offset
     prefill_only: bool = False  # compute and cache the prompt's full blocks, and generate nothing
     kv_source: KvSource | None = None  # may have blocks of the prompt
+    prompt_embeds: tuple[PromptEmbeds, ...] = ()  # in the place of prompt tokens, by ascending offset
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

@@ -8,9 +8,11 @@ from proa.contract.outputs import SchedulerStats
 from proa.contract.request import ImageInput, PoolingTask
 
 MAX_MESSAGE_BYTES = 2**30
-"""Of a message to an engine that reads images. 16 images of Qwen3-VL, of the largest size, are 768 MiB of pixels."""
+"""Of a message to an engine that reads images or prompt embeddings. 16 images of Qwen3-VL, of the largest size, are 768
+MiB of pixels."""
 MAX_TEXT_MESSAGE_BYTES = 2**26
-"""Of one to an engine that reads none, and of all but the pixels in others: a prompt of 10 million tokens is 38 MiB."""
+"""Of one to another engine, and of all but pixels and embeddings in others: a prompt of 10 million tokens is 38
+MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class ModelInfo:
     num_host_blocks: int = 0  # that host memory holds, beside the cache; 0: there is no host tier
     kv_transfer: KvTransfer | None = None  # how other engines fetch blocks from it; None: they cannot
     role: Role = Role.BOTH
+    prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: it accepts none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

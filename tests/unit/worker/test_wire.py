@@ -5,7 +5,7 @@ import socket
 import msgspec
 import pytest
 
-from proa.contract import RepetitionDetectionParams, SamplingParams
+from proa.contract import EmbeddingType, PromptEmbeds, RepetitionDetectionParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
 from proa_engine.framing import encode
@@ -32,6 +32,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
             ),
             trace_headers={"traceparent": "00-1-2-01"},
             images=[ImageSpan(b"\xff\x00", 3, 6, 64, 96)],
+            prompt_embeds=[PromptEmbeds(offset=9, num_tokens=1, type=EmbeddingType.BFLOAT16, values=b"\xff\x00")],
         )
     ],
     cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[], new_token_ids=[3, 4])],

@@ -16,6 +16,13 @@ class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_TASK_TOKEN_LOGPROBS: _ClassVar[PoolingTask]
     POOLING_TASK_TOKEN_CLASSIFY: _ClassVar[PoolingTask]
 
+class EmbeddingType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMBEDDING_TYPE_UNSPECIFIED: _ClassVar[EmbeddingType]
+    EMBEDDING_TYPE_FLOAT32: _ClassVar[EmbeddingType]
+    EMBEDDING_TYPE_FLOAT16: _ClassVar[EmbeddingType]
+    EMBEDDING_TYPE_BFLOAT16: _ClassVar[EmbeddingType]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -41,6 +48,10 @@ POOLING_TASK_TOKEN_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
 POOLING_TASK_TOKEN_LOGPROBS: PoolingTask
 POOLING_TASK_TOKEN_CLASSIFY: PoolingTask
+EMBEDDING_TYPE_UNSPECIFIED: EmbeddingType
+EMBEDDING_TYPE_FLOAT32: EmbeddingType
+EMBEDDING_TYPE_FLOAT16: EmbeddingType
+EMBEDDING_TYPE_BFLOAT16: EmbeddingType
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -150,7 +161,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ...) -> None: ...
 
 class EngineCoreRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds")
     class TraceHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +183,7 @@ class EngineCoreRequest(_message.Message):
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ONLY_FIELD_NUMBER: _ClassVar[int]
     KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     sampling_params: SamplingParams
@@ -186,7 +198,8 @@ class EngineCoreRequest(_message.Message):
     images: _containers.RepeatedCompositeFieldContainer[Image]
     prefill_only: bool
     kv_source: KvSource
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
+    prompt_embeds: _containers.RepeatedCompositeFieldContainer[PromptEmbeds]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., prompt_embeds: _Optional[_Iterable[_Union[PromptEmbeds, _Mapping]]] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("addresses", "num_blocks", "wait_ms")
@@ -213,6 +226,18 @@ class Image(_message.Message):
     width: int
     pixels: bytes
     def __init__(self, hash: _Optional[bytes] = ..., offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., pixels: _Optional[bytes] = ...) -> None: ...
+
+class PromptEmbeds(_message.Message):
+    __slots__ = ("offset", "num_tokens", "type", "values")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    num_tokens: int
+    type: EmbeddingType
+    values: bytes
+    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., type: _Optional[_Union[EmbeddingType, str]] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("type", "timestamp")
