@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Final, Literal, Self
 
+from proa.tokenizer_files import SAMPLING_DEFAULTS
+
 
 class JsonConfig:
     """The base of frozen dataclasses. Their constructors raise `ValueError` naming the field that is wrong."""
@@ -113,3 +115,24 @@ class SpeculativeConfig(JsonConfig):
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
                 f"({self.prompt_lookup_max})"
             )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises `ValueError`."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is not a JSON object")
+    return value
+
+
+def check_sampling_defaults(values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a name in override_generation_config that is no sampling parameter with a default of the
+    model's, or for a value that is no number."""
+    for name, value in values.items():
+        if name not in SAMPLING_DEFAULTS:
+            raise ValueError(f"override_generation_config cannot change {name}, only {', '.join(SAMPLING_DEFAULTS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} of override_generation_config must be a number, got {value!r}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from proa.tokenizer_files import read_tokenizer_files as read_files
 
+GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 STORED_DTYPES = ("float32", "float16", "bfloat16")  # names of torch's types in config.json
 _SIZES = (
@@ -38,11 +39,13 @@ _OTHER_WEIGHTS = {
 }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of config.json, of which those that all architectures share have the right types."""
+def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of config.json with the user's `overrides`. Those that all architectures share have the right
+    types."""
     config = read_json(folder / "config.json")
     if config is None:
         raise ValueError(f"{folder} is not a model folder: {_why_no_config(folder)}")
+    config = _overridden(config, overrides or {})
     for fields in (config, config.get("text_config")):
         _check_types(fields or {})
     return config
@@ -64,8 +67,8 @@ def stored_dtype(fields: Mapping[str, Any]) -> str:
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """The fields of generation_config.json, none if there is no such file."""
-    fields = read_json(folder / "generation_config.json") or {}
-    _check_eos(fields, "generation_config.json")
+    fields = read_json(folder / GENERATION_FILE) or {}
+    _check_eos(fields, GENERATION_FILE)
     return fields
 
 
@@ -148,6 +151,23 @@ def _why_no_config(folder: Path) -> str:
     inner = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
     hint = f"; did you mean {inner[0].parent}?" if inner else ""
     return f"it has no config.json{hint}"
+
+
+def _overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` with `changes`, as a JSON merge patch (RFC 7386). Raises ValueError for the older names of rotary fields
+    where the newer ones are in the file, and are what is read."""
+    if "rope_parameters" in fields and (older := {"rope_scaling", "rope_theta"} & changes.keys()):
+        raise ValueError(f"hf_overrides: config.json has rope_parameters; change those in place of {min(older)}")
+    result = dict(fields)
+    for name, value in changes.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            before = result.get(name)
+            result[name] = _overridden(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result
 
 
 def _check_types(fields: Any) -> None:

@@ -32,7 +32,7 @@ from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
-from proa_engine.models.folders import read_tokenizer_files
+from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.offline.output_processor import OutputProcessor, RequestState
 from proa_engine.offline.outputs import RequestOutput
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, PromptTokenizer, TokenizedPrompt, paths_by_name
@@ -73,7 +73,7 @@ class LLMEngine:
         self.limits = parts.limits
         self.eos_token_ids = parts.executor.eos_token_ids
         self.num_labels = len(parts.executor.model_config.pooling.labels)
-        files = read_tokenizer_files(parts.tokenizer_folder)
+        files = read_prompt_files(config, parts.tokenizer_folder)
         self.sampling_defaults = sampling_defaults(files)  # the model's own parameters, by name
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)

@@ -19,6 +19,7 @@ from proa_engine.models.folders import (
     text_fields,
     weight_files,
 )
+from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.quantization_config import OnlineFp8Format, read_quantization
 from proa_engine.models.registry import Form, architecture_of, is_adapted
 from proa_engine.models.sources import (
@@ -78,9 +79,9 @@ def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
 
 def _read_model(config: EngineConfig) -> _Model:
     folder = resolve_model(config.model, config.revision, config.load_format)
-    stored = read_config(folder)
+    stored = read_config(folder, config.hf_overrides)
     fields, (architecture, form) = text_fields(stored), architecture_of(stored)
-    read_generation_config(folder)
+    read_generation_config(generation_folder(config, folder))
     is_ours = not is_adapted(architecture)
     if is_ours:
         stored_dtype(fields)

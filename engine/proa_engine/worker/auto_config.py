@@ -34,9 +34,7 @@ def limit_torch_threads(num_ranks: int) -> None:
 def resolve_model_config(config: EngineConfig, folder: Path, device: torch.device) -> ModelConfig:
     """Return the configuration of the model in `folder`, changed as the engine needs it: its pooling task, kernels that
     do not depend on the batch, and `max_model_len` as the number of positions."""
-    model = ModelConfig.from_folder(
-        folder, config.quantization, config.runner, language_model_only=config.language_model_only
-    )
+    model = ModelConfig.of_engine(config, folder, language_model_only=config.language_model_only)
     if config.pooler_config is not None:
         model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
     check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)

@@ -1,6 +1,7 @@
 """The fingerprint of an engine's KV cache: engines with the same one compute blocks that each of them can use."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -34,5 +35,6 @@ def cache_fingerprint(
         dtype,
         (config.dtype, config.kv_cache_dtype, config.quantization, config.batch_invariant),
         (config.tensor_parallel_size, config.enable_expert_parallel),  # ranks' sums and scales round differently
+        *([json.dumps(config.hf_overrides, sort_keys=True)] if config.hf_overrides else []),
     )
     return hashlib.sha256(repr(parts).encode()).digest()

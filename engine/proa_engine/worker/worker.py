@@ -101,7 +101,7 @@ class Worker:
     def describe(self) -> str:
         """Return what the model is, the types of its weights and activations, and the device. The model must be
         loaded."""
-        stored = read_config(self._folder).get("quantization_config") or {}
+        stored = read_config(self._folder, self._config.hf_overrides).get("quantization_config") or {}
         quantization = self._config.quantization or stored.get("quant_method")
         dtype = str(self._placement.dtype).removeprefix("torch.") + (f" ({quantization})" if quantization else "")
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type

@@ -32,7 +32,7 @@ _SAME = (
         "--enable-lora --enable-per-request-metrics --enable-prefix-caching --enable-prompt-embeds "
         "--enable-tokenizer-info-endpoint "
         "--enforce-eager --host --kv-cache-memory-bytes --kv-offloading-size --language-model-only --lora-modules "
-        "--master-addr --master-port --max-logprobs --max-model-len --nnodes --node-rank --num-gpu-blocks-override "
+        "--master-addr --master-port --max-logprobs --nnodes --node-rank --num-gpu-blocks-override "
         "--pipeline-parallel-size --port --return-tokens-as-token-ids --revision --root-path --scheduling-policy "
         "--skip-tokenizer-init --stream-interval --tensor-parallel-size --tokenizer --trust-request-chat-template",
     )
@@ -45,6 +45,23 @@ _SAME = (
     | rows(Kind.SAME, "`auto`, `fp8` and `fp8_e4m3`", "--kv-cache-dtype")
     | rows(Kind.SAME, "images only; default: 16", "--limit-mm-per-prompt")
     | rows(Kind.SAME, "`auto`, which reads safetensors, and `dummy`", "--load-format")
+    | rows(
+        Kind.SAME,
+        "objects are changed field by field, as by a JSON merge patch; where `config.json` has `rope_parameters`, those "
+        "take the place of `rope_scaling` and `rope_theta`",
+        "--hf-overrides",
+    )
+    | rows(
+        Kind.SAME,
+        "`temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`, not `max_new_tokens`",
+        "--generation-config --override-generation-config",
+    )
+    | rows(
+        Kind.SAME,
+        "with units as in vLLM, without `auto`: the default is the model's context length, and a start for which there "
+        "is not enough memory names the longest that fits",
+        "--max-model-len",
+    )
     | rows(Kind.SAME, "default: 4 times `--max-loras`", "--max-cpu-loras")
     | rows(Kind.SAME, "at most 256", "--max-lora-rank")
     | rows(Kind.SAME, "default: 4", "--max-loras")
@@ -110,13 +127,6 @@ _ACCEPTED = (
         ["true"],
     )
     | rows(Kind.ACCEPTED, "ranks are processes that the engine starts", "--distributed-executor-backend", ["mp"])
-    | rows(
-        Kind.ACCEPTED,
-        "requests without them get `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of the model's "
-        "`generation_config.json`",
-        "--generation-config",
-        ["auto"],
-    )
     | rows(
         Kind.ACCEPTED,
         "log probabilities are the model's, before penalties and temperature",
@@ -262,6 +272,7 @@ _ELSEWHERE = (
         "--spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens",
     )
     | rows(Kind.ELSEWHERE, "`--pooler-config`", "--override-pooler-config")
+    | rows(Kind.ELSEWHERE, "`rope_parameters` in `--hf-overrides`", "--rope-scaling --rope-theta")
     | rows(
         Kind.ELSEWHERE,
         "`--kv-transfer-address`, with `--kv-offloading-size` and `--role`, see docs/kv-cache.md",
@@ -361,13 +372,8 @@ _REFUSED = (
     | rows(Kind.REFUSED, "there is no API of Cohere's", "--cohere-format --cohere-is-reasoning-model")
     | rows(
         Kind.REFUSED,
-        "`config.json` is read from the model's folder; change it in a copy of the folder",
-        "--hf-overrides --hf-config-path --rope-scaling --rope-theta",
-    )
-    | rows(
-        Kind.REFUSED,
-        "defaults of sampling are read from the model's `generation_config.json`; change it in a copy of the folder",
-        "--override-generation-config",
+        "`config.json` is read from the model's folder; `--hf-overrides` changes its fields",
+        "--hf-config-path",
     )
     | rows(
         Kind.REFUSED,

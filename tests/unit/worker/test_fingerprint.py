@@ -41,6 +41,7 @@ def test_two_engines_of_one_configuration_have_the_same() -> None:
         {"batch_invariant": True},
         {"tensor_parallel_size": 2},
         {"enable_expert_parallel": True},
+        {"hf_overrides": {"rope_parameters": {"factor": 2.0}}},
         {"layers": LAYERS[:1]},
         {"layers": [replace(LAYERS[0], window=32), LAYERS[1]]},
         {"plan": replace(PLAN, block_size=32)},

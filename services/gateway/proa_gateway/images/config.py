@@ -8,7 +8,7 @@ from typing import Self
 from yarl import URL
 
 from proa.image.limits import ImageError, ImageLimits
-from proa.options import check_options, option
+from proa.options import check_options, option, parse_count
 
 MAX_URL = 8192  # characters
 _PORTS = (80, 443)
@@ -106,16 +106,28 @@ class ImageOptions:
     image_fetch_timeout: float = option(
         5.0, "time in seconds to fetch an image, redirects included; beyond it 400", minimum=0.001
     )
-    max_image_bytes: int = option(20 * 1024 * 1024, "limit of an image's file in bytes; beyond it 400", minimum=1)
+    max_image_bytes: int = option(
+        20 * 1024 * 1024, "limit of an image's file in bytes; beyond it 400", parse=parse_count, minimum=1
+    )
     max_image_pixels: int = option(
-        50_000_000, "limit of an image's pixels before resizing; beyond it 400", minimum=1, maximum=_MOST_PIXELS
+        50_000_000,
+        "limit of an image's pixels before resizing, such as 50m; beyond it 400",
+        parse=parse_count,
+        minimum=1,
+        maximum=_MOST_PIXELS,
     )
     image_threads: int = option(2, "threads that decode and resize images", minimum=1)
     image_cache_bytes: int = option(
-        128 * 1024 * 1024, "limit of the resized images that are kept for the next request with them", minimum=0
+        128 * 1024 * 1024,
+        "limit of the resized images that are kept for the next request with them, in bytes",
+        parse=parse_count,
+        minimum=0,
     )
     max_image_memory: int = option(
-        512 * 1024 * 1024, "limit of the resized images of unfinished requests in bytes; beyond it 429", minimum=0
+        512 * 1024 * 1024,
+        "limit of the resized images of unfinished requests in bytes; beyond it 429",
+        parse=parse_count,
+        minimum=0,
     )
 
     def __post_init__(self) -> None:
