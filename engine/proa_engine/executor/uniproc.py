@@ -178,7 +178,7 @@ class UniProcExecutor:
         self._call(lambda: self._worker.start(sizes))
         self.max_num_seqs = sizes.max_num_seqs
         self.cache_groups = self._worker.cache_groups(sizes)
-        self.host_tier = self._worker.host_tier(sizes)
+        self.host_tier = self._worker.host_tier(rank_sizes)
         self._start_mover([each.block_bytes for each in rank_sizes])
 
     def _start_mover(self, block_bytes: list[int]) -> None:

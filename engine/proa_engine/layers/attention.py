@@ -3,7 +3,7 @@
 Query heads and KV heads are sharded over ranks; a KV head is on several ranks if there are fewer KV heads than ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,7 @@ from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLin
 from proa_engine.layers.norm import NormOptions, ShardedNorm
 from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.rotary import RopeConfig
-from proa_engine.layers.shares import HeadShares
+from proa_engine.layers.shares import HeadShares, share_heads
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 
@@ -58,6 +58,11 @@ class AttentionOptions:
         q_heads = (2 + self.output_gate) * self.num_heads
         kv_heads = 0 if self.only_reads else (2 - self.values_are_keys) * self.num_kv_heads
         return hidden_size * self.head_dim * (q_heads + kv_heads)
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        shares = share_heads(self.num_heads, self.num_kv_heads, 0, num_ranks, "attention heads")
+        largest = replace(self, num_heads=shares.heads.length, num_kv_heads=shares.shared.length)
+        return largest.num_parameters(hidden_size) - self.num_parameters(hidden_size) // num_ranks
 
     def make(self, weights: Weights, context: LayerContext) -> "Attention":
         return Attention(weights / "self_attn", context, self)

@@ -5,7 +5,7 @@ Key heads and value heads are sharded over ranks; a key head is on several ranks
 ranks. What it keeps of the tokens before are the states of its value heads and the last inputs of the convolution.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from proa_engine.layers.linear import (
     column_projections,
 )
 from proa_engine.layers.parallel import LayerContext, ParallelContext
-from proa_engine.layers.shares import HeadShares, Share
+from proa_engine.layers.shares import HeadShares, Share, share_heads
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 KERNEL_SIZE = 4  # of the convolution, tokens
@@ -51,6 +51,11 @@ class GatedDeltaNetOptions:
 
     def num_parameters(self, hidden_size: int) -> int:
         return hidden_size * (sum(self.widths) + 2 * self.widths[2] + 2 * self.num_value_heads)
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        shares = share_heads(self.num_value_heads, self.num_key_heads, 0, num_ranks, "value heads")
+        largest = replace(self, num_value_heads=shares.heads.length, num_key_heads=shares.shared.length)
+        return largest.num_parameters(hidden_size) - self.num_parameters(hidden_size) // num_ranks
 
     def make(self, weights: Weights, context: LayerContext) -> "GatedDeltaNet":
         return GatedDeltaNet(weights / "linear_attn", context, self)

@@ -5,7 +5,7 @@ The up-projections of keys and values are absorbed: queries are mapped to the la
 so that attention reads each row once for all heads. Heads are sharded over ranks; where rows are, see `latent_rows`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLin
 from proa_engine.layers.norm import NormOptions, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.rotary import RopeConfig
+from proa_engine.layers.shares import share_heads
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 
@@ -47,6 +48,11 @@ class LatentAttentionOptions:
         latent = hidden_size * (self.rank + self.rope_dim)
         heads = self.num_heads * (self.rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden_size)
         return queries + latent + heads
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        shares = share_heads(self.num_heads, self.num_heads, 0, num_ranks, "attention heads")
+        largest = replace(self, num_heads=shares.heads.length)  # each rank has the whole latents
+        return largest.num_parameters(hidden_size) - self.num_parameters(hidden_size) // num_ranks
 
     def make(self, weights: Weights, context: LayerContext) -> "LatentAttention":
         return LatentAttention(weights / "self_attn", context, self)

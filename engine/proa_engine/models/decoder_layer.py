@@ -33,6 +33,11 @@ class MixerOptions(Protocol):
 
     def num_parameters(self, hidden_size: int) -> int: ...
 
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        """Of the tensor parallel rank with the most parameters: those that it has beyond an equal share, because heads
+        are on several ranks or cannot be divided equally."""
+        ...
+
     def make(self, weights: Weights, context: LayerContext) -> Mixer:
         """`weights` are those of the layer."""
         ...
@@ -113,6 +118,10 @@ class LayerDeclaration(Protocol):
         """Number of values in the layer's matrices."""
         ...
 
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        """As `MixerOptions.num_copied`, of the layer's attention."""
+        ...
+
     def make(self, weights: Weights, context: LayerContext) -> Layer: ...
 
 
@@ -134,6 +143,9 @@ class LayerOptions:
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size)
+
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        return self.attention.num_copied(hidden_size, num_ranks)
 
     def make(self, weights: Weights, context: LayerContext) -> "DecoderLayer":
         return DecoderLayer(weights, context, self)

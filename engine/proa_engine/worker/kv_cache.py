@@ -50,6 +50,7 @@ class WorkerSizes:
     block_bytes: int  # of one block on this rank
     weight_bytes: int
     tables: tuple[int, ...]  # of each layer with blocks: its block table
+    state_bytes: int = 0  # of one state on this rank
 
 
 def check_ranks(config: EngineConfig, rank_sizes: Sequence[WorkerSizes]) -> None:
@@ -147,19 +148,25 @@ def host_bytes(config: EngineConfig) -> int:
 
 
 def host_tier(
-    config: EngineConfig, sizes: CacheSizes, plan: CachePlan, device_type: str, load_rate: float
+    config: EngineConfig, rank_sizes: Sequence[WorkerSizes], device_type: str, load_rate: float
 ) -> HostTierConfig | None:
-    """Return the core's configuration of a host tier of these sizes. `load_rate`: bytes a second on one rank."""
+    """Return the core's configuration of the host tier of all ranks. `load_rate`: bytes a second on rank 0.
+
+    Pages are as large as those of the rank with the largest: pipeline stages may have none at all.
+    """
+    sizes = smallest(each.cache for each in rank_sizes)
     if not sizes.num_host_pages:
         return None
+    page_bytes = max(each.block_bytes for each in rank_sizes)
+    is_measured = rank_sizes[0].block_bytes == page_bytes
     return HostTierConfig(
         num_pages=sizes.num_host_pages,
         num_states=sizes.num_host_states,
-        max_step_pages=max(_COPIED_STEP_BYTES[device_type] // plan.block_bytes, 1),
-        state_pages=-(-plan.state_bytes // plan.block_bytes),
-        min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
-        page_bytes=plan.block_bytes,
-        load_bytes_per_second=load_rate * config.num_ranks,
+        max_step_pages=max(_COPIED_STEP_BYTES[device_type] // page_bytes, 1),
+        state_pages=-(-max(each.state_bytes for each in rank_sizes) // page_bytes),
+        min_load_tokens=_MIN_LOAD_BLOCKS * config.block_size,
+        page_bytes=page_bytes,
+        load_bytes_per_second=load_rate * config.num_ranks if is_measured else 0.0,
         adopts=config.kv_offloading_path is not None,
     )
 
@@ -248,6 +255,7 @@ def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, rea
 def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
     """Estimate the bytes of the weights of the rank with the most. Every rank has the whole image encoder."""
     num_shared = 0 if model.images is None else model.images.num_parameters
+    num_shared += sum(layer.num_copied(model.hidden_size, num_ranks) for layer in model.own_layers)
     num_divided, split = num_parameters(model), model.expert_split(num_ranks)
     if split is not None:
         routed = [layer.routed_experts for layer in model.own_layers]

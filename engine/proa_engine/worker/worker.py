@@ -3,7 +3,7 @@ steps."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -112,9 +112,9 @@ class Worker:
         loaded."""
         return kv_cache.cache_groups(self._config, self._plan, sizes)
 
-    def host_tier(self, sizes: CacheSizes) -> HostTierConfig | None:
-        """Return the host tier of these sizes; None if there is none. The model must be loaded."""
-        return kv_cache.host_tier(self._config, sizes, self._plan, self.device.type, self._load_rate)
+    def host_tier(self, rank_sizes: Sequence[WorkerSizes]) -> HostTierConfig | None:
+        """Return the host tier of ranks with these sizes; None if there is none. The worker must be started."""
+        return kv_cache.host_tier(self._config, rank_sizes, self.device.type, self._load_rate)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -164,7 +164,7 @@ class Worker:
         reads_images = self.model_config.images is not None
         kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters())
-        return WorkerSizes(sizes, plan.block_bytes, weight_bytes, plan.tables)
+        return WorkerSizes(sizes, plan.block_bytes, weight_bytes, plan.tables, plan.state_bytes)
 
     @explain_out_of_memory()
     def start(self, sizes: CacheSizes) -> None:

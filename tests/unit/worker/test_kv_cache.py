@@ -18,6 +18,7 @@ from proa_engine.worker.kv_cache import (
     cpu_sizes,
     divide,
     gpu_sizes,
+    host_tier,
     smallest,
     with_host,
 )
@@ -129,6 +130,23 @@ def test_a_host_tier_that_would_hold_nothing_is_refused() -> None:
         with_host(sizes, small, plan(state_bytes=4096))
     with pytest.raises(ValueError, match="kv_offloading_size is set, but the model keeps no KV cache"):
         with_host(sizes, replace(CONFIG, kv_offloading_size=1.0), replace(plan(), block_bytes=0))
+
+
+def test_copies_of_a_step_are_limited_by_the_rank_with_the_largest_blocks() -> None:
+    sizes = CacheSizes(9, 4, 4, num_host_pages=100, num_host_states=5)
+    config = replace(CONFIG, kv_offloading_size=1.0, pipeline_parallel_size=2)
+    states = WorkerSizes(sizes, block_bytes=1, weight_bytes=1, tables=(), state_bytes=1 << 20)
+    blocks = WorkerSizes(replace(sizes, num_host_pages=90), 1 << 18, weight_bytes=1, tables=(0,), state_bytes=0)
+
+    tier = host_tier(config, [states, blocks], "cpu", load_rate=1e9)
+
+    assert tier is not None
+    assert (tier.num_pages, tier.num_states) == (90, 5)
+    assert (tier.page_bytes, tier.max_step_pages, tier.state_pages) == (1 << 18, 32, 4)
+    assert tier.load_bytes_per_second == 0.0  # not known: rank 0 has measured copies of nothing
+    first = host_tier(config, [blocks, states], "cpu", load_rate=1e9)
+    assert first is not None
+    assert first.load_bytes_per_second == 2e9
 
 
 def sizes_of_rank(block_bytes: int = 1, tables: tuple[int, ...] = (0, 1, 1)) -> WorkerSizes:

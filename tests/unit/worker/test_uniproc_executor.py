@@ -63,7 +63,7 @@ class FakeWorker:
     def cache_groups(self, _sizes: CacheSizes) -> CacheGroups:
         return GROUPS
 
-    def host_tier(self, _sizes: CacheSizes) -> None:
+    def host_tier(self, _rank_sizes: list[WorkerSizes]) -> None:
         return None
 
     def take_disk_folder(self) -> None: ...

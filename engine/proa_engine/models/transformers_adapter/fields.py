@@ -115,6 +115,9 @@ class AdaptedLayer:
     def num_parameters(self, hidden_size: int) -> int:
         return self.size
 
+    def num_copied(self, hidden_size: int, num_ranks: int) -> int:
+        return 0  # not known
+
     def make(self, weights: Weights, context: LayerContext) -> Layer:
         raise AssertionError("transformers makes the layers")
 
