@@ -4,13 +4,14 @@ Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, a
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from proa.contract import ImageInput
 from proa.lora_module import LoraModule
-from proa.options import REQUIRED, check_options, masked_repr, option
-from proa_engine.json_configs import PoolerConfig, SpeculativeConfig
+from proa.options import REQUIRED, check_options, masked_repr, option, parse_count
+from proa_engine.json_configs import PoolerConfig, SpeculativeConfig, check_sampling_defaults, json_object
 
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]
@@ -55,6 +56,25 @@ class EngineConfig:
         metavar="JSON",
         parse=PoolerConfig.from_json,
     )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        'changes of the model\'s config.json, as JSON: {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}. '
+        "Objects are changed field by field, null removes a field (default: none)",
+        metavar="JSON",
+        parse=json_object,
+    )
+    generation_config: str = option(
+        "auto",
+        "where the sampling parameters of requests without them come from: the model's generation_config.json (auto), "
+        "that of another folder, or none (vllm)",
+        metavar="auto|vllm|FOLDER",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        'changes of these sampling parameters, as JSON: {"temperature": 0.6, "top_p": 0.95} (default: none)',
+        metavar="JSON",
+        parse=json_object,
+    )
     load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
     dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")
     quantization: Quantization | None = option(
@@ -67,18 +87,25 @@ class EngineConfig:
 
     max_model_len: int | None = option(
         None,
-        "maximum tokens of prompt and output together (default: the model's context length)",
+        "maximum tokens of prompt and output together, such as 32k (32,000) or 32K (32,768) (default: the model's "
+        "context length)",
+        parse=parse_count,
         minimum=2,  # a prompt token and an output token
     )
     max_num_seqs: int = option(256, "maximum requests running at once", minimum=1)
-    max_num_batched_tokens: int = option(8192, "maximum tokens computed in one step", minimum=1)
+    max_num_batched_tokens: int = option(
+        8192, "maximum tokens computed in one step, such as 8K", parse=parse_count, minimum=1
+    )
     max_waiting_requests: int = option(4096, "maximum waiting requests; more are rejected", minimum=1)
     block_size: int = option(16, "tokens in a KV cache block, a power of two", minimum=1, maximum=512)
     num_gpu_blocks_override: int | None = option(
         None, "number of KV cache blocks (default: as many as fit into memory and requests can use)", minimum=1
     )
     kv_cache_memory_bytes: int | None = option(
-        None, "size of the KV cache in bytes (default: as large as fits into memory)", minimum=1
+        None,
+        "size of the KV cache in bytes, such as 20G (default: as large as fits into memory)",
+        parse=parse_count,
+        minimum=1,
     )
     gpu_memory_utilization: float = option(0.9, "fraction of the device's memory to use, above 0 and at most 1")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
@@ -164,6 +191,7 @@ class EngineConfig:
         None,
         "maximum tokens of encoded images on the device; larger images are rejected (default: max_num_batched_tokens, "
         "or the model's largest image if that has more)",
+        parse=parse_count,
         minimum=1,
     )
     mm_processor_cache_gb: float = option(
@@ -228,6 +256,7 @@ class EngineConfig:
                 f"got {len(self.worker_sockets)}"
             )
 
+        check_sampling_defaults(self.override_generation_config or {})
         if self.block_size & (self.block_size - 1):  # the distances of checkpoints are powers of two
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
         self._check_pipeline()

@@ -247,7 +247,7 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     folder = resolve_tokenizer(config)
     tokenizer_json = read_tokenizer_files(folder)["tokenizer.json"]
     model_folder = resolve_model(config.model, config.revision, config.load_format)
-    model = ModelConfig.from_folder(model_folder, config.quantization, config.runner, language_model_only=True)
+    model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
     return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
 
 

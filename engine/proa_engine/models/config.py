@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from proa.contract import PoolingTask
+from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import LatentLayer, StateLayer
 from proa_engine.layers.expert_split import ExpertSplit, split_experts
 from proa_engine.layers.linear import Unquantized
@@ -30,6 +31,7 @@ from proa_engine.models.folders import (
     stored_dtype,
     text_fields,
 )
+from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
 from proa_engine.models.image_files import ImageFiles
 from proa_engine.models.pooling_config import (
@@ -135,6 +137,18 @@ class ModelConfig:
         return max(splits, key=lambda split: split.by_expert, default=None)
 
     @classmethod
+    def of_engine(cls, config: EngineConfig, folder: Path, *, language_model_only: bool) -> "ModelConfig":
+        """Read `folder` with the engine's options. Raises ValueError as `from_folder` does."""
+        return cls.from_folder(
+            folder,
+            config.quantization,
+            config.runner,
+            language_model_only=language_model_only,
+            overrides=config.hf_overrides,
+            generation_from=generation_folder(config, folder),
+        )
+
+    @classmethod
     def from_folder(
         cls,
         folder: Path | str,
@@ -142,14 +156,17 @@ class ModelConfig:
         runner: Runner = "auto",
         *,
         language_model_only: bool = False,
+        overrides: Mapping[str, Any] | None = None,
+        generation_from: Path | None = None,
     ) -> "ModelConfig":
         """Read `folder`/config.json, the end tokens from generation_config.json, the pooling from modules.json, and how
-        images are read. `quantization`, `runner` and `language_model_only` are the user's options.
+        images are read. `quantization`, `runner` and `language_model_only` are the user's options, `overrides` are
+        changes of config.json, and `generation_from` is the folder of generation_config.json if that is another one.
 
         Raises ValueError, naming what is not supported.
         """
-        config, modules = read_config(Path(folder)), read_embedding_modules(Path(folder))
-        generation = read_generation_config(Path(folder))
+        config, modules = read_config(Path(folder), overrides), read_embedding_modules(Path(folder))
+        generation = read_generation_config(generation_from or Path(folder))
         if config.get("architectures") == [COLBERT]:
             config = config | {"architectures": [COLBERT_ENCODER]}
             modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))

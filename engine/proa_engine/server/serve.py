@@ -24,7 +24,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
-from proa_engine.models.folders import read_tokenizer_files
+from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.stats_log import log_stats
 from proa_engine.observability.telemetry import EngineTracer
@@ -179,7 +179,7 @@ class EngineServer:
 
     async def _admit_requests(self, parts: EngineParts, metrics: EngineMetrics, loop: EngineLoop) -> None:
         """I/O thread: the model is loaded."""
-        files = read_tokenizer_files(parts.tokenizer_folder)
+        files = read_prompt_files(parts.config, parts.tokenizer_folder)
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         validate = partial(check_request, limits=parts.limits)
