@@ -27,7 +27,7 @@ run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python benchmarks/sse.py --streams 1 64 256
 	python benchmarks/offline.py --model "$(MODEL)"
-	proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) -- python benchmarks/serve.py --url http://127.0.0.1:$(PORT)
+	proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) -- proa bench serve --port $(PORT) --num-prompts 256 --max-concurrency 64 --random-input-len 16 --random-output-len 64
 
 soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
 	PYTHONPATH=tests python benchmarks/soak.py $(SOAK_ARGS)
@@ -74,7 +74,7 @@ clients: setup ## the clients that people use, against the built-in model (PORT)
 	proa serve builtin --host 127.0.0.1 --port $(PORT) --enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
 
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
-	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
+	PYTHONPATH=engine:protos:services/gateway:services/cli:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (CALL, STAGES, EARLIER, OUT, LIMIT)
 	@python3 benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \

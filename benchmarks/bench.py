@@ -174,7 +174,7 @@ class Bench:
         from proa_engine import SamplingParams
 
         width, height = self._sizes.image
-        model = self._engine._limits.images
+        model = self._engine.limits.images
         assert model is not None
         params = SamplingParams(
             temperature=0.6, max_tokens=self._sizes.image_outputs, ignore_eos=True, detokenize=False

@@ -35,7 +35,7 @@ from report_tables import report, tables, yardstick
 from watched import Outcome, run_watched
 
 _ROOT = Path(__file__).parents[1]
-_PACKAGES = ("engine", "protos", "services/gateway", "tests", ".")
+_PACKAGES = ("engine", "protos", "services/gateway", "services/cli", "tests", ".")
 _LIMIT = 560.0
 _ATTEMPTS = 2  # in a row that bring nothing
 _SHOWN = re.compile(r"[A-Za-z0-9.-]+: |.*(PASSED|FAILED|ERROR|Error)")

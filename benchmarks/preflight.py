@@ -32,7 +32,7 @@ from records import write_json
 _ROOT = Path(__file__).parents[1]
 _PROJECTS = ("protos", "engine", "services/gateway")
 _FOR_TESTS = ("pytest>=8", "pytest-timeout>=2", "pytest-xdist>=3", "transformers>=5", "msgspec>=0.19")
-_BENCHMARKS = ("engine", "engine_profile", "serve", "prefill_attention", "skinny_gemm", "gpu_tests")
+_BENCHMARKS = ("engine", "engine_profile", "prefill_attention", "skinny_gemm", "gpu_tests")
 _ADAPTER = "proa_engine.models.transformers_adapter"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9-]+)(?:>=([0-9.]+))?")
 

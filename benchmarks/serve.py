@@ -1,57 +1,32 @@
-"""Throughput and latencies over HTTP, with a closed loop of streaming clients.
+"""Throughput and latencies over HTTP with a closed loop of streaming clients, for the GPU report.
 
-Measures running gateways (`--url`), or starts an engine with random weights and gateways. In that case the prompts are
-the same tokens as in `closed-C` of engine.py, so the difference of the two results is the cost of HTTP.
+Starts an engine with random weights and gateways. The prompts are the same tokens as in `closed-C` of engine.py, so the
+difference of the two results is the cost of HTTP. The clients are those of `proa bench serve`, in one process.
 
-    python benchmarks/serve.py --url http://127.0.0.1:8000 --workloads http-64x1
     PYTHONPATH=tests python benchmarks/serve.py --model Qwen3-0.6B --workloads http-64x1 http-256x2
 
-`http-CxG`: C clients, G gateways. Reports percentiles of milliseconds to the first token and between tokens.
+`http-CxG`: C clients, G gateways. Reports percentiles of milliseconds to the first token and between chunks.
 """
 
 import argparse
 import json
-import os
-import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from bench import FULL, SMALL, Sizes, closed_jobs
-from closed_loop import Load, Prompt, Sample, percentile, run_loads
+from closed_loop import Clients, percentile, run_clients
 from real_shapes import SHAPES, has_weights, write_model, write_tokenizer
 from records import write_json
 
+from proa_cli.bench.client import Sample
+
 WORKLOADS = ("http-1x1", "http-16x1", "http-64x1", "http-256x2")
-_SUBJECTS = ("a river", "the moon", "bread", "a small boat", "the sea", "an old tree", "rain", "a long road")
-_TEXT_TURNS = 4  # requests of each client with `--url`
+_MODEL = "model"
 _PERCENTILES = (0.5, 0.9, 0.99)
-
-
-def measure(
-    ports: Sequence[int], clients: int, prompts: Sequence[Prompt], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Run one closed loop, with the clients spread over the gateways and over processes."""
-    with urlopen(f"http://127.0.0.1:{ports[0]}/v1/models", timeout=10) as answer:
-        model = json.load(answer)["data"][0]["id"]
-    processes = min(clients, max(options.processes, len(ports)))
-    loads = [
-        Load(
-            port=ports[index % len(ports)],
-            model=model,
-            clients=len(range(index, clients, processes)),
-            prompts=prompts[index::processes],
-            max_tokens=options.max_tokens,
-            seconds=options.seconds,
-        )
-        for index in range(processes)
-    ]
-    return record(*run_loads(loads))
 
 
 def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
@@ -59,7 +34,7 @@ def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
     if errors := sorted({sample.error for sample in samples if sample.error}):
         raise SystemExit("requests failed: " + "; ".join(errors))
     values = {
-        "ttft_ms": [sample.time_to_first_token * 1e3 for sample in samples if sample.time_to_first_token],
+        "ttft_ms": [sample.ttft * 1e3 for sample in samples],
         "inter_token_ms": [gap * 1e3 for sample in samples for gap in sample.gaps],
     }
     tokens = sum(sample.output_tokens for sample in samples)
@@ -81,7 +56,7 @@ def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[li
         folder = write_model(options.model, scratch)
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
         write_tokenizer(scratch, vocab_size)
-        arguments = [f"--model={folder}", f"--tokenizer={scratch}", "--served-model-name=model"]
+        arguments = [f"--model={folder}", f"--tokenizer={scratch}", f"--served-model-name={_MODEL}"]
         arguments += [] if has_weights(folder) else ["--load-format=dummy"]
         arguments += [f"--max-model-len={options.max_model_len}"]
         arguments += [f"--quantization={options.quantization}"] if options.quantization else []
@@ -90,40 +65,24 @@ def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[li
         yield [stack.enter_context(gateway_process(address))[1] for _ in range(num_gateways)], vocab_size
 
 
-def texts(clients: int) -> list[Prompt]:
-    draw = random.Random(clients)
-    count = clients * _TEXT_TURNS
-    return [f"Number {draw.randrange(10**6)}. Tell me about {draw.choice(_SUBJECTS)}." for _ in range(count)]
-
-
 def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the workloads; yields each one's name and record."""
     shapes = {name: tuple(map(int, name.removeprefix("http-").split("x"))) for name in options.workloads}
-    if options.url:
-        ports = [urlsplit(url).port or 80 for url in options.url]
-        for name, (clients, _) in shapes.items():
-            yield name, measure(ports, clients, texts(clients), options)
-        return
-    options.max_tokens = sizes.closed[1]
     with started(options, max(gateways for _, gateways in shapes.values())) as (ports, vocab_size):
-        for name, (clients, gateways) in shapes.items():
-            prompts: list[Prompt] = [job.prompt for job in closed_jobs(clients, vocab_size, sizes)]
-            yield name, measure(ports[:gateways], clients, prompts, options)
+        for name, (number, gateways) in shapes.items():
+            prompts = [job.prompt for job in closed_jobs(number, vocab_size, sizes)]
+            clients = Clients(ports[:gateways], _MODEL, number, prompts, sizes.closed[1], options.seconds)
+            yield name, record(*run_clients(clients))
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", action="append", help="URL of a gateway on this machine, may be repeated")
     parser.add_argument("--model", default="Qwen3-0.6B", help=f"model to start: {', '.join(SHAPES)}, or a folder")
     parser.add_argument("--quantization")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--enforce-eager", action="store_true", help="start the engine without CUDA graphs")
     parser.add_argument("--workloads", nargs="+", default=["http-64x1"], metavar="NAME")
-    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of a request, with --url")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit of one workload")
-    parser.add_argument(
-        "--processes", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="number of client processes"
-    )
     parser.add_argument("--small", action="store_true", help="short prompts and outputs, to check that everything runs")
     parser.add_argument("--json", type=Path, help="write each record to this file")
     return parser

@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from multiprocessing.pool import Pool
 
 import psutil
-from closed_loop import Load, Sample, percentile, run_load
+from closed_loop import Clients, percentile, run_clients
 
+from proa_cli.bench.client import Sample
+from proa_cli.bench.metrics import most_at_once
 from support.processes import fake_engine_process, gateway_process
 
 _CLIENT_PROCESSES = 2
@@ -62,17 +63,17 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
         while not running.ready():
             peak, files = max(peak, process.memory_info().rss), max(files, process.num_fds())
             running.wait(0.1)
-        samples = [sample for part in running.get() for sample in part]
+        samples = [sample for part, _ in running.get() for sample in part]
         seconds, used = time.monotonic() - started, process.cpu_times()
     for error in sorted({sample.error for sample in samples if sample.error}):
         print("failed:", error)
     good = [sample for sample in samples if not sample.error and sample.output_tokens == arguments.max_tokens]
-    first = [sample.time_to_first_token for sample in good]
+    first = [sample.ttft for sample in good]
     gaps = [gap for sample in good for gap in sample.gaps]
     return Figure(
         streams=streams,
         served=len(good),
-        at_once=most_at_once([(sample.first_token_at, sample.last_token_at) for sample in good]),
+        at_once=most_at_once([(sample.start + sample.ttft, sample.start + sample.latency) for sample in good]),
         seconds=round(seconds, 1),
         events_per_second=round((len(first) + len(gaps)) / seconds),
         time_to_first_token_p50=round(percentile(first, 0.5), 3),
@@ -87,21 +88,15 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
     )
 
 
-def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
-    """The most intervals that overlap at one moment."""
-    steps = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
-    return max(accumulate((step for _, step in steps), initial=0))
-
-
 def run_async(
     clients: Pool, port: int, streams: int, arguments: argparse.Namespace
-) -> "multiprocessing.pool.MapResult[list[Sample]]":
+) -> "multiprocessing.pool.MapResult[tuple[list[Sample], float]]":
     loads = []
     for index in range(_CLIENT_PROCESSES):
         share = streams // _CLIENT_PROCESSES + (index < streams % _CLIENT_PROCESSES)
         prompts = [f"{index}. Tell me about number {turn}." for turn in range(share)]
-        loads.append(Load(port, "fake", share, prompts, arguments.max_tokens, arguments.seconds))
-    return clients.map_async(run_load, loads, chunksize=1)
+        loads.append(Clients([port], "fake", share, prompts, arguments.max_tokens, arguments.seconds))
+    return clients.map_async(run_clients, loads, chunksize=1)
 
 
 def run(clients: Pool, port: int, streams: int, arguments: argparse.Namespace) -> None:

@@ -102,7 +102,7 @@ def always(answer: bytes, status: int = 200) -> Handler:
 
 async def sample_of(answer: bytes, status: int = 200) -> Sample:
     async with serving(always(answer, status)) as server, open_session(server.url) as session:
-        return await send(session, f"{server.url}/v1/completions", Call(b"{}", {}, 3))
+        return await send(session, Call(f"{server.url}/v1/completions", b"{}", {}, 3))
 
 
 async def test_tokens_are_those_of_the_usage_and_chunks_are_events_with_tokens() -> None:
@@ -152,7 +152,7 @@ async def test_a_connection_that_fails_is_a_sample_with_its_error() -> None:
     async with serving(always(b"")) as server:
         pass
     async with open_session(server.url) as session:
-        assert "127.0.0.1" in (await send(session, server.url, Call(b"{}", {}, 3))).error
+        assert "127.0.0.1" in (await send(session, Call(server.url, b"{}", {}, 3))).error
 
 
 class Work:
@@ -173,7 +173,7 @@ class Work:
 
 
 async def run(work: Work, max_concurrency: int | None, seconds: float, stop: asyncio.Event | None = None) -> Measured:
-    calls = [Call(str(index).encode(), {}, None) for index in range(6)]
+    calls = [Call("", str(index).encode(), {}, None) for index in range(6)]
     load = Load(calls, [0.0] * 6, max_concurrency, seconds)
     return await run_load(load, work.send, lambda sample: None, stop or asyncio.Event())
 
@@ -215,7 +215,7 @@ async def test_an_error_of_the_program_itself_is_raised() -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(ExceptionGroup):
-        await run_load(Load([Call(b"", {}, 0)], [0.0], None, 60), fail, lambda sample: None, asyncio.Event())
+        await run_load(Load([Call("", b"", {}, 0)], [0.0], None, 60), fail, lambda sample: None, asyncio.Event())
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ NAMED = {(each,) for each in ENDING}
 ASKING = [
     each
     for each in commands()
-    if each.program == "curl" or (each.words[1:2] in NAMED and (each.words[2:] or each.output))  # not only the name
+    if each.program == "curl"
+    or (each.words[1:2] in NAMED and (each.words[2:] or each.output))  # not only the name
+    or (each.words[1:2] == ("bench",) and each.words[3:] and "--help" not in each.words)
 ]
 SCRIPTS = [
     each for each in commands() if each.words[0].startswith("python") and each.words[1:3] not in ((), ("-m", "pip"))
@@ -94,6 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     body = {"model": "proa-builtin", "messages": [{"role": "user", "content": "Hello!"}]}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (folder / "in.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "prompts.jsonl").write_text('{"prompt": "Tell me about the moon."}\n')
     with ExitStack() as stack:
         _, builtin = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
         _, peer = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
@@ -109,7 +112,10 @@ def test_requests_get_the_answers_that_the_page_shows(page: str, site: Site) -> 
     """In the page's order: some requests undo what those before them did."""
     for command in (each for each in ASKING if each.page == page):
         shell = """curl() { command curl --silent --show-error --fail-with-body "$@"; }
-            proa() { command proa "$@" $(case $1 in chat | complete) echo --url=http://localhost:8000/v1;; esac); }"""
+            proa() { command proa "$@" $(case "$1 $2" in
+                chat* | complete*) echo --url=http://localhost:8000/v1;;
+                "bench serve") echo --base-url=http://localhost:8000 --disable-tqdm;;
+            esac); }"""
         output = site.run(page, "bash", "-c", f"{shell}\n{command.text}")
         assert '"error":{' not in output.replace('"error":null', ""), output
         assert matches(output, command.output), f"{command} answers:\n{output}"

@@ -52,7 +52,7 @@ def check_program(command: Command) -> None:
 
 def check_proa(command: Command) -> None:
     """`serve` and `run-batch` know vLLM's flags too, and the help of `serve` has those of both."""
-    printed = help_of("proa", *command.words[1:2])
+    printed = help_of("proa", *command.words[1 : 3 if command.words[1] == "bench" else 2])
     known = set(re.findall(r"--[\w-]+", printed))
     if command.words[1] in ("serve", "run-batch"):
         known |= flags_here() | TABLE.keys()

@@ -13,7 +13,7 @@ from support.only_packages import read_list
 
 ROOT = Path(__file__).parents[3]
 LISTS = ROOT / "tests" / "gpu"
-PACKAGES = [ROOT / name for name in ("engine", "protos", "services/gateway", "tests")]
+PACKAGES = [ROOT / name for name in ("engine", "protos", "services/gateway", "services/cli", "tests")]
 # Proa declares them; a report imports none of them.
 NOT_NEEDED = {"kubernetes", "opentelemetry-sdk"} | {
     f"opentelemetry-exporter-otlp-proto-{way}" for way in ("grpc", "http")

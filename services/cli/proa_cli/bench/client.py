@@ -22,6 +22,7 @@ _MAX_ERROR_CHARACTERS = 500
 class Call:
     """A request, encoded before the clock starts."""
 
+    url: str
     body: bytes
     headers: Mapping[str, str]
     prompt_tokens: int | None  # of the prompt as it was made; None: not counted
@@ -62,11 +63,11 @@ def open_session(url: str, *, verify: bool = True) -> aiohttp.ClientSession:
     )
 
 
-async def send(session: aiohttp.ClientSession, url: str, call: Call) -> Sample:
+async def send(session: aiohttp.ClientSession, call: Call) -> Sample:
     """Send a request and read its stream. A failure is a sample with `error`."""
     sample = Sample(time.monotonic(), prompt_tokens=call.prompt_tokens or 0)
     try:
-        async with session.post(url, data=call.body, headers=call.headers) as response:
+        async with session.post(call.url, data=call.body, headers=call.headers) as response:
             if response.status != 200:
                 sample.error = f"HTTP {response.status}: {message_of(await response.read())}"
                 return sample

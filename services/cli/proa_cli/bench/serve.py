@@ -68,8 +68,8 @@ async def _run(options: BenchServeOptions) -> int:
         names = model_names(server, model.name, len(prompts), draw)
         calls = list(make_calls(server, prompts, names, headers, ignores_eos=ignores_eos))
         times = arrival_times(len(calls), load.request_rate, load.burstiness, draw, load.ramp_up)
-        await _wait_until_ready(session, server.api_url, calls[0], load.ready_check_timeout_sec)
-        await _warm_up(session, server.api_url, calls[0], load.num_warmups, load.max_concurrency)
+        await _wait_until_ready(session, calls[0], load.ready_check_timeout_sec)
+        await _warm_up(session, calls[0], load.num_warmups, load.max_concurrency)
         measured = await _measure(session, options, Load(calls, times, load.max_concurrency, load.max_seconds))
     figures = metrics.summarize(
         measured.samples, measured.seconds, options.results.metric_percentiles, dict(options.results.goodput)
@@ -131,7 +131,9 @@ def make_calls(
         else:
             body = {"prompt": prompt.text, "max_tokens": prompt.output_tokens}
         body = {"model": name, **body, **common, **(server.extra_body or {})}
-        yield Call(orjson.dumps(body), {**headers, "X-Request-Id": f"{prefix}{index}"}, prompt.num_tokens)
+        yield Call(
+            server.api_url, orjson.dumps(body), {**headers, "X-Request-Id": f"{prefix}{index}"}, prompt.num_tokens
+        )
 
 
 async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, headers: Mapping[str, str]) -> _Model:
@@ -159,29 +161,26 @@ def _make_prompts(
     return tokenizer, make_prompts(dataset, tokenizer)
 
 
-async def _wait_until_ready(session: aiohttp.ClientSession, url: str, call: Call, seconds: float) -> None:
+async def _wait_until_ready(session: aiohttp.ClientSession, call: Call, seconds: float) -> None:
     """Send the request until it succeeds. Raises `ValueError` if it has not in time."""
     if not seconds:
         return
     deadline = time.monotonic() + seconds
-    while (sample := await send(session, url, call)).error:
+    while (sample := await send(session, call)).error:
         if time.monotonic() + _RETRY_SECONDS > deadline:
             raise ValueError(f"no request succeeded in {seconds:g} s (--ready-check-timeout-sec): {sample.error}")
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _warm_up(
-    session: aiohttp.ClientSession, url: str, call: Call, count: int, max_concurrency: int | None
-) -> None:
+async def _warm_up(session: aiohttp.ClientSession, call: Call, count: int, max_concurrency: int | None) -> None:
     if count:
         load = Load([call] * count, [0.0] * count, max_concurrency, float("inf"))
         with stopped_by() as never:
-            await run_load(load, lambda call: send(session, url, call), lambda sample: None, never)
+            await run_load(load, lambda call: send(session, call), lambda sample: None, never)
 
 
 async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, load: Load) -> Measured:
     """Show the progress; Ctrl-C ends the run, and what was measured is returned."""
-    url = options.server.api_url
     tokens = 0
     gc.collect()
     gc.freeze()  # what is there stays: it need not be looked through while times are taken
@@ -196,7 +195,7 @@ async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, l
             bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):,.0f} tok/s", refresh=False)
             bar.update()
 
-        return await run_load(load, lambda call: send(session, url, call), ended, stop)
+        return await run_load(load, lambda call: send(session, call), ended, stop)
 
 
 def notes(figures: metrics.Metrics, measured: Measured) -> Iterator[str]:
