@@ -7,6 +7,7 @@ summed.
 from dataclasses import dataclass, replace
 from math import lcm
 
+from proa_engine.layers.head_count import check_head_count
 from proa_engine.layers.weights import Slice
 
 ALIGNED = 16  # values: rows of a matrix then begin at multiples of 16 bytes in every type
@@ -59,10 +60,7 @@ def share_heads(num_heads: int, num_shared: int, rank: int, num_ranks: int, what
     fewer, each shared head is on several ranks, which divide the heads that use it. Raises ValueError, naming `what`,
     if there are fewer heads than ranks.
     """
-    if num_heads < num_ranks:
-        raise ValueError(
-            f"{what} ({num_heads}) are fewer than tensor_parallel_size ({num_ranks}), which can be at most {num_heads}"
-        )
+    check_head_count(num_heads, num_ranks, what)
     group = num_heads // num_shared
     if num_shared >= num_ranks:
         shared = _balanced(num_shared, rank, num_ranks)

@@ -26,6 +26,7 @@ from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.folders import (
     STORED_DTYPES,
+    missing_field,
     read_config,
     read_generation_config,
     stored_dtype,
@@ -82,7 +83,7 @@ def _named_if_missing() -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"config.json lacks the field {error}") from error
+        raise ValueError(missing_field(str(error.args[0]))) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,11 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **{name: value for name, value in text.items() if value is not None}}
 
 
+def missing_field(name: str) -> str:
+    """The error for a model without this field."""
+    return f"config.json lacks the field {name!r}"
+
+
 def stored_dtype(fields: Mapping[str, Any]) -> str:
     """The type of unquantized weights, one of STORED_DTYPES. Raises ValueError for another."""
     name = fields.get("dtype") or fields.get("torch_dtype") or "float32"

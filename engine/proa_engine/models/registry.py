@@ -47,6 +47,7 @@ MODULES = {
     "SeedOssForCausalLM": "llama",
     "SmolLM3ForCausalLM": "llama",
 }
+REQUIRED_FIELDS = ("hidden_size", "num_hidden_layers")  # that all of them read, without a default
 # Encoders that `transformers` runs, for pooled requests.
 ENCODERS = tuple(
     family + form

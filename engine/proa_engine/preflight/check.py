@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from proa_engine.config import EngineConfig
+from proa_engine.layers.head_count import check_head_count
 from proa_engine.models.folders import (
+    missing_field,
     read_config,
     read_generation_config,
     read_json,
@@ -21,7 +23,7 @@ from proa_engine.models.folders import (
 )
 from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.quantization_config import OnlineFp8Format, read_quantization
-from proa_engine.models.registry import Form, architecture_of, is_adapted
+from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
 from proa_engine.models.sources import (
     LORA_CONFIG_FILE,
     LORA_WEIGHTS_FILE,
@@ -84,10 +86,15 @@ def _read_model(config: EngineConfig) -> _Model:
     read_generation_config(generation_folder(config, folder))
     is_ours = not is_adapted(architecture)
     if is_ours:
+        for name in REQUIRED_FIELDS:
+            if fields.get(name) is None:
+                raise ValueError(missing_field(name))
         stored_dtype(fields)
         read_quantization(fields.get("quantization_config"), config.quantization)
         if fields.get("max_position_embeddings") is not None:
             check_max_model_len(config.max_model_len, fields["max_position_embeddings"])
+        if fields.get("num_attention_heads") is not None:
+            check_head_count(fields["num_attention_heads"], config.tensor_parallel_size, "attention heads")
     return _Model(folder, fields, stored["architectures"][0], form if is_ours else None)
 
 

@@ -17,6 +17,7 @@ from proa_engine.models.checkpoint import FLOATS as LOADED_FLOATS
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import read_config, text_fields, weight_files
 from proa_engine.models.loader import load_model
+from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
 from proa_engine.preflight import check_start
 from proa_engine.preflight.headers import ITEM_BYTES, Tensor, read_header, read_headers
@@ -100,6 +101,10 @@ def test_quantized_folders_pass(name: str, tmp_path: Path) -> None:
 
 def test_types_of_unquantized_weights_are_those_that_can_be_loaded() -> None:
     assert FLOATS == LOADED_FLOATS
+
+
+def test_no_architecture_has_a_default_for_a_required_field() -> None:
+    assert not [name for name in MODULES if not model_class(name).defaults.keys().isdisjoint(REQUIRED_FIELDS)]
 
 
 def test_names_of_transformers_are_those_of_the_library() -> None:

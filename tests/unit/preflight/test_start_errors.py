@@ -48,6 +48,15 @@ def configure(**fields: Any) -> Break:
     return apply
 
 
+def unset(name: str) -> Break:
+    def apply(folder: Path) -> None:
+        fields = json.loads((folder / "config.json").read_text())
+        del fields[name]
+        (folder / "config.json").write_text(json.dumps(fields))
+
+    return apply
+
+
 def cut(name: str) -> Break:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-10])
 
@@ -116,6 +125,8 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "config is empty": (write("config.json", ""), "config.json is not valid JSON: it is empty"),
     "config is cut": (cut("config.json"), "config.json is not valid JSON"),
     "config is a pointer": (write("config.json", LFS_POINTER), "config.json is a pointer of Git LFS"),
+    "config without a size": (configure(num_hidden_layers=None), "config.json lacks the field 'num_hidden_layers'"),
+    "config lacks a size": (unset("hidden_size"), "config.json lacks the field 'hidden_size'"),
     "no architectures": (configure(architectures=None), "architectures in config.json must be a list with a name"),
     "unknown architecture": (
         configure(architectures=["FooForCausalLM"]),
@@ -241,6 +252,7 @@ def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path
         ({"model": "hf://a/b"}, "is written as an id of the hub, without hf://"),
         ({"model": "builtin", "tokenizer": "s3://bucket/model"}, "is in an object store (S3)"),
         ({"model": "builtin", "max_model_len": 1_000_000}, "max_model_len 1000000 is more than the model's"),
+        ({"model": "builtin", "tensor_parallel_size": 64}, "are fewer than tensor_parallel_size (64), which can be at"),
         ({"model": "builtin", "quantization": "awq"}, "quantization awq needs a checkpoint of that format"),
         ({"model": __file__}, "test_start_errors.py is a file; give the folder"),
         ({"model": "not a model!"}, "not a model! is neither a folder nor a hub id"),
