@@ -47,6 +47,12 @@ PROMETHEUS_TRIGGER = record(
         "metadata": record({"serverAddress": TEXT, "query": TEXT, "threshold": NUMBER_AS_TEXT}),
     }
 )
+GATEWAY_TRIGGER = record(
+    {
+        "type": {"const": "external-push"},
+        "metadata": record({"scalerAddress": TEXT, "model": TEXT, "role": TEXT, "target": NUMBER_AS_TEXT}),
+    }
+)
 SCALE_TARGET = record({"apiVersion": TEXT, "kind": {"enum": ["Deployment", "LeaderWorkerSet"]}, "name": TEXT})
 PARENT = record({"name": TEXT}, {"namespace": TEXT, "sectionName": TEXT, "group": TEXT, "kind": TEXT, "port": PORT})
 
@@ -67,6 +73,16 @@ ROLLOUT = record(
     }
 )
 
+ALERT = record(
+    {
+        "alert": {"type": "string", "pattern": "^[A-Za-z]+$"},
+        "expr": TEXT,
+        "for": INTERVAL,
+        "labels": mapping(TEXT),
+        "annotations": mapping(TEXT),
+    }
+)
+
 SCHEMAS: dict[str, Schema] = {
     "HTTPRoute": custom_object(
         "gateway.networking.k8s.io/v1",
@@ -78,12 +94,15 @@ SCHEMAS: dict[str, Schema] = {
             {"hostnames": some(TEXT)},
         ),
     ),
+    "PrometheusRule": custom_object(
+        "monitoring.coreos.com/v1", record({"groups": some(record({"name": TEXT, "rules": some(ALERT)}))})
+    ),
     "ServiceMonitor": monitor("endpoints", record(SCRAPED, {"path": TEXT, "metricRelabelings": some(DROP)})),
     "PodMonitor": monitor("podMetricsEndpoints", record(SCRAPED, {"path": TEXT})),
     "ScaledObject": custom_object(
         "keda.sh/v1alpha1",
         record(
-            {"scaleTargetRef": SCALE_TARGET, "triggers": some(PROMETHEUS_TRIGGER)},
+            {"scaleTargetRef": SCALE_TARGET, "triggers": some({"anyOf": [PROMETHEUS_TRIGGER, GATEWAY_TRIGGER]})},
             {"minReplicaCount": COUNT, "maxReplicaCount": COUNT, "cooldownPeriod": COUNT},
         ),
     ),

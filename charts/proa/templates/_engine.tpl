@@ -169,6 +169,19 @@ not set is at most the limit. Context: the pool */ -}}
 {{- end }}
 {{- end -}}
 
+{{- /* Names of the pools that KEDA scales by what gateways tell it, empty if there is none */ -}}
+{{- define "proa.scaler.pools" -}}
+{{- range $name, $overrides := .Values.engines | default (dict "builtin" dict) -}}
+{{- $keda := (mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides)).keda -}}
+{{- if and $keda.enabled (eq $keda.trigger "gateway") }} {{ $name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Address of the gateways' scaler */ -}}
+{{- define "proa.scaler.address" -}}
+{{ include "proa.fullname" . }}-gateway-scaler.{{ .Release.Namespace }}.svc:{{ .Values.gateway.scalerPort }}
+{{- end -}}
+
 {{- /* PromQL: the release's queued, waiting and running requests for a pool's model, without those of prompts that other pools
 compute; of a pool of role prefill those waiting and running there: (dict "root" $ "name" $name "pool" $pool). The engines' own
 series have engine="0"; gateways repeat them with the engine's address. */ -}}

@@ -18,10 +18,14 @@ CUSTOM = {
     "gateway.httpRoute.parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}],
     "gateway.httpRoute.hostnames": ["llm.example"],
     "monitoring.enabled": True,
+    "prometheusRule.enabled": True,
     "monitoring.labels": {"release": "prometheus", "team": "other"},
     "enginePool.keda.enabled": True,
     "enginePool.keda.minReplicas": 1,
-    "engines.big": {"model": "org/big", "keda": {"enabled": True, "minReplicas": 1, "target": 3}},
+    "engines.big": {
+        "model": "org/big",
+        "keda": {"enabled": True, "trigger": "prometheus", "minReplicas": 1, "target": 3},
+    },
     "engines.wide": {"model": "org/wide", "tensorParallelSize": 8, "nodes": 2},
 }
 
@@ -73,11 +77,10 @@ def test_scaled_objects_select_by_labels_that_the_monitors_add(objects: Objects)
     for pool in ("builtin", "big"):
         scaled = lookup(objects, "ScaledObject", f"proa-engine-{pool}", "spec")
         assert ("Deployment", scaled["scaleTargetRef"]["name"]) in objects
-        query = scaled["triggers"][0]["metadata"]["query"]
-        of_pods = set(re.findall(r"(app_kubernetes_io_\w+)=", query))
-        for monitor in (("ServiceMonitor", "proa-gateway"), ("PodMonitor", "proa-engine")):
-            labels = lookup(objects, *monitor, "spec", "podTargetLabels")
-            assert of_pods <= {re.sub(r"\W", "_", label) for label in labels}
+    of_pods = set(re.findall(r"(app_kubernetes_io_\w+)=", scaled["triggers"][0]["metadata"]["query"]))
+    for monitor in (("ServiceMonitor", "proa-gateway"), ("PodMonitor", "proa-engine")):
+        labels = lookup(objects, *monitor, "spec", "podTargetLabels")
+        assert of_pods <= {re.sub(r"\W", "_", label) for label in labels}
 
 
 def test_the_http_route_targets_the_gateways_service(objects: Objects) -> None:

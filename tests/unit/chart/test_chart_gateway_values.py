@@ -14,8 +14,11 @@ ENGINE_POLICY = ("NetworkPolicy", "proa-engine", "spec")
 PEER = {"podSelector": {"matchLabels": {"app": "friend"}}}
 RULE = {"ports": [{"protocol": "TCP", "port": 5432}]}
 INIT = {"name": "first", "image": "busybox"}
+RULES = ("PrometheusRule", "proa", "spec", "groups", 0, "rules")
+WITH_RULES = {"prometheusRule.enabled": True}
 HPA = ("HorizontalPodAutoscaler", "proa-gateway", "spec")
 WITH_HPA = {"gateway.autoscaling.enabled": True}
+WITH_KEDA = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1}
 WITH_INGRESS = {"gateway.ingress.enabled": True}
 WITH_ROUTE = {"gateway.httpRoute.enabled": True, "gateway.httpRoute.parentRefs": [{"name": "edge"}]}
 WITH_TRACES = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
@@ -52,6 +55,7 @@ CASES = {
         value="1", at=(*HPA, "metrics", 0, "containerResource", "target", "averageValue"), also=WITH_HPA
     ),
     "gateway.port": Case(value=9000, at=(*GATEWAY, "ports", 0, "containerPort")),
+    "gateway.scalerPort": Case(value=6003, at=(*GATEWAY, "args"), contains="--scaler-port=6003", also=WITH_KEDA),
     "gateway.healthPort": Case(value=8181, at=(*GATEWAY, "ports", 1, "containerPort")),
     "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),
     "gateway.maxConcurrentRequests": Case(value=7, at=ARGUMENTS, contains="--max-concurrent-requests=7"),
@@ -178,6 +182,9 @@ CASES = {
     "networkPolicy.gateway.egress": Case(value=[RULE], at=(*GATEWAY_POLICY, "egress"), contains=RULE),
     "networkPolicy.engine.from": Case(value=[PEER], at=(*ENGINE_POLICY, "ingress", 0, "from"), contains=PEER),
     "networkPolicy.engine.egress": Case(value=[RULE], at=(*ENGINE_POLICY, "egress"), contains=RULE),
+    "networkPolicy.scaler.from": Case(
+        value=[PEER], at=(*GATEWAY_POLICY, "ingress", 1, "from"), contains=PEER, also=WITH_KEDA
+    ),
     "networkPolicy.metrics.from": Case(value=[PEER], at=(*ENGINE_POLICY, "ingress", 1, "from")),
     "networkPolicy.otlp.to": Case(value=[PEER], at=(*ENGINE_POLICY, "egress", 1, "to"), also=WITH_TRACES),
     "networkPolicy.otlp.ports": Case(
@@ -194,6 +201,34 @@ CASES = {
     "monitoring.interval": Case(
         value="5s", at=("ServiceMonitor", "proa-gateway", "spec", "endpoints", 0, "interval"),
         also={"monitoring.enabled": True},
+    ),
+    "prometheusRule.enabled": Case(value=True, at=(*RULES, 0, "alert"), expected="ProaGatewayDown"),
+    "prometheusRule.labels": Case(
+        value={"release": "prom"}, at=("PrometheusRule", "proa", "metadata", "labels", "release"), expected="prom",
+        also=WITH_RULES,
+    ),
+    "prometheusRule.alertLabels": Case(
+        value={"team": "sea", "severity": "page"}, at=(*RULES, 0, "labels"), also=WITH_RULES,
+        expected={"namespace": "here", "release": "proa", "severity": "page", "team": "sea"},
+    ),
+    "prometheusRule.runbookUrl": Case(
+        value="https://wiki/alerts", at=(*RULES, 0, "annotations", "runbook_url"), also=WITH_RULES,
+        expected="https://wiki/alerts#proagatewaydown",
+    ),
+    "prometheusRule.thresholds.failedRequests": Case(
+        value=0.5, at=(*RULES, 2, "expr"), contains=") > 0.5", also=WITH_RULES
+    ),
+    "prometheusRule.thresholds.rejectedRequests": Case(
+        value=0.5, at=(*RULES, 3, "expr"), contains=") > 0.5", also=WITH_RULES
+    ),
+    "prometheusRule.thresholds.queueWaitSeconds": Case(
+        value=33, at=(*RULES, 4, "expr"), contains=") > 33", also=WITH_RULES
+    ),
+    "prometheusRule.thresholds.timeToFirstTokenSeconds": Case(
+        value=33, at=(*RULES, 5, "expr"), contains=") > 33", also=WITH_RULES
+    ),
+    "prometheusRule.thresholds.kvCacheUsage": Case(
+        value=0.5, at=(*RULES, 9, "expr"), contains=") > 0.5", also=WITH_RULES
     ),
     "dashboards.enabled": Case(
         value=True, at=("ConfigMap", "proa-dashboards", "metadata", "labels", "grafana_dashboard"), expected="1"

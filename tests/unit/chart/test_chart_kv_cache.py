@@ -119,7 +119,7 @@ def test_the_target_of_autoscaling_is_a_number_or_a_quantity(target: float | str
 
 
 def test_keda_scales_a_prefill_pool_by_its_own_requests() -> None:
-    keda = {"enabled": True, "minReplicas": 1}
+    keda = {"enabled": True, "trigger": "prometheus", "minReplicas": 1}
     prompts = {**EXCHANGE, "role": "prefill", "keda": keda}
     objects = render({"engines": {"prompts": prompts, "answers": {**EXCHANGE, "role": "decode", "keda": keda}}})
     queries = {

@@ -11,6 +11,7 @@ HPA = ("HorizontalPodAutoscaler", "proa-engine-builtin", "spec")
 SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
 WITH_HPA = {"enginePool.autoscaling.enabled": True}
 WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
+WITH_QUERY = {**WITH_KEDA, "enginePool.keda.trigger": "prometheus"}
 CLAIM = ("PersistentVolumeClaim", "proa-engine-builtin-cache", "spec")
 WITH_CLAIM = {"enginePool.huggingFace.newClaim.size": "9Gi"}
 LORA = {"enginePool.lora.enabled": True}
@@ -165,11 +166,12 @@ CASES = {
     "enginePool.keda.minReplicas": Case(value=1, at=(*SCALED, "minReplicaCount"), also=WITH_KEDA),
     "enginePool.keda.maxReplicas": Case(value=9, at=(*SCALED, "maxReplicaCount"), also=WITH_KEDA),
     "enginePool.keda.serverAddress": Case(
-        value="http://p:1", at=(*SCALED, "triggers", 0, "metadata", "serverAddress"), also=WITH_KEDA
+        value="http://p:1", at=(*SCALED, "triggers", 0, "metadata", "serverAddress"), also=WITH_QUERY
     ),
-    "enginePool.keda.query": Case(value="vector(1)", at=(*SCALED, "triggers", 0, "metadata", "query"), also=WITH_KEDA),
+    "enginePool.keda.query": Case(value="vector(1)", at=(*SCALED, "triggers", 0, "metadata", "query"), also=WITH_QUERY),
+    "enginePool.keda.trigger": Case(value="prometheus", at=(*SCALED, "triggers", 0, "type"), also=WITH_KEDA),
     "enginePool.keda.target": Case(
-        value=3, at=(*SCALED, "triggers", 0, "metadata", "threshold"), expected="3", also=WITH_KEDA
+        value=3, at=(*SCALED, "triggers", 0, "metadata", "target"), expected="3", also=WITH_KEDA
     ),
     "enginePool.keda.cooldownSeconds": Case(value=5, at=(*SCALED, "cooldownPeriod"), also=WITH_KEDA),
     "enginePool.volumes": Case(

@@ -207,8 +207,31 @@ def test_a_scaled_pool_sets_no_replicas(scaler: str) -> None:
     assert "replicas" not in spec
 
 
+KEDA = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1}
+
+
+def test_keda_asks_the_gateways_which_know_each_other() -> None:
+    values = {**KEDA, "enginePool.servedModelName": "fast", "enginePool.keda.target": 3}
+    (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    address = "proa-gateway-scaler.here.svc:50052"
+    assert trigger == {
+        "type": "external-push",
+        "metadata": {"scalerAddress": address, "model": "fast", "role": "both", "target": "3"},
+    }
+    assert {"--scaler-port=50052", f"--scaler-peers={address}"} <= set(lookup(render(values), *GATEWAY, "args"))
+    service = lookup(render(values), "Service", "proa-gateway-scaler", "spec")
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+
+
+@pytest.mark.parametrize("values", [{}, {**KEDA, "enginePool.keda.trigger": "prometheus"}])
+def test_gateways_have_no_scaler_unless_keda_asks_them(values: dict[str, object]) -> None:
+    objects = render(values)
+    assert not [each for each in lookup(objects, *GATEWAY, "args") if "scaler" in each]
+    assert ("Service", "proa-gateway-scaler") not in objects
+
+
 def test_keda_counts_queued_waiting_and_running_requests_of_its_release() -> None:
-    values = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1, "enginePool.servedModelName": "fast"}
+    values = {**KEDA, "enginePool.keda.trigger": "prometheus", "enginePool.servedModelName": "fast"}
     (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
     release = 'namespace="here",app_kubernetes_io_instance="proa"'
     assert trigger["metadata"]["query"] == (
