@@ -111,7 +111,7 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.name.partition(".")[0] not in _OWN:
             record.message = f"{record.name}: {record.message}"
-        fields = _fields_of_request() | (_fields(record) if self._with_fields else {})
+        fields = (_fields(record) if self._with_fields else {}) | _fields_of_request()
         return " ".join([super().formatMessage(record), *(f"{name}={_text(each)}" for name, each in fields.items())])
 
 

@@ -161,6 +161,16 @@ async def test_the_access_log_has_tokens_and_times_of_what_engines_did(access_lo
     assert "output_tokens" not in listed
 
 
+async def test_a_wrong_key_is_logged_as_such_and_no_key_is_in_the_log(access_log: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, running_gateway(engine, access_log=True, api_key=("right",)) as gateway:
+        for key in ("wrong", "right"):
+            await gateway.http.get(f"/v1/models?key={key}", headers={"authorization": f"Bearer {key}"})
+    refused, listed = lines_of(access_log)
+    assert (refused["status"], refused["error_type"], refused["path"]) == (401, "invalid_api_key", "/v1/models")
+    assert listed["status"] == 200
+    assert not [each for each in access_log.records if "right" in str(vars(each)) or "wrong" in str(vars(each))]
+
+
 async def test_messages_about_a_request_have_its_ids() -> None:
     async with FakeEngine(script=say("one")) as engine, running_gateway(engine) as gateway:
         stream = StringIO()

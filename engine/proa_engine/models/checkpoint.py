@@ -43,7 +43,8 @@ class SafetensorsCheckpoint:
         self._ignored = ignored
         num_bytes = sum(size for name, size in self._sizes.items() if not ignored(name))
         self._progress = Progress(report, "loading weights", num_bytes, "GB", scale=1e9)
-        report(f"loading {gigabytes(num_bytes)} GB of weights from {len(self._paths)} files of {self._folder}")
+        files = f"{len(self._paths)} files" if len(self._paths) > 1 else "1 file"
+        report(f"loading {gigabytes(num_bytes)} GB of weights from {files} of {self._folder}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras
+from proa.logs import with_fields
 from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
@@ -67,7 +68,8 @@ class Session:
         if not isinstance(opening, convert.Open):
             raise InvalidRequest("the first message of a session must be open")
         self._stream_id = self._router.add_stream(self)
-        _log.info("session %d opened by %r", self._stream_id, opening.client_id)
+        gateway = with_fields(gateway=opening.client_id)
+        _log.info("gateway connected: %r", opening.client_id, extra=gateway)
         self._on_open()
         try:
             engine = self._router.engine
@@ -78,7 +80,8 @@ class Session:
             reading = self._read(messages, engine.info.vocab_size)
             await _until_one_ends(reading, self._write(write), self._heartbeat(), self._failure)
         finally:
-            _log.info("session %d ended with %d unfinished requests", self._stream_id, len(self._handles))
+            aborted = f", aborting {len(self._handles)} requests" if self._handles else ""
+            _log.info("gateway disconnected: %r%s", opening.client_id, aborted, extra=gateway)
             self._router.remove_stream(self._stream_id)
 
     def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:

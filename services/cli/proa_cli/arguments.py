@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 from proa.environment import HELP, value_of, variable_of, warnings
+from proa.logs import Format
 from proa.options import HelpFormatter, Parser, add_options, flags, from_arguments
 from proa_cli import vllm_flags
 from proa_cli.vllm_table import TABLE
@@ -22,7 +23,7 @@ from proa_engine.server.options import ServeOptions
 from proa_gateway.config import GatewayConfig
 
 # Where a flag of both programs goes.
-_TO_BOTH = {"--drain-timeout"}
+_TO_BOTH = {"--drain-timeout", "--log-level", "--log-format"}
 _TO_ENGINE = {"--lora-modules", "--tokenizer"}  # of the others the gateway's is meant
 
 _LOOPBACK = "the two programs talk over the loopback interface, in plaintext; start them one by one for TLS"
@@ -43,7 +44,7 @@ _HOST = "127.0.0.1"
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """`engine` and `gateway`: the words behind `serve` of each program, without the engine's address. The drain
-    timeouts are in seconds. `notes`: sentences for the user, about flags without effect."""
+    timeouts are in seconds. `notes`: sentences for the user, about flags without effect. `log_format`: of all."""
 
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
@@ -51,6 +52,7 @@ class Arguments:
     engine_drain_timeout: float
     gateway_drain_timeout: float
     notes: tuple[str, ...] = ()
+    log_format: Format = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
         options.drain_timeout,
         config.deadlines.shutdown,
         tuple(notes),
+        options.logs.log_format,
     )
 
 

@@ -2,33 +2,33 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+
+from proa_cli.output import Output
 
 EXIT_SECONDS = 10.0  # from the end of a program's work to its exit
 _POLL_SECONDS = 0.1
-_ERROR = re.compile(r"proa-(?:engine|gateway)(?: serve)?: error: (.+)")
 
 
 class Program:
-    """A program in a process group of its own. Its output is printed line by line with its name."""
+    """A program in a process group of its own. Its output is printed line by line."""
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
+        output: Output,
         drain_timeout: float = 0.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`drain_timeout`: seconds for which the program may work on after SIGTERM. `environment`: in place of this
         process's."""
         self.name = name
+        self._output = output
         self.drain_timeout = drain_timeout
         self.last_line = ""
         self.error = ""  # why the program exits, as it says in its last line, which is not printed
@@ -64,7 +64,7 @@ class Program:
         deadline = time.monotonic() + self.drain_timeout + EXIT_SECONDS
         while not self.wait(time.monotonic() + _POLL_SECONDS):
             if hurries() or time.monotonic() > deadline:
-                print_line(f"proa: the {self.name} does not exit and is killed", sys.stderr)
+                self._output.own(f"the {self.name} does not exit and is killed", is_error=True)
                 break
         self.signal(signal.SIGKILL)
 
@@ -73,13 +73,7 @@ class Program:
         for line in self.process.stdout:
             text = line.decode(errors="replace").rstrip()
             self.last_line = text or self.last_line
-            if match := _ERROR.fullmatch(text):
-                self.error = match[1]
+            if error := self._output.error_of(text):
+                self.error = error
                 continue
-            print_line(f"{self.name:7} | {text}")
-
-
-def print_line(line: str, stream: TextIO = sys.stdout) -> None:
-    """Print a line in one write, because several threads print."""
-    stream.write(f"{line}\n")
-    stream.flush()
+            self._output.of_program(self.name, text)

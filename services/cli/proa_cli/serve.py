@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from proa.environment import variable_of
 from proa_cli.arguments import Arguments, add_help, program_environments, read_arguments
 from proa_cli.gateway import Gateway
-from proa_cli.programs import Program, print_line
+from proa_cli.output import Output, TextOutput, make_output, print_line
+from proa_cli.programs import Program
 
 _HOST = "127.0.0.1"
 
@@ -45,13 +46,17 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
         _check_address(arguments.url)  # before the model is loaded
     except (ValueError, _Failed) as error:
         return _fail(str(error))
+    output = make_output(arguments.log_format)
     for note in arguments.notes:
-        print_line(f"proa serve: {note}", sys.stderr)
-    return run(_commands(arguments), arguments.url, make_command(arguments.url))
+        output.own(note, is_error=True)
+    return run(_commands(arguments), arguments.url, make_command(arguments.url), output)
 
 
 def run(
-    commands: Iterable[tuple[str, Sequence[str], float, Mapping[str, str]]], url: str, command: Sequence[str]
+    commands: Iterable[tuple[str, Sequence[str], float, Mapping[str, str]]],
+    url: str,
+    command: Sequence[str],
+    output: Output | None = None,
 ) -> int:
     """Run programs, given by name, command, drain timeout and environment, of which one serves the gateway's API at
     `url`. The last one is stopped first. Returns the exit status."""
@@ -59,22 +64,22 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
     programs: list[Program] = []
-    failure = ""
+    failure, output = "", output or TextOutput()
     try:
-        programs += [Program(*each) for each in commands]
-        return _watch(programs, Gateway(url), command, stopping)
+        programs += [Program(name, words, output, *others) for name, words, *others in commands]
+        return _watch(programs, Gateway(url), command, stopping, output)
     except _Failed as error:
         failure = str(error)
     finally:
         for program in reversed(programs):  # of SIGTERM, a process manager may send several at once
             program.stop(hurries=lambda: stopping.count(signal.SIGINT) > 1)
             if program.error and program.error != failure:
-                print_line(f"{program.name:7} | error: {program.error}")
-    return _fail(failure)  # the last line, below what the other programs say of it
+                output.of_program(program.name, f"error: {program.error}")
+    return _fail(failure, output)  # the last line, below what the other programs say of it
 
 
-def _fail(reason: str) -> int:
-    print_line(f"proa serve: error: {reason}", sys.stderr)
+def _fail(reason: str, output: Output | None = None) -> int:
+    (output or TextOutput()).own(f"error: {reason}", is_error=True)
     return 1
 
 
@@ -128,7 +133,9 @@ def _free_ports(number: int) -> list[int]:
         return [int(listener.getsockname()[1]) for listener in listeners]
 
 
-def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], stopping: Sequence[int]) -> int:
+def _watch(
+    programs: list[Program], gateway: Gateway, command: Sequence[str], stopping: Sequence[int], output: Output
+) -> int:
     """Announce when the gateway is ready, and run the command. Returns the command's exit status when it has ended;
     after a signal 0, or if there is a command, the status of a program that the signal ended.
 
@@ -144,15 +151,17 @@ def _watch(programs: list[Program], gateway: Gateway, command: Sequence[str], st
                 reason = f": {program.last_line}" if program.last_line else ""
                 raise _Failed(program.error or f"the {program.name} exited with status {code}{reason}")
         if not ready and (ready := gateway.is_ready()):
-            announcement = f"proa: ready after {time.monotonic() - started:.1f} s at {gateway.url}"
+            announcement = f"ready after {time.monotonic() - started:.1f} s at {gateway.url}"
             if command:
-                print_line(announcement)
-                programs.append(Program("command", command))
-            else:
-                print_line(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
+                output.own(announcement)
+                programs.append(Program("command", command, output))
+            elif isinstance(output, TextOutput):
+                output.own(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
                 _show_example(gateway)
+            else:
+                output.own(announcement)
         time.sleep(0.1)
-    print_line("proa: stopping, after the requests that run; Ctrl-C again stops at once")
+    output.own("stopping, after the requests that run; Ctrl-C again stops at once")
     return 128 + stopping[0] if command else 0
 
 

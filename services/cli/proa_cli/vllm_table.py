@@ -37,6 +37,8 @@ _SAME = (
         "--skip-tokenizer-init --stream-interval --tensor-parallel-size --tokenizer --trust-request-chat-template",
     )
     | rows(Kind.SAME, "or the variable `PROA_API_KEY`; `--api-keys` has a file of keys with limits", "--api-key")
+    | rows(Kind.SAME, "the metrics stay, unlike in vLLM; `--metrics-port 0` serves none", "--disable-log-stats")
+    | rows(Kind.SAME, "`debug`, `info`, `warning` or `error`, of engine and gateway", "--log-level")
     | rows(Kind.SAME, "without it no URL is fetched", "--allowed-media-domains")
     | rows(Kind.SAME, "default: 16", "--block-size")
     | rows(Kind.SAME, "1 or `--tensor-parallel-size`, for latent attention", "--decode-context-parallel-size")
@@ -237,21 +239,11 @@ _ELSEWHERE = (
         "the variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or others that begin with `OTEL_`",
         "--otlp-traces-endpoint",
     )
+    | rows(Kind.ELSEWHERE, "`--log-level` is that of engine and gateway", "--uvicorn-log-level", ["info"])
     | rows(
         Kind.ELSEWHERE,
-        "`proa-gateway serve --log-level`; the engine logs from the level info",
-        "--log-level --uvicorn-log-level",
-        ["info"],
-    )
-    | rows(
-        Kind.ELSEWHERE,
-        "`--access-log` writes a line for each request, without its texts",
+        "`--access-log` writes a line for each request, without its texts, see docs/logs.md",
         "--enable-log-requests",
-    )
-    | rows(
-        Kind.ELSEWHERE,
-        "`--metrics-port 0` serves none of the engine's metrics",
-        "--disable-log-stats",
     )
     | rows(
         Kind.ELSEWHERE,
@@ -562,7 +554,7 @@ _REFUSED = (
     | rows(Kind.REFUSED, "there are no such models", "--diffusion-config --engram-config")
     | rows(
         Kind.REFUSED,
-        "formats and files of logs are fixed; the engine logs to standard error, the access log to standard output",
+        "`--log-level` and `--log-format`; logs go to standard error, the access log to standard output",
         "--logging-config --log-config-file",
     )
     | rows(

@@ -51,7 +51,7 @@ def edit_weights(folder: Path, *, drop: tuple[str, ...] = (), add: dict[str, tor
 
 def test_progress_is_reported(tmp_path: Path) -> None:
     _, lines = load(make_tiny_model(tmp_path))
-    assert re.match(r"loading 0\.\d+ GB of weights from 1 files of ", lines[0])
+    assert re.match(r"loading 0\.\d+ GB of weights from 1 file of ", lines[0])
     assert lines[-1].startswith("weights loaded in ")
 
 

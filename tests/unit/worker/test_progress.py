@@ -72,5 +72,5 @@ def test_a_checkpoints_progress_counts_what_is_taken_or_left_to_other_ranks(
     else:
         for name in ("e.1.up", "e.1.down", "e.1.down"):
             checkpoint.take(name, (250_000_00,), Slice(0, 0, 1))
-    assert lines[0] == f"loading 0.3 GB of weights from 1 files of {tmp_path}"
+    assert lines[0] == f"loading 0.3 GB of weights from 1 file of {tmp_path}"
     assert lines[-1].startswith("loading weights: 0.2 of 0.3 GB (67 %), about ")

@@ -202,6 +202,7 @@ class ApiKeyMiddleware:
         try:
             caller = self._authenticate(scope, _authorization(dict(scope["headers"])))
         except InvalidApiKey as error:
+            scope["state"]["error_type"] = error.code
             await gateway_error_response(error)(scope, receive, send)
             return
         scope["state"]["caller"] = caller

@@ -189,6 +189,11 @@ class EngineClient:
         return self._breaker.state(asyncio.get_running_loop().time())
 
     @property
+    def _is_starting(self) -> bool:
+        """Whether discovery has just reported the engine, so that nothing may listen at its address yet."""
+        return self._last_model_name is None and asyncio.get_running_loop().time() < self._grace_ends_at
+
+    @property
     def suspect(self) -> bool:
         """Whether other engines are preferred, because it may be dead, starved of CPU or stuck in a step."""
         silence = self._session.silence if self._session else 0.0
@@ -306,7 +311,7 @@ class EngineClient:
                 is_loading = channel.get_state() is grpc.ChannelConnectivity.READY  # the process answered
                 if is_loading:
                     self._grace_ends_at = self._end_of_new_grace_period()
-                return Attempt(describe_error(error), is_expected=is_loading)
+                return Attempt(describe_error(error), is_expected=is_loading or self._is_starting)
             events = partial(convert.read_kv_events, channel)
             host_weight = partial(self._host_hit_weight, hello.model)
             following = asyncio.create_task(self._router.follow(self.address, hello, events, host_weight))

@@ -6,7 +6,6 @@ import secrets
 import sys
 import time
 from typing import Any, Final, Protocol
-from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -109,13 +108,15 @@ class AccessLogMiddleware:
         finally:
             if route_path(scope) not in _PROBES:
                 fields = _fields(scope, status, complete, time.perf_counter() - started)
-                _log.info("%s %s", scope["method"], quote(scope["path"], errors="replace"), extra=with_fields(**fields))
+                _log.info("request", extra=with_fields(**fields))
 
 
 def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[str, Any]:
     state, error_type = scope["state"], scope["state"].get("error_type")
     served: LoggedRequest | None = state.get("served")
     return {
+        "method": scope["method"],
+        "path": scope["path"],
         "status": status,
         "complete": complete and not (error_type and status == 200),  # False: the client left, or the stream failed
         "error_type": error_type,
@@ -126,7 +127,5 @@ def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[s
         "trace_id": state.get("trace_id"),
         "key": state["caller"].name or None if "caller" in state else None,
         "client": scope["client"][0] if scope.get("client") else None,
-        "method": scope["method"],
-        "path": scope["path"],
         "user_agent": dict(scope["headers"]).get(b"user-agent", b"").decode("latin-1")[:200] or None,
     }

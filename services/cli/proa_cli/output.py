@@ -1,0 +1,79 @@
+"""The output of several programs and of `proa` itself, as lines of text or of JSON."""
+
+import json
+import re
+import sys
+import time
+from typing import Protocol, TextIO
+
+from proa.logs import Format, json_line
+
+_ERROR = re.compile(r"proa-(?:engine|gateway)(?: serve)?: error: (.+)")
+
+
+class Output(Protocol):
+    def of_program(self, name: str, line: str) -> None:
+        """Print a line that a program has written."""
+        ...
+
+    def own(self, message: str, *, is_error: bool = False) -> None:
+        """Print a message of `proa`."""
+        ...
+
+    def error_of(self, line: str) -> str:
+        """Return the reason why a program exits, if this is the line that says it."""
+        ...
+
+
+class TextOutput:
+    """Lines have the name of their program in front."""
+
+    def of_program(self, name: str, line: str) -> None:
+        print_line(f"{name:7} | {line}")
+
+    def own(self, message: str, *, is_error: bool = False) -> None:
+        if is_error:
+            print_line(f"proa serve: {message}", sys.stderr)
+        else:
+            print_line(f"proa: {message}")
+
+    def error_of(self, line: str) -> str:
+        match = _ERROR.fullmatch(line)
+        return match[1] if match else ""
+
+
+class JsonOutput:
+    """Lines are JSON objects with the field `program`. What a program writes in another form becomes a message."""
+
+    def of_program(self, name: str, line: str) -> None:
+        print_line(line if _read(line) else json_line(time.time(), "info", line, {"program": name}))
+
+    def own(self, message: str, *, is_error: bool = False) -> None:
+        level, stream = ("error", sys.stderr) if is_error else ("info", sys.stdout)
+        print_line(json_line(time.time(), level, message, {"program": "proa"}), stream)
+
+    def error_of(self, line: str) -> str:
+        record = _read(line)
+        return str(record["message"]) if record.get("level") == "critical" else TextOutput().error_of(line)
+
+
+def make_output(format: Format) -> Output:
+    return JsonOutput() if format == "json" else TextOutput()
+
+
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line in one write, because several threads print."""
+    stream = stream or sys.stdout
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
+def _read(line: str) -> dict[str, object]:
+    """The object of a line of a log in JSON; empty if it is none."""
+    if not line.startswith('{"time": '):
+        return {}
+    try:
+        record: dict[str, object] = json.loads(line)
+    except ValueError:
+        return {}
+    return record

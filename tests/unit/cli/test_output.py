@@ -1,0 +1,58 @@
+"""`proa serve` prints the lines of its programs with their names in text, and nothing but JSON with --log-format json."""
+
+import json
+
+import pytest
+
+from proa_cli.arguments import read_arguments
+from proa_cli.output import JsonOutput, TextOutput
+
+LINE = '{"time": "2026-11-24T16:43:03.063Z", "level": "info", "message": "weights loaded", "program": "engine"}'
+FAILURE = '{"time": "2026-11-24T16:43:03.063Z", "level": "critical", "message": "no such model", "program": "engine"}'
+
+
+def test_text_has_the_programs_name_in_front(capsys: pytest.CaptureFixture[str]) -> None:
+    output = TextOutput()
+    output.of_program("engine", "weights loaded")
+    output.own("stopping")
+    output.own("error: no such model", is_error=True)
+    shown = capsys.readouterr()
+    assert shown.out == "engine  | weights loaded\nproa: stopping\n"
+    assert shown.err == "proa serve: error: no such model\n"
+
+
+def test_json_lines_are_passed_on_and_all_others_become_json(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JsonOutput()
+    output.of_program("engine", LINE)
+    for line in ('{"time": broken', "Killed", '{"answer": 1}'):
+        output.of_program("engine", line)
+    output.own("stopping")
+    output.own("error: no such model", is_error=True)
+    shown = capsys.readouterr()
+    first, *others = shown.out.splitlines()
+    assert first == LINE
+    records = [json.loads(line) for line in others]
+    assert [(record["level"], record["program"], record["message"]) for record in records] == [
+        ("info", "engine", '{"time": broken'),
+        ("info", "engine", "Killed"),
+        ("info", "engine", '{"answer": 1}'),
+        ("info", "proa", "stopping"),
+    ]
+    (error,) = [json.loads(line) for line in shown.err.splitlines()]
+    assert (error["level"], error["message"]) == ("error", "error: no such model")
+
+
+def test_the_reason_of_an_exit_is_found_in_both_formats() -> None:
+    text = "proa-engine: error: no such model"
+    assert (
+        TextOutput().error_of(text) == JsonOutput().error_of(text) == JsonOutput().error_of(FAILURE) == "no such model"
+    )
+    assert not TextOutput().error_of("weights loaded")
+    assert not JsonOutput().error_of(LINE)
+
+
+def test_level_and_format_go_to_both_programs() -> None:
+    arguments = read_arguments(["builtin", "--log-level=warning", "--log-format", "json"])
+    for words in (arguments.engine, arguments.gateway):
+        assert {"--log-level=warning", "--log-format", "json"} <= set(words)
+    assert arguments.log_format == "json"
