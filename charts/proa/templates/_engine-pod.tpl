@@ -48,6 +48,7 @@ spec:
         - --pipeline-parallel-size={{ $pool.pipelineParallelSize }}
         {{- end }}
         - --socket=/run/proa/rank-{{ $rank }}.sock
+        {{- include "proa.logArguments" $pool | nindent 8 }}
       {{- if $pool.kvTransfer.enabled }}
       ports: {{- include "proa.engine.kvPorts" (dict "root" $.root "ranks" (list $rank)) | nindent 8 }}
       {{- end }}
@@ -79,6 +80,7 @@ another command that takes the flags of `serve` */ -}}
 - --metrics-port={{ .root.Values.engine.metricsPort }}
 - --health-port={{ .root.Values.engine.healthPort }}
 - --drain-timeout={{ .pool.drainSeconds }}
+{{ include "proa.logArguments" .pool }}
 - --device={{ ternary "cpu" "cuda" (eq .pool.gpu.allocation "none") }}
 - --tensor-parallel-size={{ .pool.tensorParallelSize }}
 {{- if gt (int .pool.pipelineParallelSize) 1 }}

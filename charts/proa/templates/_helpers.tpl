@@ -93,3 +93,9 @@ proa/pool: {{ . | quote }}
 - --allowed-media-domains={{ . }}
 {{- end }}
 {{- end -}}
+
+{{- /* The arguments of both programs for their logs. Context: `gateway` or a pool */ -}}
+{{- define "proa.logArguments" -}}
+- --log-level={{ .logLevel }}
+- --log-format={{ .logFormat }}
+{{- end -}}

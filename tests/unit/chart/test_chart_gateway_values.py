@@ -86,7 +86,10 @@ CASES = {
         value='{{ "$(HOME)" }}\n<a>', at=ARGUMENTS, contains='--chat-template={{ "$$(HOME)" }}\n<a>'
     ),
     "gateway.plainSpecialTokens": Case(value=True, at=ARGUMENTS, contains="--plain-special-tokens"),
-    "gateway.extraArgs": Case(value=["--log-level=debug"], at=ARGUMENTS, contains="--log-level=debug"),
+    "gateway.logLevel": Case(value="debug", at=ARGUMENTS, contains="--log-level=debug"),
+    "gateway.logFormat": Case(value="json", at=ARGUMENTS, contains="--log-format=json"),
+    "gateway.accessLog": Case(value=True, at=ARGUMENTS, contains="--access-log"),
+    "gateway.extraArgs": Case(value=["--stream-interval=2"], at=ARGUMENTS, contains="--stream-interval=2"),
     "gateway.env": Case(
         value=[{"name": "A", "value": "b"}], at=(*GATEWAY, "env"), contains={"name": "A", "value": "b"}
     ),

@@ -123,6 +123,8 @@ CASES = {
         at=("ResourceClaimTemplate", "proa-engine-builtin-gpus-edad4821", "spec", "spec", "devices", "requests", 0,
             "exactly", "deviceClassName"),
     ),
+    "enginePool.logLevel": Case(value="debug", at=ARGUMENTS, contains="--log-level=debug"),
+    "enginePool.logFormat": Case(value="json", at=ARGUMENTS, contains="--log-format=json"),
     "enginePool.extraArgs": Case(value=["--max-num-seqs=4"], at=ARGUMENTS, contains="--max-num-seqs=4"),
     "enginePool.env": Case(
         value=[{"name": "A", "value": "b"}], at=(*ENGINE, "env"), contains={"name": "A", "value": "b"}
