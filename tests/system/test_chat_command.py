@@ -71,3 +71,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(url: str) -> None:
         assert terminal.process.wait(30) == 0
     finally:
         terminal.close()
+
+
+def test_a_reader_that_ends_first_is_no_error(url: str) -> None:
+    shell = '"$0" -m proa_cli chat --url "$1" -q Hello | head -c 9; exit ${PIPESTATUS[0]}'
+    done = subprocess.run(["bash", "-c", shell, sys.executable, url], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "again and", "")

@@ -44,9 +44,11 @@ class _Answer:
     first_at: float | None = None  # when its first part came, on the monotonic clock
 
     def stats(self, now: float) -> str:
-        first_at = now if self.first_at is None else self.first_at
-        rate = (self.num_tokens - 1) / (now - first_at) if self.num_tokens > 1 and now > first_at else 0.0
-        return f"{self.num_tokens} tokens, the first after {first_at - self.started:.2f} s, then {rate:.1f} tokens/s"
+        """The rate is of the whole time: the first event may have several tokens."""
+        seconds = now - self.started
+        first = seconds if self.first_at is None else self.first_at - self.started
+        rate = self.num_tokens / seconds if seconds > 0 else 0.0
+        return f"{self.num_tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s, first after {first:.2f} s"
 
 
 def add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
@@ -78,9 +80,6 @@ def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # who reads the answers has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it when it exits
-        return 1
 
 
 class _Conversation:

@@ -1,5 +1,6 @@
 """The command line: `proa COMMAND …`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,4 +18,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    return dispatch(make_parser("proa", "Proa on one machine."), COMMANDS, words)
+    try:
+        return dispatch(make_parser("proa", "Proa on one machine."), COMMANDS, words)
+    except BrokenPipeError:  # the program that reads the output has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it when it exits
+        return 1
