@@ -31,6 +31,7 @@ from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from proa_engine.preflight.devices import read_gpus
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases
 from support.launch_chain import check_captured_chain
 from support.quantized_cases import expert_case, few_rows_cases, int4_case, matrix_in_blocks
@@ -219,6 +220,15 @@ def test_inputs_samples_and_drafts() -> None:
     propose_ngrams_reference(theirs[0], theirs[1], theirs[2], theirs[3], min_ngram=1, max_ngram=3)
     for each, expected in zip(ours, theirs, strict=True):
         assert torch.equal(each.cpu(), expected)
+
+
+@on_gpu_only
+def test_gpus_of_the_driver_are_those_of_torch() -> None:
+    gpus = read_gpus()
+    assert gpus is not None
+    properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    assert len(gpus.memory) == len(properties)
+    assert max(gpus.memory) == pytest.approx(max(each.total_memory for each in properties), rel=0.05)
 
 
 @on_gpu_only

@@ -122,7 +122,11 @@ def _check_tokenizer(config: EngineConfig, model: _Model) -> None:
     tokenizer = read_tokenizer(folder)
     check_vocabulary(tokenizer, model.fields.get("vocab_size"), folder)
     if model.decoder is Form.CAUSAL_LM and config.runner != "pooling" and not tokenizer.has_chat_template:
-        _log.warning("the tokenizer in %s has no chat template: chat requests will be rejected", folder)
+        _log.warning(
+            "the tokenizer in %s has no chat template: chat requests are rejected unless the gateway has "
+            "--chat-template",
+            folder,
+        )
 
 
 def _check_adapter(folder: Path) -> None:

@@ -1,18 +1,58 @@
 """Whether the machine has the GPUs, the memory and the addresses that an engine needs."""
 
+import ctypes
 import socket
+from typing import Any
 
 import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.preflight import check, check_start
-from proa_engine.preflight.devices import Gpus, check_gpus, runs_on_cpu, visible
+from proa_engine.preflight.devices import Gpus, check_gpus, read_gpus, runs_on_cpu, visible
 from proa_engine.preflight.ports import check_address, why_unusable
 from proa_engine.worker.host import HostMemory
 from proa_engine.worker.requirements import check_gpu_weights
 
 GIB = 2**30
 TWO_GPUS = Gpus((80 * GIB, 80 * GIB))
+
+
+class FakeNvml:
+    """NVML with two GPUs, of which the second may be divided. Functions return 0 for success, as the library's."""
+
+    def __init__(self, *, is_divided: bool = False, init: int = 0) -> None:
+        self._is_divided = is_divided
+        self.nvmlInit_v2 = lambda: init
+        self.nvmlShutdown = lambda: 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: Any, handle: Any) -> int:
+        handle._obj.value = 1 + number.value
+        return 0
+
+    def nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> int:
+        current._obj.value = int(self._is_divided and handle.value == 2)
+        return 0 if handle.value == 2 else 3  # NVML_ERROR_NOT_SUPPORTED
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        memory._obj.total = handle.value * 40 * GIB
+        return 0
+
+
+def test_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(nvml: FakeNvml, **environment: str) -> Gpus | None:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
+        return read_gpus(environment)
+
+    assert read(FakeNvml()) == Gpus((40 * GIB, 80 * GIB))
+    assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="1") == Gpus((80 * GIB,))
+    assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="") == Gpus(())
+    assert read(FakeNvml(is_divided=True)) is None
+    assert read(FakeNvml(is_divided=True), CUDA_VISIBLE_DEVICES="0") == Gpus((40 * GIB,))
+    assert read(FakeNvml(init=9)) is None
 
 
 @pytest.mark.parametrize(
