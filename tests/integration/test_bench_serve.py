@@ -16,6 +16,9 @@ import pytest
 
 from proa_cli.bench.client import Call, Sample, open_session, send
 from proa_cli.bench.load import Load, Measured, run_load
+from proa_cli.bench.options import DatasetOptions
+from proa_cli.bench.prompts import make_prompts
+from proa_cli.bench.tokens import find_tokenizer
 from proa_cli.main import main
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5}
@@ -153,6 +156,41 @@ async def test_a_connection_that_fails_is_a_sample_with_its_error() -> None:
         pass
     async with open_session(server.url) as session:
         assert "127.0.0.1" in (await send(session, Call(server.url, b"{}", {}, 3))).error
+
+
+async def tokenize(request: Request) -> tuple[int, bytes]:
+    """A letter is a token. With special tokens there is one more, and a chat has a colon in front."""
+    match request.path, request.body:
+        case "/tokenize", {"messages": [{"content": content}]}:
+            return 200, json.dumps({"tokens": [ord(letter) for letter in f":{content}"]}).encode()
+        case "/tokenize", {"prompt": prompt, "add_special_tokens": special}:
+            return 200, json.dumps({"tokens": [0] * special + [ord(letter) for letter in prompt]}).encode()
+        case "/detokenize", {"tokens": tokens}:
+            return 200, json.dumps({"prompt": "".join(map(chr, tokens))}).encode()
+    return 404, b"{}"
+
+
+async def test_the_server_tokenizes_if_the_model_is_no_folder() -> None:
+    async with serving(tokenize) as server:
+        found = await asyncio.to_thread(find_tokenizer, None, "org/model", "served", server.url, {"X-A": "b"})
+        assert found.name == f"{server.url}/tokenize"
+        assert found.num_special_tokens == 1
+        assert await asyncio.to_thread(found.render_chat, "Hi") == ":Hi"
+        prompts = await asyncio.to_thread(make_prompts, DatasetOptions(num_prompts=2, input_len=9), found)
+        assert [len(prompt.text) for prompt in prompts] == [8, 8]
+        assert {request.headers["x-a"] for request in server.requests} == {"b"}
+        assert {request.body["model"] for request in server.requests} == {"served"}
+
+
+async def test_without_a_tokenizer_anywhere_the_flag_is_named() -> None:
+    async with serving(always(b"{}", 404)) as server:
+        with pytest.raises(ValueError, match="give a folder or a hub id as --tokenizer"):
+            await asyncio.to_thread(find_tokenizer, None, "served", "served", server.url, {})
+
+
+async def test_the_files_of_the_flag_come_before_the_server() -> None:
+    found = find_tokenizer("builtin", "served", "served", "http://127.0.0.1:9", {})
+    assert found.name == "builtin"
 
 
 class Work:

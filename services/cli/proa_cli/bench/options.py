@@ -241,7 +241,7 @@ class ResultOptions:
         metavar="NAME:MILLISECONDS",
         parse=_limit,
     )
-    disable_tqdm: bool = option(False, "show no progress")
+    disable_tqdm: bool = option(False, "show no progress; so too where the output for errors is no terminal")
     save_result: bool = option(False, "write the results to a JSON file")
     save_detailed: bool = option(False, "with a list of the figures and texts of all requests")
     append_result: bool = option(False, "write the results behind those that the file has")

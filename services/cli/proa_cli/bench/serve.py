@@ -185,7 +185,7 @@ async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, l
     gc.collect()
     gc.freeze()  # what is there stays: it need not be looked through while times are taken
     with (
-        tqdm(total=len(load.calls), unit="req", disable=options.results.disable_tqdm) as bar,
+        tqdm(total=len(load.calls), unit="req", disable=options.results.disable_tqdm or None) as bar,
         stopped_by(signal.SIGINT, signal.SIGTERM) as stop,
     ):
 
