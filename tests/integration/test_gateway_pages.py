@@ -161,6 +161,23 @@ async def test_the_access_log_has_tokens_and_times_of_what_engines_did(access_lo
     assert "output_tokens" not in listed
 
 
+async def test_every_field_of_the_access_log_is_documented(
+    access_log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "team", "key": "secret"}]}')
+    headers = {"authorization": "Bearer secret", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+    async with (
+        FakeEngine(script=say("one")) as engine,
+        running_gateway(engine, access_log=True, api_keys=keys) as gateway,
+    ):
+        for body in (chat_body(max_tokens=1), {"model": "fake"}):
+            await gateway.http.post(CHAT, json=body, headers=headers)
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().partition("\n## Access log\n")[2]
+    cells = " ".join(re.findall(r"^\| ([^|]+) \|", page, re.M))
+    assert set(re.findall(r"`(\w+)`", cells)) == {name for line in lines_of(access_log) for name in line}
+
+
 async def test_a_wrong_key_is_logged_as_such_and_no_key_is_in_the_log(access_log: pytest.LogCaptureFixture) -> None:
     async with FakeEngine() as engine, running_gateway(engine, access_log=True, api_key=("right",)) as gateway:
         for key in ("wrong", "right"):

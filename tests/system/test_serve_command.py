@@ -54,7 +54,7 @@ class Run:
         """`command`: what is run when the gateway is ready."""
         port = str(free_port())
         programs = [
-            (name, [sys.executable, "-c", text, "--port", port], drain_timeout)
+            (name, [sys.executable, "-c", text, "--port", port], drain_timeout, None)
             for name, text in (("engine", engine), ("gateway", FAKE_GATEWAY))
         ]
         self.process = subprocess.Popen(
@@ -126,7 +126,7 @@ def test_the_engine_drains_until_a_second_ctrl_c() -> None:
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 0
     run.close()
-    assert run.lines[-1] == "proa: the engine does not exit and is killed"
+    assert run.lines[-1] == "proa serve: the engine does not exit and is killed"
 
 
 @pytest.mark.parametrize("name", ["engine", "gateway"])

@@ -35,9 +35,9 @@ class Interval:
     num_waiting: int
     kv_cache_usage: float
     prefix_cache_hit_rate: float
-    num_preemptions: int
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
+    num_preemptions: int
 
     @classmethod
     def between(cls, before: Totals, after: Totals, seconds: float, last_hit_rate: float) -> "Interval":

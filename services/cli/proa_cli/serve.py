@@ -66,7 +66,8 @@ def run(
     programs: list[Program] = []
     failure, output = "", output or TextOutput()
     try:
-        programs += [Program(name, words, output, *others) for name, words, *others in commands]
+        for name, words, drain_timeout, environment in commands:
+            programs.append(Program(name, words, output, drain_timeout, environment))
         return _watch(programs, Gateway(url), command, stopping, output)
     except _Failed as error:
         failure = str(error)

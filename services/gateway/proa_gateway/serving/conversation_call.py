@@ -124,7 +124,8 @@ class ConversationReader:
             settings.content_format,
             placeholder=placeholder,
         )
-        prompt = Prompt(kept, expanded, placed, self._message_format(model_format, add_generation_prompt))
+        message_format = self._message_format(model_format, add_generation_prompt)
+        prompt = Prompt(kept, expanded, placed, message_format=message_format)
         return ReadConversation(prompt, conversation, ignored)
 
     def _message_format(self, model_format: ModelFormat | None, added_text: Callable[[], str]) -> MessageFormat | None:
