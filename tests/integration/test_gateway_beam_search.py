@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proa.beam_search import BeamSearchParams
 from proa.engine.v1 import core_pb2
+from proa_engine import LLM
 from support.beams import search
+from support.engine_server import serving_model
 from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, chat_body, running_gateway, until
+from support.tiny_models import make_tiny_model
 from support.tokenizers import byte_level_tokenizer
 
 LETTERS = byte_level_tokenizer().encode("abcdefghijklmnopqrstuvwxyz").ids
@@ -82,6 +86,12 @@ async def test_chats_and_several_prompts_are_searched(gateway: RunningGateway, e
     found = [choice["token_ids"] for choice in many["choices"]]
     assert found == [*expected([7, 8], 2, 4), *expected([9], 2, 4)]
     assert many["usage"]["prompt_tokens"] == 3
+
+    messages = [[{"role": "user", "content": text}] for text in ("Hi", "No")]
+    body = {"model": "fake", "messages": messages, "use_beam_search": True, "max_tokens": 4, "return_token_ids": True}
+    batch = (await gateway.http.post("/v1/chat/completions/batch", json=body)).json()
+    assert [batch["choices"][0]["token_ids"]] == expected(chat["prompt_token_ids"], 1, 4)
+    assert len(batch["choices"]) == 2
     assert not engine.num_unfinished
 
 
@@ -113,6 +123,24 @@ async def test_without_beam_search_a_length_penalty_has_no_effect(gateway: Runni
     response = await gateway.complete("Hi", use_beam_search=False, length_penalty=2.0, max_tokens=1)
     assert response.status_code == 200
     assert "x-proa-ignored-fields" not in response.headers
+
+
+async def test_a_true_engine_finds_what_the_offline_llm_finds_and_shares_prefixes(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    prompt = "A boat with two unlike hulls, longer than a block of the cache"
+    llm = LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=64)
+    (found,) = llm.beam_search(prompt, BeamSearchParams(3, 8, length_penalty=0.5))
+    outputs = [each.tokens[len(prompt) :] for each in found.sequences]
+    with serving_model(folder, "tiny", dtype="float32", max_model_len=128, num_gpu_blocks_override=64) as port:
+        async with running_gateway(f"127.0.0.1:{port}") as gateway:
+            fields = {"use_beam_search": True, "n": 3, "max_tokens": 8, "length_penalty": 0.5}
+            body = (await gateway.complete(prompt, model="tiny", return_token_ids=True, logprobs=2, **fields)).json()
+            (engine,) = gateway.gateway.pool.engines
+            await until(lambda: engine.load_stats.prefix_cache_hits > 48 * 3)  # 3 full blocks of the prompt, per beam
+
+    assert [choice["token_ids"] for choice in body["choices"]] == outputs
+    for choice, sequence in zip(body["choices"], found.sequences, strict=True):
+        assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(sequence.cum_logprob, rel=1e-3)
 
 
 async def test_a_client_that_disconnects_aborts_all_beams(engine: FakeEngine) -> None:

@@ -56,6 +56,7 @@ class Generation:
         self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
         self._running: dict[EngineSequence, RequestAttempts] = {}
         self._unsent: list[EngineSequence] = []
+        self._has_started = False
         self._error: GatewayError | None = None
         self._wake = asyncio.Event()
         self.sequences: list[EngineSequence] = []
@@ -91,15 +92,16 @@ class Generation:
         return pooled
 
     def add_next(self, request: EngineCoreRequest, hints: RoutingHints) -> NextToken:
-        """Add a request for the log probabilities of one token."""
+        """Add a request for the log probabilities of one token. It is none of `sequences`: there may be thousands."""
         sequence = NextToken(self)
-        self._add(sequence, request, hints)
+        self._unsent.append(sequence)
+        self._running[sequence] = RequestAttempts(request, hints)
         return sequence
 
     def start(self) -> None:
         """Send the sequences that have been added to engines. Raises `ModelNotFound` or `EngineUnavailable` if none has
         been sent yet; later ones wait for an engine as after a failure."""
-        is_first = len(self._unsent) == len(self.sequences)
+        is_first, self._has_started = not self._has_started, True
         unsent, self._unsent = self._unsent, []
         for sequence in unsent:
             attempts = self._running[sequence]
