@@ -87,13 +87,6 @@ def exported() -> set[str]:
     return gateway_metrics() | engine_metrics()
 
 
-def queries() -> Iterator[tuple[str, str]]:
-    for file in (CHART / "dashboards").glob("*.json"):
-        for panel in json.loads(file.read_text())["panels"]:
-            for target in panel.get("targets", []):  # a row has none
-                yield f"{file.stem}: {panel['title']}", target["expr"]
-
-
 def test_prometheus_adapter_serves_the_autoscaling_metrics() -> None:
     rules = yaml.safe_load((ROOT / "k8s" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scaling = yaml.safe_load((CHART / "values.yaml").read_text())["enginePool"]["autoscaling"]
@@ -104,11 +97,8 @@ def test_prometheus_adapter_serves_the_autoscaling_metrics() -> None:
     assert {rule["seriesQuery"].partition("{")[0] for rule in rules} <= exported()
 
 
-def test_dashboards_query_exported_metrics() -> None:
-    names = exported()
-    found = list(queries())
-    assert len(found) > 20
-    for where, query in found:
-        wanted = set(re.findall(r"(?:vllm:|proa_|gen_ai_server_)\w+", re.sub(r"by \([^)]*\)", "", query)))
-        assert wanted, where
-        assert wanted <= names, where
+@needs_helm
+def test_each_alert_has_a_section_in_the_documentation() -> None:
+    rules = lookup(render({"prometheusRule.enabled": True}), "PrometheusRule", "proa", "spec", "groups", 0, "rules")
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "alerts.md").read_text(), re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules]
