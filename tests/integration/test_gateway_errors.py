@@ -158,7 +158,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": "many"}, "logprobs", "invalid_value"),
     ({"best_of": 3, "n": 2}, "best_of", "invalid_value"),
     ({"suffix": "end"}, "suffix", "unsupported_parameter"),
-    ({"prompt_embeds": "AAAA"}, "prompt_embeds", "unsupported_parameter"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds", "unsupported_parameter"),  # of an engine without them
+    ({"prompt_embeds": "AAAA", "echo": True}, "echo", "unsupported_parameter"),
     ({"prompt": [1] * 100}, "prompt", "context_length_exceeded"),
 ]
 

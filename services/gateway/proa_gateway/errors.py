@@ -2,6 +2,7 @@
 
 GatewayError
 ├── InvalidRequest       400  a parameter is invalid; `param` names it
+│   ├── MissingField     400  the parameter is required
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
 │   ├── UnsupportedTask  400  the model does not support the endpoint's task
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
@@ -64,6 +65,10 @@ class InvalidRequest(GatewayError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+
+
+class MissingField(InvalidRequest):
+    code = "missing_required_parameter"
 
 
 class UnsupportedField(InvalidRequest):

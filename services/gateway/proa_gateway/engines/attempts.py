@@ -210,8 +210,8 @@ class RequestAttempts:
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.
 
-        They do not support its grammar, its adapter, its images or its pooling task, or their tokenizer or vocabulary
-        differs from the last engine's or, if there are tokens already, their weights.
+        They do not support its grammar, its adapter, its images, its embeddings or its pooling task, or their tokenizer
+        or vocabulary differs from the last engine's or, if there are tokens already, their weights.
         """
         return [
             engine.address
@@ -225,6 +225,8 @@ class RequestAttempts:
         if self.request.lora_name and not other.max_loras:
             return False
         if self.request.images and other.images is None:
+            return False
+        if any(embeds.size != other.prompt_embeds_size for embeds in self.request.prompt_embeds):
             return False
         pooling = self.request.pooling_params
         if pooling.task not in other.pooling_tasks if pooling is not None else other.pooling_only:

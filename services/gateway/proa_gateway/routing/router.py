@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello, Image, KvEvents, Lora, extra_keys
+from proa.contract import Hello, Image, KvEvents, Lora, PromptEmbeds, extra_keys
 from proa_gateway.routing.hints import HashChain, RoutingHints, hash_chain
 from proa_gateway.routing.policies import make_policy
 from proa_gateway.routing.tiers import TieredIndex
@@ -101,12 +101,14 @@ class Router:
         session_id: str | None,
         lora: Lora | None,
         images: Sequence[Image] = (),
+        embeds: Sequence[PromptEmbeds] = (),
     ) -> RoutingHints:
         """Hash the prompt's blocks if the policy needs them, and an engine may have them."""
         if not self.policy.needs_hashes or (lora is not None and not lora.digest):
             return RoutingHints(session_id=session_id, lora=lora)
         name, content = (lora.name, lora.digest) if lora is not None else ("", "")
-        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, name, content), images)
+        keys = extra_keys(cache_salt, name, content)
+        arguments = (chain.root, token_ids, chain.block_size, keys, images, embeds)
         if len(token_ids) <= MAX_INLINE_TOKENS:
             hashes = hash_blocks(*arguments)
         else:

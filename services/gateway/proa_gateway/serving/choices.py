@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proa.contract import Image
+from proa.contract import Image, PromptEmbeds
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import Delta
@@ -55,12 +55,18 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A tokenized prompt. `text` None: the response does not need it. `images`: with their pixels. `message_format`:
-    how the outputs are parsed; None: they are not, all text is content."""
+    how the outputs are parsed; None: they are not, all text is content. `embeds`: `hashed`, in the place of tokens."""
 
     token_ids: Sequence[int]
     text: str | None = None
     images: tuple[Image, ...] = ()
     message_format: MessageFormat | None = None
+    embeds: tuple[PromptEmbeds, ...] = ()
+
+    @property
+    def text_token_ids(self) -> Sequence[int]:
+        """The tokens that an output's text continues: none if some of them are embeddings."""
+        return () if self.embeds else self.token_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ REFUSED: Mapping[str, Refused] = {
     "lora_path": _LORA,
     "lora_id": _LORA,
     "input_ids": Refused("/v1/completions takes token ids as its prompt"),
-    "input_embeds": Refused("prompts are text or token ids"),
+    "input_embeds": Refused("use prompt_embeds in /v1/completions"),
     "extra_key": Refused("use cache_salt"),
     "custom_params": Refused("code of clients is not run"),
     "custom_logit_processor": Refused("code of clients is not run"),
@@ -95,7 +95,6 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
 REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
     **REFUSED,
     "suffix": Refused("text is not inserted before a suffix"),
-    "prompt_embeds": Refused("prompts are text or token ids"),
     "top_logprobs": Refused("logprobs is the number of likeliest tokens here", neutral=(0,)),
     "max_completion_tokens": Refused("use max_tokens"),
     "chat_template": _CHATS_ONLY,

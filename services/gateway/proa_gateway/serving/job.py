@@ -92,7 +92,9 @@ class Job(ABC):
 
     @property
     def num_image_bytes(self) -> int:
-        return sum(len(image.pixels) for prompt in self.prompts for image in prompt.images)
+        """Bytes of images' pixels, and of embeddings."""
+        pixels = sum(len(image.pixels) for prompt in self.prompts for image in prompt.images)
+        return pixels + sum(len(embeds.values) for prompt in self.prompts for embeds in prompt.embeds)
 
     @property
     def max_tokens(self) -> int | None:
@@ -249,6 +251,7 @@ class ServedRequest:
             lora_name=lora.name if lora is not None else "",
             lora_digest=lora.digest if lora is not None else "",
             images=prompt.images,
+            prompt_embeds=prompt.embeds,
         )
 
     @contextmanager

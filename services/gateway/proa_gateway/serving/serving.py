@@ -132,6 +132,7 @@ class Serving:
                 session_id=served.session_id,
                 lora=model.lora,
                 images=prompt.images,
+                embeds=prompt.embeds,
             )
             for prompt in job.prompts
         ]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from proa.contract import PromptEmbeds
 from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.apis.completions.render import CompletionRenderer
 from proa_gateway.engines.models import ServedModel
@@ -14,6 +15,7 @@ from proa_gateway.serving.generation_request import check_token_ids, given, num_
 from proa_gateway.serving.ignored_fields import REFUSED_IN_COMPLETIONS
 from proa_gateway.serving.job import ApiSettings, Endpoint
 from proa_gateway.serving.prompt import encode_text, truncated
+from proa_gateway.serving.prompt_embeds import read_prompt_embeds
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 COMPLETIONS = Endpoint("/v1/completions", "text_completion", "cmpl-", REFUSED_IN_COMPLETIONS)
@@ -26,7 +28,7 @@ def completion_call(body: CompletionRequest, settings: ApiSettings) -> "Completi
         session_id=body.session_id or body.user,
         extra_fields=body.extra_fields,
         settings=settings,
-        num_prompts=len(body.prompt),
+        num_prompts=len(body.texts) + len(body.prompt_embeds or ()),
     )
 
 
@@ -45,18 +47,23 @@ class CompletionCall(GenerationCall):
             logprobs=num_logprobs("logprobs", body.logprobs, model.info),
             prompt_logprobs=given(body.prompt_logprobs, body.logprobs if body.echo else None),
         )
+        embedded = [_embedded(embeds) for embeds in await read_prompt_embeds(body.prompt_embeds or (), model)]
         only_scores = body.max_tokens == 0
         job = GenerationJob(
             request=body,
             param="prompt",
-            prompts=[await _read(prompt, body, model, max_tokens) for prompt in body.prompt],
+            prompts=[*embedded, *[await _read(prompt, body, model, max_tokens) for prompt in body.texts]],
             constraint=OutputConstraint(body.constraint) if body.constraint is not None else None,
             params=params,
-            text_stream=lambda each: None if only_scores else text_stream(body, model, context=each.token_ids),
+            text_stream=lambda each: None if only_scores else text_stream(body, model, context=each.text_token_ids),
             renderer=partial(CompletionRenderer, body, model, settings),
             continuous_usage=settings.includes_usage or body.continuous_usage,
         )
         return beam_search_job(job, body, model) if body.use_beam_search else job
+
+
+def _embedded(embeds: PromptEmbeds) -> Prompt:
+    return Prompt([0] * embeds.num_tokens, embeds=(embeds,))
 
 
 async def _read(prompt: str | list[int], body: CompletionRequest, model: ServedModel, max_tokens: int) -> Prompt:
