@@ -39,8 +39,11 @@ class EngineConfig:
 
     model: str = option(REQUIRED, "`builtin`, a directory in Hugging Face layout, or a Hugging Face Hub id")
     revision: str | None = option(None, "branch, tag or commit of a Hub model")
-    served_model_name: str | None = option(
-        None, "model name in the API (default: the value of --model; proa-builtin for `builtin`)"
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "model name in the API; repeat for several, of which the first is that of responses and metrics (default: the "
+        "value of --model; proa-builtin for `builtin`)",
+        metavar="NAME",
     )
     tokenizer: str | None = option(None, "directory or Hub id of the tokenizer (default: the model's own)")
     skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts and outputs are token ids only")
@@ -248,6 +251,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not all(self.served_model_name):
+            raise ValueError("served_model_name must not be empty")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
         if self.worker_sockets and len(self.worker_sockets) != self.num_ranks - 1:
@@ -351,8 +356,15 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
-        """The model's name in the API."""
-        return self.served_model_name or ("proa-builtin" if self.model == "builtin" else self.model)
+        """The model's first name in the API."""
+        if self.served_model_name:
+            return self.served_model_name[0]
+        return "proa-builtin" if self.model == "builtin" else self.model
+
+    @property
+    def model_aliases(self) -> tuple[str, ...]:
+        """The model's other names in the API."""
+        return tuple(dict.fromkeys(name for name in self.served_model_name if name != self.model_name))
 
     def num_top_logprobs(self, vocab_size: int) -> int:
         """`max_logprobs` for a vocabulary."""

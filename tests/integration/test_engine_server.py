@@ -332,7 +332,7 @@ async def test_model_info_load_and_tokenizer(tmp_path: Path) -> None:
     files = {"tokenizer.json": b"{}", "chat_template.jinja": b"x" * 300_000}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    with running_server(tokenizer_folder=tmp_path, served_model_name="tiny") as server:
+    with running_server(tokenizer_folder=tmp_path, served_model_name=("tiny",)) as server:
         async with server.channel() as channel:
             stub = server.stub(channel)
             info = await stub.GetModelInfo(service_pb2.GetModelInfoRequest(), timeout=DEADLINE)

@@ -220,6 +220,26 @@ async def test_requests_go_to_the_engine_that_serves_their_model() -> None:
         assert (await gateway.http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]})).status_code == 400
 
 
+async def test_all_names_of_a_model_answer_and_the_first_is_that_of_responses_and_metrics() -> None:
+    async with FakeEngine(script=say("apples"), model_name="apple") as apple, FakeEngine(model_name="pear") as pear:
+        apple.info.aliases.extend(["org/apple", "fruit"])
+        pear.info.aliases.extend(["apple"])  # the name of another model stays its own
+        async with running_gateway(apple, pear) as gateway:
+            for name in ("apple", "org/apple", "fruit"):
+                answer = (await gateway.chat(model=name)).json()
+                assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("apple", "apples")
+                card = (await gateway.http.get(f"/v1/models/{name}")).json()
+                assert (card["id"], card["root"], card["parent"], card["max_model_len"]) == (name, "apple", None, 4096)
+            ids = [model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]]
+            assert ids == ["apple", "pear", "org/apple", "fruit"]
+            tokens = (await gateway.http.post("/tokenize", json={"model": "fruit", "prompt": "a"})).json()
+            assert tokens["count"] > 0
+            metrics = (await gateway.http.get("/metrics")).text
+        assert 'model_name="apple"' in metrics
+        assert "fruit" not in metrics
+        assert len(apple.requests) == 3
+
+
 async def test_an_engine_that_is_no_longer_listed_finishes_its_requests_and_is_removed(
     engines: list[FakeEngine],
 ) -> None:

@@ -147,7 +147,7 @@ def running_server(
 @contextmanager
 def serving_model(folder: Path, name: str, **config: Any) -> Iterator[int]:
     """The port of a server that has loaded the model in `folder` on the CPU."""
-    chosen = EngineConfig(model=str(folder), device="cpu", served_model_name=name, **config)
+    chosen = EngineConfig(model=str(folder), device="cpu", served_model_name=(name,), **config)
     options = ServeOptions(config=chosen, host="127.0.0.1", port=0, metrics_port=0, health_port=0)
     server = EngineServer(options, exit_process=lambda status: None)
     port = server.start()

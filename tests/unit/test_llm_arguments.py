@@ -13,7 +13,7 @@ from proa_engine.offline.llm import LLM, REFUSED
 from support.documentation import ROOT
 
 PAGE = ROOT / "docs/offline.md"
-OWN = {"model", "speculative_config", "pooler_config"}  # parameters of `LLM.__init__` itself
+OWN = {"model", "served_model_name", "speculative_config", "pooler_config"}  # parameters of `LLM.__init__` itself
 VLLM_METHODS = [
     "apply_model",
     "beam_search",

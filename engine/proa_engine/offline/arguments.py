@@ -20,7 +20,6 @@ class EngineArguments(TypedDict, total=False):
     """The fields of `EngineConfig`, which describes them and has their defaults, that `LLM` passes on unchanged."""
 
     revision: str | None
-    served_model_name: str | None
     tokenizer: str | None
     skip_tokenizer_init: bool
     runner: Runner

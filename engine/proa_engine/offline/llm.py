@@ -60,6 +60,7 @@ class LLM(PooledMethods):
         self,
         model: str,
         *,
+        served_model_name: str | Sequence[str] = (),
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         pooler_config: PoolerConfig | Mapping[str, Any] | None = None,
         limit_mm_per_prompt: Mapping[str, int] | None = None,
@@ -78,6 +79,7 @@ class LLM(PooledMethods):
         config.setdefault("max_waiting_requests", sys.maxsize)  # a batch may be of any size
         self._config = EngineConfig(
             model=model,
+            served_model_name=(served_model_name,) if isinstance(served_model_name, str) else tuple(served_model_name),
             speculative_config=_json_config(SpeculativeConfig, speculative_config),
             pooler_config=_json_config(PoolerConfig, pooler_config),
             **config,
@@ -90,7 +92,7 @@ class LLM(PooledMethods):
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
         """Load the model of a configuration."""
-        names = {"model", "speculative_config", "pooler_config", *EngineArguments.__annotations__}
+        names = {"model", "served_model_name", "speculative_config", "pooler_config", *EngineArguments.__annotations__}
         return cls(**{each.name: getattr(engine_args, each.name) for each in fields(engine_args) if each.name in names})
 
     if not TYPE_CHECKING:  # checkers would take any name for an attribute

@@ -5,7 +5,7 @@ The only file of the engine that names protobuf messages, beside the servicer's 
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,10 +219,10 @@ def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:
             raise InvalidRequest(f"level must be 1 or 2, got {level}")
 
 
-def load_lora_from_pb(message: service_pb2.LoadLoraRequest, model_name: str) -> LoadLora:
+def load_lora_from_pb(message: service_pb2.LoadLoraRequest, model_names: Collection[str]) -> LoadLora:
     """Raises `InvalidRequest`."""
-    if message.name == model_name:
-        raise InvalidRequest(f"{model_name!r} is the name of the model")
+    if message.name in model_names:
+        raise InvalidRequest(f"{message.name!r} is the name of the model")
     return LoadLora(message.name, message.path, message.replace)
 
 

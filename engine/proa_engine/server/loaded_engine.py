@@ -78,6 +78,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
     config = parts.config
     return ModelInfo(
         model_name=config.model_name,
+        aliases=config.model_aliases,
         model=config.model,
         revision=config.revision or "",
         max_model_len=parts.limits.lengths.max_model_len,

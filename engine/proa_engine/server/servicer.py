@@ -90,7 +90,8 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
 
     async def LoadLora(self, request: service_pb2.LoadLoraRequest, context: Context) -> service_pb2.LoadLoraResponse:
         async with _status_on_error(context):
-            operation = convert.load_lora_from_pb(request, self._router.engine.info.model_name)
+            info = self._router.engine.info
+            operation = convert.load_lora_from_pb(request, (info.model_name, *info.aliases))
             return convert.load_lora_to_pb(await self._router.operate(operation))
 
     async def UnloadLora(

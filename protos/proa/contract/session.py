@@ -75,6 +75,7 @@ class ModelInfo:
     kv_transfer: KvTransfer | None = None  # how other engines fetch blocks from it; None: they cannot
     role: Role = Role.BOTH
     prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: it accepts none
+    aliases: tuple[str, ...] = ()  # further names, beside `model_name`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

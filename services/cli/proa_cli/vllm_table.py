@@ -82,7 +82,7 @@ _SAME = (
     )
     | rows(Kind.SAME, "`auto`, `generate` and `pooling`", "--runner")
     | rows(Kind.SAME, "of dummy weights; requests have `seed`", "--seed")
-    | rows(Kind.SAME, "a single name", "--served-model-name")
+    | rows(Kind.SAME, "the first name is that of responses and metrics, as in vLLM", "--served-model-name")
     | rows(Kind.SAME, "the method `ngram`, as JSON", "--speculative-config")
     | rows(
         Kind.SAME,

@@ -1,5 +1,6 @@
 """Flags are the fields of ServeOptions and EngineConfig; errors are one line without a traceback."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def test_flags_carry_vllms_names() -> None:
         [],
         ["serve", "--model", "m", "--dtype", "float8"],
         ["serve", "--model", "m", "--max-num-seqs", "many"],
+        ["serve", "--model", "m", "--max-model-len", "auto"],
+        ["serve", "--model", "m", "--hf-overrides", "[1]"],
         ["serve", "--model", "m", "--drain-timeout", "-1"],
         ["worker", "--rank", "1"],
     ],
@@ -83,6 +86,8 @@ def test_bad_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureF
         ),
         (["--kv-offloading-path", "/dev/shm/proa"], "kv_offloading_path needs kv_offloading_size"),
         (["--port", "70000"], "port must be at most 65535, got 70000"),
+        (["--served-model-name", ""], "served_model_name must not be empty"),
+        (["--override-generation-config", '{"max_tokens": 5}'], "override_generation_config cannot change max_tokens"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0"),
     ],
 )
@@ -103,6 +108,33 @@ def test_movers_and_nodes_have_the_certificate_of_the_server() -> None:
     options = ServeOptions(config=EngineConfig(model="m"), tls=tls)
     assert options.engine_config.peer_tls == PeerTls("a.crt", "a.key", "ca.crt")
     assert ServeOptions(config=EngineConfig(model="m")).engine_config.peer_tls is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "aliases"),
+    [
+        ("", "m", ()),
+        ("--served-model-name big", "big", ()),
+        ("--served-model-name big org/big --served-model-name gpt-4 big", "big", ("org/big", "gpt-4")),
+    ],
+)
+def test_a_model_may_have_several_names(flags: str, name: str, aliases: tuple[str, ...]) -> None:
+    config = parse(f"serve --model m {flags}").config
+    assert (config.model_name, config.model_aliases) == (name, aliases)
+
+
+def test_sizes_have_vllms_units() -> None:
+    config = parse("serve --model m --max-model-len 32k --max-num-batched-tokens 8K --kv-cache-memory-bytes 2g").config
+    assert (config.max_model_len, config.max_num_batched_tokens) == (32_000, 8192)
+    assert config.kv_cache_memory_bytes == 2_000_000_000
+
+
+def test_changes_of_a_models_configuration_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROA_OVERRIDE_GENERATION_CONFIG", '{"top_k": 5}')
+    arguments = make_parser().parse_args(["serve", "--model=m", '--hf-overrides={"rope_parameters": {"factor": 2}}'])
+    config = from_arguments(ServeOptions, arguments, os.environ).config
+    assert config.hf_overrides == {"rope_parameters": {"factor": 2}}
+    assert config.override_generation_config == {"top_k": 5}
 
 
 def test_adapters_are_given_in_vllms_forms() -> None:

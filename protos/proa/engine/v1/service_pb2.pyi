@@ -134,7 +134,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size", "aliases")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class GetModelInfoResponse(_message.Message):
     KV_TRANSFER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_EMBEDS_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -195,7 +196,8 @@ class GetModelInfoResponse(_message.Message):
     kv_transfer: KvTransfer
     role: Role
     prompt_embeds_size: int
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KvTransfer(_message.Message):
     __slots__ = ("fingerprint", "ports", "block_bytes")

@@ -28,10 +28,11 @@ class ModelLookup:
         self._models = models
 
     def names(self) -> list[str]:
-        """Names of models that requests may use, those of adapters last."""
+        """Names of models that requests may use: the first ones, further ones, and last those of adapters."""
         models = self._engine_models()
+        aliases = [alias for model in models for alias in self._models.aliases(model)]
         loras = [each.lora.name for each in self._models.loras if self._base_of(each) in models]
-        return models + sorted(name for name in loras if name not in models)
+        return list(dict.fromkeys([*models, *aliases, *sorted(loras)]))
 
     def base_name(self, name: str) -> str:
         """The name of the engines' model: of an adapter's, or the name itself. Raises `InvalidRequest`."""
@@ -52,9 +53,10 @@ class ModelLookup:
         return model if lora is None or base == name else replace(model, lora=lora.lora)
 
     def name(self, requested: str | None) -> str:
-        """The requested name, or the only model's. Raises `InvalidRequest` and `EngineUnavailable`."""
+        """The first name of the requested model, or of the only one. Raises `InvalidRequest` and
+        `EngineUnavailable`."""
         if requested is not None:
-            return requested
+            return self._models.resolve(requested)
         names = self._pool.model_names() or self._engine_models()
         if len(names) > 1:
             raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
@@ -81,7 +83,9 @@ class ModelLookup:
 
     def _base_of(self, lora: KnownLora) -> str | None:
         known = self.known
-        return lora.base_model or (next(iter(known)) if len(known) == 1 else None)
+        if lora.base_model is not None:
+            return self._models.resolve(lora.base_model)
+        return next(iter(known)) if len(known) == 1 else None
 
     def _engine_models(self) -> list[str]:
         names = {*self._pool.model_names(), *self._config.models}

@@ -68,10 +68,10 @@ async def get_version() -> dict[str, str]:
 
 
 def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
-    """OpenAI's and Anthropic's model object; an adapter has its model as parent and its path as root, as in vLLM. Of a
-    model that no engine has served yet, only the name is known."""
+    """OpenAI's and Anthropic's model object; an adapter has its model as parent and its path as root, as in vLLM; the
+    root of a model is its first name. Of a model that no engine has served yet, only the name is known."""
     lookup = gateway.admission.lookup
-    base = lookup.base_name(name)
+    base = lookup.base_name(lookup.name(name))
     lora = gateway.models.loras.get(name) if base != name else None
     model = gateway.models.get(base) if base in gateway.models.names() else None
     created = model.created if model is not None else gateway.started
@@ -85,7 +85,7 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "created": created,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "owned_by": "proa",
-        "root": name if lora is None else lora.lora.path,
+        "root": base if lora is None else lora.lora.path,
         "parent": None if lora is None else base,
         "max_model_len": max_model_len,
         "max_input_tokens": max_model_len,

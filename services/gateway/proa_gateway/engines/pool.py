@@ -124,10 +124,12 @@ class EnginePool:
             raise self._unavailable(model)
 
     def connected(self, model: str | None) -> list[EngineClient]:
-        """Return the engines with a session that serve the model, or any if None, also sleeping ones.
+        """Return the engines with a session that serve the model, or any if None, also sleeping ones. `model` may be
+        any of its names.
 
         Raises `ModelNotFound` and `EngineUnavailable` if there are none.
         """
+        model = None if model is None else self._models.resolve(model)
         ready = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
         engines = [one for one in ready if model in (None, one.model_name)]
         if not engines:

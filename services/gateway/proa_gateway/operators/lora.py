@@ -46,7 +46,7 @@ async def load_lora_adapter(body: LoadLoraRequest, request: Request) -> Response
         raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
     gateway = gateway_of(request)
     lookup = gateway.admission.lookup
-    if body.lora_name in lookup.known:
+    if lookup.name(body.lora_name) in lookup.known:
         raise InvalidRequest(f"{body.lora_name!r} is the name of a model.", param="lora_name")
     model = lookup.name(body.base_model_name)
     lookup.check(model)
