@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 
 from proa_engine import LLM, SamplingParams
+from proa_engine.tokenizer import ChatOptions
 from training import sums
 from training.combinations import COMBINATIONS
 from training.tool_conversations import draw_toolbox, fitting_request, needless_turn, unfit_turn
@@ -135,7 +136,7 @@ def answers(llm: LLM, questions: Sequence[Question]) -> list[str]:
     prompts: list[dict[str, list[int]]] = []
     for question in questions:
         tools = [tool.definition for tool in question.tools]
-        prompts.append({"prompt_token_ids": tokenizer.apply_chat_template(question.messages, tools)})
+        prompts.append({"prompt_token_ids": tokenizer.apply_chat_template(question.messages, ChatOptions(tools=tools))})
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=200), use_tqdm=False)
     return [output.outputs[0].text for output in outputs]
 

@@ -126,7 +126,7 @@ def parse_count(text: str) -> int:
         return int(Decimal(number) * 1000**power)
     if "." in number:
         raise ValueError(f"{text!r}: {unit} takes whole numbers; did you mean {number}{unit.lower()}?")
-    return int(number) * 1024**power
+    return int(number) * int(1024**power)
 
 
 def masked(value: Any, *, name: str = "") -> Any:
