@@ -40,6 +40,9 @@ class LoadedModelConfig(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def model_type(self) -> str: ...
 
     @property

@@ -14,6 +14,8 @@ _EXPONENTS = {EmbeddingType.FLOAT16: 0x7C00, EmbeddingType.BFLOAT16: 0x7F80}
 def with_hashes(request: EngineCoreRequest) -> EngineCoreRequest:
     """Return the request with the hashes of its prompt embeddings, whose sizes are checked. Raises `ValueError` if a
     value is not finite."""
+    if not request.prompt_embeds:
+        return request
     for index, embeds in enumerate(request.prompt_embeds):
         if not _is_finite(embeds):
             raise ValueError(f"piece {index} of the prompt's embeddings has a value that is infinite or not a number")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.offline.llm import LLM
 from support.engine import build_core, request, run
 from support.greedy import Expected, greedy
 from support.prompt_embeds import embedded, input_embeddings, whole
@@ -142,7 +143,30 @@ def test_a_resumed_request_continues_as_if_it_was_never_cut(folder: Path) -> Non
 
 @pytest.mark.parametrize("family", ["gemma4_text", "starcoder2"])
 def test_models_that_need_token_ids_are_refused(family: str, tmp_path: Path) -> None:
-    overrides = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE, "global_head_dim": 32}
+    overrides: dict[str, Any] = {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "global_head_dim": 32,
+    }
     folder = make_tiny_model(tmp_path, family, **(overrides if family == "gemma4_text" else {}))
     with pytest.raises(ValueError, match="enable_prompt_embeds is not supported for"), build_core(folder, **ALL_ON):
         pass
+
+
+def test_the_offline_llm_takes_a_tensor(folder: Path) -> None:
+    values = input_embeddings(folder, PROMPTS)[1]
+    llm = LLM(str(folder), device="cpu", dtype="float32", max_model_len=128, enable_prompt_embeds=True)
+    try:
+        prompts: list[Any] = [{"prompt_embeds": values}, {"prompt_embeds": values[None]}, PROMPTS[1]]
+        first, batch, tokens = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert first.outputs[0].token_ids == batch.outputs[0].token_ids == tokens.outputs[0].token_ids
+        for wrong, message in (
+            (values[0], "shape"),
+            (values.double(), "float32, float16 or bfloat16"),
+            (values[:, 1:], "hidden size"),
+            (values * torch.inf, "infinite or not a number"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                llm.generate({"prompt_embeds": wrong}, PARAMS, use_tqdm=False)
+    finally:
+        llm.llm_engine.shutdown()

@@ -107,6 +107,7 @@ def generate(
 @dataclass(frozen=True)
 class FakeModelConfig:
     vocab_size: int = VOCAB_SIZE
+    hidden_size: int = 4
     model_type: str = "fake"
     has_lm_head: bool = True
     is_encoder: bool = False

@@ -36,6 +36,7 @@ from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.offline.output_processor import OutputProcessor, RequestState
 from proa_engine.offline.outputs import RequestOutput
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, PromptTokenizer, TokenizedPrompt, paths_by_name
+from proa_engine.prompt_embeds import with_hashes
 from proa_engine.tokenizer import ChatOptions, Tokenizer
 
 T = TypeVar("T")
@@ -128,14 +129,15 @@ class LLMEngine:
                 request_id=core_id,
                 prompt_token_ids=tokenized.token_ids,
                 images=tokenized.images,
+                prompt_embeds=tokenized.embeds,
                 sampling_params=choice_params,
                 priority=priority,
                 arrival_time=arrival_time,
                 lora_name=lora_name,
             )
             check_request(request, self.limits)
-            requests.append(request)
-            choices.append(self._processor.make_choice(core_id, index, tokenized.token_ids, choice_params))
+            requests.append(with_hashes(request))
+            choices.append(self._processor.make_choice(core_id, index, tokenized.text_token_ids, choice_params))
         state = RequestState(
             request_id=request_id,
             prompt=tokenized.text,
@@ -304,13 +306,14 @@ class LLMEngine:
             request_id=f"single/{next(self._serial)}",
             prompt_token_ids=prompt.token_ids,
             images=prompt.images,
+            prompt_embeds=prompt.embeds,
             sampling_params=params,
             pooling_params=pooling_params,
             arrival_time=arrival_time,
             lora_name=lora_name,
         )
         check_request(request, self.limits)
-        return request
+        return with_hashes(request)
 
     def _load_lora(self, name: str, path: str) -> None:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeGuard
 
-from proa.contract import Image, ImageInput
+from proa.contract import EmbeddingType, Image, ImageInput, PromptEmbeds
 from proa.image.limits import ImageLimits
 from proa.image.placeholders import expand_placeholders, place_images
 from proa_engine.tokenizer import ChatOptions, Tokenizer
@@ -136,6 +136,12 @@ class TokenizedPrompt:
     text: str | None
     token_ids: list[int]
     images: tuple[Image, ...] = ()
+    embeds: tuple[PromptEmbeds, ...] = ()
+
+    @property
+    def text_token_ids(self) -> list[int]:
+        """The tokens that an output's text continues: none if some of them are embeddings."""
+        return [] if self.embeds else self.token_ids
 
 
 class PromptTokenizer:
@@ -149,6 +155,8 @@ class PromptTokenizer:
 
     def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """Raises `ValueError` for an object that is no prompt, and for images that the model cannot read."""
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            return _embedded(prompt)
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
         images = images_of(prompt) if isinstance(prompt, Mapping) else []
         if isinstance(content, str):
@@ -191,6 +199,25 @@ class PromptTokenizer:
         if self._max_images is not None and len(images) > self._max_images:
             raise ValueError(f"a prompt has {len(images)} images, limit_mm_per_prompt allows {self._max_images}")
         return self._image_input
+
+
+def _embedded(prompt: Mapping[str, Any]) -> TokenizedPrompt:
+    """The prompt of a mapping with `prompt_embeds`, whose `prompt`, if any, is only its text. Raises `ValueError` for
+    what is no tensor [tokens, hidden_size], or [1, tokens, hidden_size], of a type that requests can have."""
+    if others := sorted(prompt.keys() & {"prompt_token_ids", "multi_modal_data"}):
+        raise ValueError(f"a prompt with prompt_embeds cannot have {others[0]}")
+    import torch  # on use: it must not be before the number of its threads is set
+
+    tensor, types = prompt["prompt_embeds"], {getattr(torch, each.name.lower()): each for each in EmbeddingType}
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in types or tensor.layout is not torch.strided:
+        raise ValueError("prompt_embeds must be a dense tensor of float32, float16 or bfloat16")
+    if tensor.dim() == 3 and len(tensor) == 1:
+        tensor = tensor[0]
+    if tensor.dim() != 2 or not tensor.numel():
+        raise ValueError(f"prompt_embeds must have the shape [tokens, hidden_size], got {list(tensor.shape)}")
+    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    embeds = PromptEmbeds(num_tokens=len(tensor), type=types[tensor.dtype], values=values)
+    return TokenizedPrompt(prompt.get("prompt"), [0] * len(tensor), embeds=(embeds,))
 
 
 def are_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
