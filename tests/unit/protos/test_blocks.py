@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
 from proa.contract import Image, image_keys
+from proa.contract.prompt_embeds import EmbeddingType, PromptEmbeds, hashed
 
 ROOT = root_hash("proa-builtin", "")
 ids = st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4)
@@ -33,6 +34,14 @@ def test_published_vectors_of_images_hold() -> None:
         "dbaffaa901909e6ec87ebd37df4eb63a",
         "851488d9db5c15ce9405ee2b9ca26298",
         "e766b9f4b3852f62c8da5a607d83d7e6",
+    ]
+
+
+def test_published_vectors_of_embeddings_hold() -> None:
+    embeds = PromptEmbeds(offset=1, num_tokens=5, type=EmbeddingType.FLOAT16, values=bytes(range(20)))
+    assert [each.hex() for each in hash_blocks(ROOT, [1, 0, 0, 0, 0, 0, 2, 3], 4, embeds=[hashed(embeds)])] == [
+        "18171111be02588c2ba8efb91fe56038",
+        "826fc602fb69e429cd1ecf30b390ddce",
     ]
 
 
