@@ -33,7 +33,7 @@ def test_the_notes_show_a_request_to_each_model() -> None:
 
 
 def test_the_notes_say_when_the_builtin_pool_ends() -> None:
-    sentence = "with the pool `builtin`, which serves the built-in model as long as `engines` names no pool. Wait for it:"
+    sentence = "the pool `builtin`, which serves the built-in model as long as `engines` names no pool. Wait for it:"
     assert sentence in notes()
     assert "is starting. Wait for it:" in notes("engines.big.model=org/big")
 
