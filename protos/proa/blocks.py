@@ -7,8 +7,8 @@ of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
 
 with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
 Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. Behind them, a block that images
-touch has their keys (`proa.contract.image_keys`), and behind these a block with prompt embeddings has the keys of its own
-(`proa.contract.embeds_keys`). All blocks of a chain have the same number of tokens. Test vectors, in hexadecimal:
+touch has their keys (`proa.contract.image_keys`), and behind these a block with prompt embeddings has the keys of its
+own (`proa.contract.embeds_keys`). All blocks of a chain have the same number of tokens. Test vectors, in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9

@@ -49,8 +49,8 @@ _SAME = (
     | rows(Kind.SAME, "`auto`, which reads safetensors, and `dummy`", "--load-format")
     | rows(
         Kind.SAME,
-        "objects are changed field by field, as by a JSON merge patch; where `config.json` has `rope_parameters`, those "
-        "take the place of `rope_scaling` and `rope_theta`",
+        "objects are changed field by field, as by a JSON merge patch; where `config.json` has `rope_parameters`, "
+        "those take the place of `rope_scaling` and `rope_theta`",
         "--hf-overrides",
     )
     | rows(

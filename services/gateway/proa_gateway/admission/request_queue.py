@@ -36,9 +36,7 @@ class ModelQueue:
 class RequestQueue:
     """Call `capacity_changed` whenever there may be more capacity."""
 
-    def __init__(
-        self, bounds: AdmissionBounds, capacity: Capacity, metrics: GatewayMetrics, demand: Demand
-    ) -> None:
+    def __init__(self, bounds: AdmissionBounds, capacity: Capacity, metrics: GatewayMetrics, demand: Demand) -> None:
         self._bounds = bounds
         self._capacity = capacity
         self._metrics = metrics
