@@ -1,4 +1,4 @@
-"""`proa serve` prints the lines of its programs with their names in text, and nothing but JSON with --log-format json."""
+"""`proa serve` prints its programs' lines with their names in text, and nothing but JSON with --log-format json."""
 
 import json
 
