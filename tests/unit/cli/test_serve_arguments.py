@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from proa_cli.arguments import Arguments, program_environments, read_arguments
+from support import variables_page
 
 
 def test_each_program_gets_its_flags() -> None:
@@ -174,3 +175,7 @@ def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
     assert arguments.url == "http://127.0.0.1:8000"
     assert [note.partition(" is ")[0] for note in arguments.notes] == ["PROA_MAX_MODEL_LENGTH", "PROA_PORT"]
     assert program_environments(environment) == ({"PROA_SERVICE_HOST": "10.0.0.1"},) * 2
+
+
+def test_the_page_lists_the_variables() -> None:
+    assert variables_page.PAGE.read_text() == variables_page.page(), "run `python tests/support/variables_page.py`"
