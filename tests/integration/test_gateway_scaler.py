@@ -1,5 +1,6 @@
 """KEDA's external scaler of gateways, called as KEDA does; over real sockets."""
 
+import argparse
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -8,8 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from proa.options import add_options
 from proa_gateway.config import Deadlines
 from proa_gateway.scaler.config import ScalerOptions
+from proa_gateway.scaler.demand import Demand
+from proa_gateway.scaler.server import ScalerPortInUse, serve_scaler
 from proa_gateway.scaler.v1 import externalscaler_pb2 as keda
 from proa_gateway.scaler.v1 import externalscaler_pb2_grpc
 from support.fake_engine import FakeEngine, say
@@ -117,6 +121,22 @@ async def test_every_gateway_counts_what_waits_in_all() -> None:
         await cancel(tasks)
         await until_value(asked, lambda found: found == 0)
         stream.cancel()
+
+
+async def test_a_port_that_another_gateway_has_is_refused() -> None:
+    options = ScalerOptions(scaler_port=free_port())
+    async with serve_scaler(options, "127.0.0.1", "first", Demand([])):
+        with pytest.raises(ScalerPortInUse, match=r"cannot listen on 127\.0\.0\.1:[0-9]+ \(--scaler-port\)"):
+            async with serve_scaler(options, "127.0.0.1", "second", Demand([])):
+                pass
+
+
+@pytest.mark.parametrize("peer", ["gateway", "http://gateway:80", "gateway:0", "gateway:65536", "gateway..svc:80"])
+def test_a_peer_whose_addresses_can_never_be_found_is_refused(peer: str) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_options(parser, ScalerOptions)
+    with pytest.raises(argparse.ArgumentError):
+        parser.parse_args(["--scaler-peers", peer])
 
 
 async def _first(stream: Any, count: int) -> AsyncIterator[Any]:

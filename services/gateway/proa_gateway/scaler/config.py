@@ -5,12 +5,17 @@ from dataclasses import dataclass
 
 from proa.options import check_options, option
 
-_ADDRESS = re.compile(r".+:[0-9]+")
+_ADDRESS = re.compile(r"([^/]+):([0-9]{1,5})")
 
 
 def _address(text: str) -> str:
-    if not _ADDRESS.fullmatch(text):
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match[2]) <= 65535:
         raise ValueError(f"{text!r} is not HOST:PORT")
+    try:
+        match[1].encode("idna")
+    except UnicodeError as error:  # which each look for its addresses would raise
+        raise ValueError(f"{match[1]!r} is no host name: {error}") from error
     return text
 
 

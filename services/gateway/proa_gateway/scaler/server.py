@@ -14,6 +14,7 @@ from proa_gateway.scaler.service import ExternalScaler, Waiting
 from proa_gateway.scaler.v1 import externalscaler_pb2_grpc, waiting_pb2_grpc
 
 GRACE = 1.0  # seconds for calls to end after `Demand.close`
+SERVER_OPTIONS = (("grpc.so_reuseport", 0),)  # a port in use is an error, not a second server behind it
 _log = logging.getLogger(__name__)
 
 
@@ -30,7 +31,7 @@ async def serve_scaler(options: ScalerOptions, host: str, name: str, demand: Dem
     if not options.scaler_port:
         yield
         return
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(ExternalScaler(demand), server)
     waiting_pb2_grpc.add_WaitingServiceServicer_to_server(Waiting(demand, name), server)
     address = f"[{host}]:{options.scaler_port}" if ":" in host else f"{host}:{options.scaler_port}"
