@@ -46,6 +46,7 @@ _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,)
 REFUSED: Mapping[str, Refused] = {
     # vLLM's
     "use_beam_search": Refused("use /v1/completions or /v1/chat/completions"),
+    "prompt_embeds": Refused("use /v1/completions"),
     "logits_processors": Refused("code of clients is not run"),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
