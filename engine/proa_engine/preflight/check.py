@@ -114,7 +114,10 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
     if is_cpu:
         check_weights(share, weights_room(read_memory(), config.ranks_here))
     elif is_cpu is False and gpus is not None:
-        check_gpu_weights(share, min(gpus.memory), config.gpu_memory_utilization)
+        # The other GPUs, such as one for a display, are not used.
+        memory = gpus.memory[config.ranks_here - 1]
+        sets_cache = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
+        check_gpu_weights(share, memory, 1.0 if sets_cache else config.gpu_memory_utilization)
 
 
 def _check_tokenizer(config: EngineConfig, model: _Model) -> None:

@@ -12,11 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """`memory`: bytes of each GPU that this process can use, in the order of their numbers."""
+    """`memory`: bytes of each GPU that this process can use, at most, the largest first."""
 
     memory: tuple[int, ...]
 
@@ -41,8 +42,12 @@ def read_gpus(environment: Mapping[str, str] = os.environ) -> Gpus | None:
     numbers = visible(environment.get(VISIBLE_DEVICES), len(memory))
     if numbers is None:
         return None
-    visible_memory = [memory[number] for number in numbers]
-    return None if None in visible_memory else Gpus(tuple(size for size in visible_memory if size is not None))
+    if any(memory[number] is None for number in numbers):
+        return None
+    # CUDA's first GPU is the fastest one, NVML's that with the lowest bus id: of unequal ones the largest are assumed.
+    candidates = numbers if environment.get(DEVICE_ORDER) == "PCI_BUS_ID" else range(len(memory))
+    sizes = (size for number in candidates if (size := memory[number]) is not None)
+    return Gpus(tuple(sorted(sizes, reverse=True)[: len(numbers)]))
 
 
 def visible(variable: str | None, count: int) -> Sequence[int] | None:

@@ -47,12 +47,15 @@ def test_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
         return read_gpus(environment)
 
-    assert read(FakeNvml()) == Gpus((40 * GIB, 80 * GIB))
+    assert read(FakeNvml()) == Gpus((80 * GIB, 40 * GIB))
     assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="1") == Gpus((80 * GIB,))
     assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="") == Gpus(())
     assert read(FakeNvml(is_divided=True)) is None
     assert read(FakeNvml(is_divided=True), CUDA_VISIBLE_DEVICES="0") == Gpus((40 * GIB,))
     assert read(FakeNvml(init=9)) is None
+    # CUDA's first one may be NVML's second.
+    assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="0") == Gpus((80 * GIB,))
+    assert read(FakeNvml(), CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == Gpus((40 * GIB,))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,24 @@ def test_weights_that_no_gpu_has_room_for_are_refused() -> None:
     check_gpu_weights(70 * GIB, 80 * GIB, 0.9)
     with pytest.raises(ValueError, match=r"at least 75\.00 GiB on a rank, but a GPU here has 80\.00 GiB.*allows 90%"):
         check_gpu_weights(75 * GIB, 80 * GIB, 0.9)
+
+
+def test_weights_are_compared_with_what_the_gpus_of_the_ranks_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second GPU is one for a display. The built-in model has a decoder of about 4 MB."""
+    monkeypatch.setattr(check, "check_driver", lambda: None)
+
+    def start(memory: int, **options: Any) -> None:
+        monkeypatch.setattr(check, "read_gpus", lambda: Gpus((memory, 1)))
+        check_start(EngineConfig(model="builtin", device="cuda", **options))
+
+    start(40 * GIB)
+    with pytest.raises(ValueError, match="weights take at least"):
+        start(40 * GIB, tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="gpu_memory_utilization allows 1%"):
+        start(100 * 2**20, gpu_memory_utilization=0.01)
+    # With a size of its own for the cache, the utilization has no effect.
+    start(100 * 2**20, gpu_memory_utilization=0.01, kv_cache_memory_bytes=2**20)
+    start(100 * 2**20, gpu_memory_utilization=0.01, num_gpu_blocks_override=100)
 
 
 def test_weights_that_the_host_has_no_room_for_are_refused_before_they_are_read(
