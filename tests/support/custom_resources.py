@@ -41,6 +41,7 @@ def monitor(endpoints: str, endpoint: Schema) -> Schema:
 
 SCRAPED = {"port": TEXT, "interval": INTERVAL}
 DROP = record({"action": {"const": "drop"}, "sourceLabels": some(TEXT), "regex": TEXT})
+KEEP = record({"action": {"const": "keep"}, "sourceLabels": some(TEXT), "regex": TEXT})
 PROMETHEUS_TRIGGER = record(
     {
         "type": {"const": "prometheus"},
@@ -98,7 +99,7 @@ SCHEMAS: dict[str, Schema] = {
         "monitoring.coreos.com/v1", record({"groups": some(record({"name": TEXT, "rules": some(ALERT)}))})
     ),
     "ServiceMonitor": monitor("endpoints", record(SCRAPED, {"path": TEXT, "metricRelabelings": some(DROP)})),
-    "PodMonitor": monitor("podMetricsEndpoints", record(SCRAPED, {"path": TEXT})),
+    "PodMonitor": monitor("podMetricsEndpoints", record(SCRAPED, {"path": TEXT, "relabelings": some(KEEP)})),
     "ScaledObject": custom_object(
         "keda.sh/v1alpha1",
         record(

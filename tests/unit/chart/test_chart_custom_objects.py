@@ -62,6 +62,12 @@ def test_monitors_scrape_existing_ports(objects: Objects) -> None:
         assert {each["port"] for each in engine["podMetricsEndpoints"]} <= ports
 
 
+def test_pods_that_download_a_model_are_not_scraped(objects: Objects) -> None:
+    (endpoint,) = lookup(objects, "PodMonitor", "proa-engine", "spec", "podMetricsEndpoints")
+    (rule,) = endpoint["relabelings"]
+    assert rule == {"action": "keep", "sourceLabels": ["__meta_kubernetes_pod_phase"], "regex": "Running"}
+
+
 def test_vllms_metrics_are_scraped_once(objects: Objects) -> None:
     endpoint = lookup(objects, "ServiceMonitor", "proa-gateway", "spec", "endpoints", 0)
     (rule,) = endpoint["metricRelabelings"]
