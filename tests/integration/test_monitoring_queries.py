@@ -166,6 +166,13 @@ def test_variables_list_the_values_of_labels_that_exist(
         assert query[2] in {"namespace", "app_kubernetes_io_instance", "model_name", "proa_pool"}
 
 
+def test_all_pools_of_the_engines_dashboard_are_no_gateways() -> None:
+    board = json.loads((CHART / "dashboards" / "engines.json").read_text())
+    (pool,) = (each for each in board["templating"]["list"] if each["name"] == "pool")
+    assert re.fullmatch(pool["allValue"], "builtin")
+    assert not re.fullmatch(pool["allValue"], "")  # gateways have the engines' metrics too, and no label proa_pool
+
+
 @needs_helm
 def test_alerts_query_series_that_exist(gateway_series: Series, engine_series: Series) -> None:
     found = alerts()
