@@ -51,18 +51,21 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{- /* Image, environment and security context of a container: (dict "root" $ "of" .Values.gateway "image" $image "service" "proa-gateway"
-"env" list "readOnly" true). `env` has the chart's own variables, `readOnly` the default of readOnlyRootFilesystem. */ -}}
+"env" list "readOnly" true). `env` has the chart's own variables, which configured ones replace: Kubernetes refuses a name that occurs
+twice. `readOnly` is the default of readOnlyRootFilesystem. */ -}}
 {{- define "proa.containerFields" -}}
 image: {{ .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- include "proa.withoutNulls" (mergeOverwrite (dict "readOnlyRootFilesystem" .readOnly) (deepCopy .of.securityContext)) | nindent 2 }}
+{{- $names := list -}}
+{{- range .of.env }}{{ $names = append $names .name }}{{ end }}
 env:
-  - {name: HOME, value: /tmp}
-  {{- with .env }}
-  {{- toYaml . | nindent 2 }}
+  {{- range concat (list (dict "name" "HOME" "value" "/tmp")) (.env | default list) (include "proa.otel" . | fromYamlArray) }}
+  {{- if not (has .name $names) }}
+  - {{ toJson . }}
   {{- end }}
-  {{- include "proa.otel" (dict "root" .root "service" .service) | trim | nindent 2 }}
+  {{- end }}
   {{- with .of.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

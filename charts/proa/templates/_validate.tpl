@@ -10,6 +10,13 @@
 {{- if lt (len (list (int .Values.engine.port) (int .Values.engine.metricsPort) (int .Values.engine.healthPort) | uniq)) 3 -}}
 {{- fail "engine.port, engine.metricsPort and engine.healthPort must differ: they are ports of one pod." -}}
 {{- end -}}
+{{- with .Values.gateway -}}
+{{- $ports := list (int .port) (int .healthPort) -}}
+{{- if include "proa.scaler.pools" $ }}{{ $ports = append $ports (int .scalerPort) }}{{ end -}}
+{{- if lt (len (uniq $ports)) (len $ports) -}}
+{{- fail "gateway.port, gateway.healthPort and, if KEDA asks gateways, gateway.scalerPort must differ: they are ports of one pod." -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.monitoring.enabled .Values.networkPolicy.enabled .Values.networkPolicy.gateway.from (has (dict "namespaceSelector" dict) .Values.networkPolicy.metrics.from) -}}
 {{- fail "networkPolicy.gateway.from restricts the gateway's port, from which Prometheus also reads metrics, so networkPolicy.metrics.from cannot allow every pod: set it to Prometheus." -}}
 {{- end -}}
@@ -35,6 +42,12 @@
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}
+{{- end -}}
+{{- end -}}
+{{- $variable := printf "PROA_%s" (trimPrefix "--" $flag | replace "-" "_" | upper) -}}
+{{- range $pool.env -}}
+{{- if eq $variable (toString .name) -}}
+{{- fail (printf "%s env contains %s, the variable of %s, which the chart sets; use the chart value instead." $at $variable $flag) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -97,6 +110,9 @@
 {{- end -}}
 {{- if gt (int $pool.keda.minReplicas) (int $pool.keda.maxReplicas) -}}
 {{- fail (printf "%s keda.minReplicas is more than keda.maxReplicas." $at) -}}
+{{- end -}}
+{{- if and $pool.keda.enabled $pool.keda.query (ne $pool.keda.trigger "prometheus") -}}
+{{- fail (printf "%s keda.query is set, but keda.trigger is %s, which has no query; set keda.trigger prometheus." $at $pool.keda.trigger) -}}
 {{- end -}}
 {{- if and $pool.keda.enabled (eq (int $pool.keda.minReplicas) 0) (not .root.Values.gateway.scaleFromZero.timeoutSeconds) -}}
 {{- fail (printf "%s keda.minReplicas 0 requires gateway.scaleFromZero.timeoutSeconds, or every request fails while no pod runs." $at) -}}

@@ -159,6 +159,15 @@ def test_otel_variables_reach_every_container() -> None:
         assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME"} <= names
 
 
+def test_a_configured_variable_takes_the_place_of_the_charts() -> None:
+    variables = [{"name": name, "value": "mine"} for name in ("HOME", "OTEL_SERVICE_NAME", "HF_HOME", "HF_TOKEN")]
+    objects = render(
+        {"gateway.env": variables, "enginePool.env": variables, "enginePool.huggingFace.tokenSecret": "hub"},
+    )
+    for container in (GATEWAY, ENGINE):
+        assert lookup(objects, *container, "env") == variables
+
+
 def test_dashboards_are_json_in_one_config_map() -> None:
     data = lookup(render({"dashboards.enabled": True}), "ConfigMap", "proa-dashboards", "data")
     assert {json.loads(text)["uid"] for text in data.values()} == {"proa-gateway", "proa-engines"}

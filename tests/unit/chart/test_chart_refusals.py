@@ -95,6 +95,15 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "engine.port, engine.metricsPort and engine.healthPort must differ",
         ),
         (
+            {"gateway.healthPort": 8000},
+            "gateway.port, gateway.healthPort and, if KEDA asks gateways, gateway.scalerPort",
+        ),
+        ({**KEDA, "gateway.scalerPort": 8081}, "gateway.scalerPort must differ: they are ports of one pod"),
+        (
+            {**KEDA, "enginePool.keda.query": "up"},
+            "keda.query is set, but keda.trigger is gateway, which has no query; set keda.trigger prometheus",
+        ),
+        (
             {"networkPolicy.gateway.from": [{"podSelector": {}}], "monitoring.enabled": True},
             "networkPolicy.metrics.from cannot allow every pod: set it to Prometheus",
         ),
@@ -107,6 +116,10 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "extraArgs contains --model, which the chart sets; use the chart value instead",
         ),
         ({"enginePool.extraArgs": ["--tensor-parallel-size", "2"]}, "extraArgs contains --tensor-parallel-size, which"),
+        (
+            {"enginePool.env": [{"name": "PROA_TENSOR_PARALLEL_SIZE", "value": "2"}]},
+            "env contains PROA_TENSOR_PARALLEL_SIZE, the variable of --tensor-parallel-size, which the chart sets; use",
+        ),
         (
             {"enginePool.shmSize": "4Gi"},
             "the memory limit 4Gi cannot hold shmSize 4Gi, images.processorCacheGb 1 GiB and hostCache 0 GiB",
