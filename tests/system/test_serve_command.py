@@ -44,7 +44,14 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 """
 
 
-RUN = "import sys; from proa_cli.serve import run; sys.exit(run(eval(sys.argv[1]), sys.argv[2], sys.argv[3:]))"
+RUN = """
+import os, sys
+from proa_cli.gateway import Gateway
+from proa_cli.serve import run
+
+gateway = Gateway(sys.argv[2], "fake-model", os.environ.get("KNOWN_KEY", ""))
+sys.exit(run(eval(sys.argv[1]), gateway, sys.argv[3:]))
+"""
 
 
 class Run:
@@ -160,8 +167,9 @@ def test_a_model_that_answers_no_chats_gets_another_example(path: str) -> None:
     assert f"{path} -H" in next(line for line in run.lines if "curl" in line)
 
 
-def test_the_example_carries_the_key_of_the_environment() -> None:
-    run = Run(PROA_API_KEY="sk-secret")
+@pytest.mark.parametrize("known", ["sk-secret", ""])
+def test_the_example_carries_the_key_that_the_gateway_asks_for(known: str) -> None:
+    run = Run(PROA_API_KEY="sk-secret", KNOWN_KEY=known)
     run.read_until("curl")
     run.close()
     assert "Bearer $PROA_API_KEY" in next(line for line in run.lines if "curl" in line)
@@ -191,6 +199,13 @@ def test_command_runs_when_ready_and_its_exit_stops_all() -> None:
     assert run.lines[-1] == "command | done"
 
 
+def test_a_command_that_does_not_exist_is_the_reason() -> None:
+    run = Run("/no/such/command")
+    assert run.end() == 1
+    run.close()
+    assert run.lines[-1] == "proa serve: error: cannot run /no/such/command: No such file or directory"
+
+
 def test_proxy_is_not_used_for_the_local_gateway() -> None:
     proxy = f"http://127.0.0.1:{free_port()}"  # nothing listens there
     run = Run("true", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="")
@@ -205,6 +220,10 @@ def test_proxy_is_not_used_for_the_local_gateway() -> None:
         (["--port=8123"], "name a model behind `proa serve`: a folder, an id of the Hugging Face hub, or builtin"),
         (["builtin", "--tls-ca=/ca.pem"], "--tls-ca is not a flag of `proa serve`: the two programs talk over"),
         (["builtin", "--prot=8123"], "unknown flag --prot; did you mean --port?"),
+        (
+            ["builtin", "--host=203.0.113.1", "--port=8123"],
+            "cannot listen on 203.0.113.1:8123: Cannot assign",
+        ),
         (["builtin", "--max-num-seqs=0"], "max_num_seqs must be at least 1, got 0"),
     ],
 )

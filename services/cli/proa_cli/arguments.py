@@ -8,7 +8,7 @@ import argparse
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,11 +48,14 @@ class Arguments:
 
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
+    model: str  # its name in the API
     url: str  # of the API on this machine
     engine_drain_timeout: float
     gateway_drain_timeout: float
     notes: tuple[str, ...] = ()
     log_format: Format = "text"
+    host: str = "0.0.0.0"  # on which the gateway listens
+    api_key: str = field(default="", repr=False)  # that the gateway takes, empty if no flag or variable has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +114,19 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     parsed = _parser_of(GatewayConfig).parse_args([*gateway, f"--engine={_HOST}:1"])
     config = from_arguments(GatewayConfig, parsed, for_gateway)
-    host = _HOST if config.host in ("0.0.0.0", "::") else f"[{config.host}]" if ":" in config.host else config.host
+    host = {"0.0.0.0": _HOST, "::": "::1"}.get(config.host, config.host)  # the gateway's "::" has no IPv4
+    host = f"[{host}]" if ":" in host else host
     return Arguments(
         tuple(engine),
         tuple(gateway),
+        options.config.model_name,
         f"http://{host}:{config.port}",
         options.drain_timeout,
         config.deadlines.shutdown,
         tuple(notes),
         options.logs.log_format,
+        config.host,
+        next(iter((*config.api_key, *config.operator_key)), ""),
     )
 
 
@@ -219,11 +226,21 @@ def _read_file(path: Path) -> Iterator[_Given]:
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from None
+        raise ValueError(f"--config {path} is not YAML: {_in_one_line(error)}") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"--config {path} must be a mapping of flags to values")
     for name, value in content.items():
-        yield _flag(_words(str(name), value))
+        flag = _flag(_words(str(name), value))
+        if flag.name == "--config":
+            raise ValueError(f"--config {path} names another file by {name}, which is not read")
+        yield flag
+
+
+def _in_one_line(error: Exception) -> str:
+    """The reason and the place, without the lines of the file, which may have keys."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    return f"{error.problem}, line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
 
 
 def _words(name: str, value: Any) -> list[str]:

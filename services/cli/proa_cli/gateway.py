@@ -1,7 +1,6 @@
 """The gateway of `proa serve`: whether it is ready, and a request that its model answers."""
 
-import json
-import os
+import http.client
 from typing import Any
 
 from proa_cli.http_api import HttpApi
@@ -19,26 +18,29 @@ EXAMPLES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 class Gateway:
-    """`url`: without /v1. `key`: of the environment."""
+    """`url`: without /v1. `model`: its name in the API. `key`: one that the gateway takes, empty if none is known."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str, key: str = "") -> None:
         self.url = url
-        self.key = os.environ.get("PROA_API_KEY", "")
-        self._api = HttpApi(url, self.key)
+        self._model = model
+        self._key = key
+        self._api = HttpApi(url, key)
 
     def is_ready(self) -> bool:
         return self._answers("/ready", timeout=1)
 
+    def needs_key(self) -> bool:
+        return bool(self._key) or not self._answers("/v1/models", timeout=5)
+
     def example(self) -> tuple[str, dict[str, Any]]:
-        """Path and body of the first of `EXAMPLES` that the model answers; of a chat if it answers none in time."""
-        with self._api.open("/v1/models", timeout=5) as response:
-            model = str(json.load(response)["data"][0]["id"])
+        """Path and body of the first of `EXAMPLES` that the model answers; of a chat if it answers none in time, or
+        only with a key that is not known here."""
         for path, fields, streamed in EXAMPLES:
-            body = {"model": model, **fields}
+            body = {"model": self._model, **fields}
             if self._answers(path, body | ({"max_tokens": 1} if streamed else {}), timeout=20):
                 return path, body | streamed
         path, fields, streamed = EXAMPLES[0]
-        return path, {"model": model, **fields, **streamed}
+        return path, {"model": self._model, **fields, **streamed}
 
     def _answers(self, path: str, body: dict[str, Any] | None = None, *, timeout: float) -> bool:
         """Whether a request has status 200."""
@@ -46,5 +48,5 @@ class Gateway:
             with self._api.open(path, body, timeout=timeout) as response:
                 response.read()
             return True
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False

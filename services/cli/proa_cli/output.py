@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Protocol, TextIO
 
-from proa.logs import Format, json_line
+from proa.logs import Format, Level, json_line
 
 _ERROR = re.compile(r"proa-(?:engine|gateway)(?: serve)?: error: (.+)")
 
@@ -16,8 +16,8 @@ class Output(Protocol):
         """Print a line that a program has written."""
         ...
 
-    def own(self, message: str, *, is_error: bool = False) -> None:
-        """Print a message of `proa`."""
+    def own(self, message: str, *, level: Level = "info") -> None:
+        """Print a message of `proa`, warnings and errors to the standard error."""
         ...
 
     def error_of(self, line: str) -> str:
@@ -31,11 +31,11 @@ class TextOutput:
     def of_program(self, name: str, line: str) -> None:
         print_line(f"{name:7} | {line}")
 
-    def own(self, message: str, *, is_error: bool = False) -> None:
-        if is_error:
-            print_line(f"proa serve: {message}", sys.stderr)
-        else:
+    def own(self, message: str, *, level: Level = "info") -> None:
+        if level == "info":
             print_line(f"proa: {message}")
+        else:
+            print_line(f"proa serve: {message}", sys.stderr)
 
     def error_of(self, line: str) -> str:
         match = _ERROR.fullmatch(line)
@@ -48,8 +48,8 @@ class JsonOutput:
     def of_program(self, name: str, line: str) -> None:
         print_line(line if _read(line) else json_line(time.time(), "info", line, {"program": name}))
 
-    def own(self, message: str, *, is_error: bool = False) -> None:
-        level, stream = ("error", sys.stderr) if is_error else ("info", sys.stdout)
+    def own(self, message: str, *, level: Level = "info") -> None:
+        stream = sys.stdout if level == "info" else sys.stderr
         print_line(json_line(time.time(), level, message, {"program": "proa"}), stream)
 
     def error_of(self, line: str) -> str:

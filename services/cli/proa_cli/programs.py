@@ -64,7 +64,7 @@ class Program:
         deadline = time.monotonic() + self.drain_timeout + EXIT_SECONDS
         while not self.wait(time.monotonic() + _POLL_SECONDS):
             if hurries() or time.monotonic() > deadline:
-                self._output.own(f"the {self.name} does not exit and is killed", is_error=True)
+                self._output.own(f"the {self.name} does not exit and is killed", level="warning")
                 break
         self.signal(signal.SIGKILL)
 

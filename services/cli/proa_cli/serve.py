@@ -5,6 +5,7 @@ With a command behind `--` it is run when the gateway is ready, and its end is t
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -43,23 +44,24 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     the exit status."""
     try:
         arguments = _with_port(read_arguments(words, os.environ))
-        _check_address(arguments.url)  # before the model is loaded
+        _check_address(arguments.host, arguments.url)  # before the model is loaded
     except (ValueError, _Failed) as error:
         return _fail(str(error))
     output = make_output(arguments.log_format)
     for note in arguments.notes:
-        output.own(note, is_error=True)
-    return run(_commands(arguments), arguments.url, make_command(arguments.url), output)
+        output.own(note, level="warning")
+    gateway = Gateway(arguments.url, arguments.model, arguments.api_key)
+    return run(_commands(arguments), gateway, make_command(arguments.url), output)
 
 
 def run(
     commands: Iterable[tuple[str, Sequence[str], float, Mapping[str, str]]],
-    url: str,
+    gateway: Gateway,
     command: Sequence[str],
     output: Output | None = None,
 ) -> int:
-    """Run programs, given by name, command, drain timeout and environment, of which one serves the gateway's API at
-    `url`. The last one is stopped first. Returns the exit status."""
+    """Run programs, given by name, command, drain timeout and environment, of which one is `gateway`. The last one is
+    stopped first. Returns the exit status."""
     stopping: list[int] = []  # signals received
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
@@ -68,7 +70,7 @@ def run(
     try:
         for name, words, drain_timeout, environment in commands:
             programs.append(Program(name, words, output, drain_timeout, environment))
-        return _watch(programs, Gateway(url), command, stopping, output)
+        return _watch(programs, gateway, command, stopping, output)
     except _Failed as error:
         failure = str(error)
     finally:
@@ -80,7 +82,7 @@ def run(
 
 
 def _fail(reason: str, output: Output | None = None) -> int:
-    (output or TextOutput()).own(f"error: {reason}", is_error=True)
+    (output or TextOutput()).own(f"error: {reason}", level="error")
     return 1
 
 
@@ -91,16 +93,20 @@ def _without_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]
     return words[:place], words[place + 1 :]
 
 
-def _check_address(url: str) -> None:
-    """Raise `_Failed` if another program listens there: it would answer in place of the gateway."""
-    parts = urlsplit(url)
-    family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
-    with socket.socket(family) as listener:
+def _check_address(host: str, url: str) -> None:
+    """Raise `_Failed` if the gateway cannot listen on `host` and the port of `url`: where another program listens, that
+    would answer in place of the gateway."""
+    port, is_ipv6 = urlsplit(url).port, ":" in host
+    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_ipv6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as in the gateway
         try:
-            listener.bind((parts.hostname, parts.port))
+            listener.bind((host, port))
         except OSError as error:
-            raise _Failed(f"cannot listen on {parts.netloc}: {error.strerror}; choose another --port") from None
+            flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+            shown = f"[{host}]" if is_ipv6 else host
+            raise _Failed(f"cannot listen on {shown}:{port}: {error.strerror}; choose another {flag}") from None
 
 
 def _with_port(arguments: Arguments) -> Arguments:
@@ -155,7 +161,7 @@ def _watch(
             announcement = f"ready after {time.monotonic() - started:.1f} s at {gateway.url}"
             if command:
                 output.own(announcement)
-                programs.append(Program("command", command, output))
+                programs.append(_start_command(command, output))
             elif isinstance(output, TextOutput):
                 output.own(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
                 _show_example(gateway)
@@ -166,8 +172,16 @@ def _watch(
     return 128 + stopping[0] if command else 0
 
 
+def _start_command(command: Sequence[str], output: Output) -> Program:
+    """Raises `_Failed`."""
+    try:
+        return Program("command", command, output)
+    except OSError as error:
+        raise _Failed(f"cannot run {command[0]}: {error.strerror}") from None
+
+
 def _show_example(gateway: Gateway) -> None:
     """Print a request that the model answers, to be copied."""
     path, body = gateway.example()
-    key = ' -H "Authorization: Bearer $PROA_API_KEY"' if gateway.key else ""
+    key = ' -H "Authorization: Bearer $PROA_API_KEY"' if gateway.needs_key() else ""
     print_line(f"  curl -N {gateway.url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n")

@@ -15,7 +15,7 @@ def test_text_has_the_programs_name_in_front(capsys: pytest.CaptureFixture[str])
     output = TextOutput()
     output.of_program("engine", "weights loaded")
     output.own("stopping")
-    output.own("error: no such model", is_error=True)
+    output.own("error: no such model", level="error")
     shown = capsys.readouterr()
     assert shown.out == "engine  | weights loaded\nproa: stopping\n"
     assert shown.err == "proa serve: error: no such model\n"
@@ -27,7 +27,8 @@ def test_json_lines_are_passed_on_and_all_others_become_json(capsys: pytest.Capt
     for line in ('{"time": broken', "Killed", '{"answer": 1}'):
         output.of_program("engine", line)
     output.own("stopping")
-    output.own("error: no such model", is_error=True)
+    output.own("--x has no effect", level="warning")
+    output.own("error: no such model", level="error")
     shown = capsys.readouterr()
     first, *others = shown.out.splitlines()
     assert first == LINE
@@ -38,8 +39,10 @@ def test_json_lines_are_passed_on_and_all_others_become_json(capsys: pytest.Capt
         ("info", "engine", '{"answer": 1}'),
         ("info", "proa", "stopping"),
     ]
-    (error,) = [json.loads(line) for line in shown.err.splitlines()]
-    assert (error["level"], error["message"]) == ("error", "error: no such model")
+    assert [(record["level"], record["message"]) for record in map(json.loads, shown.err.splitlines())] == [
+        ("warning", "--x has no effect"),
+        ("error", "error: no such model"),
+    ]
 
 
 def test_the_reason_of_an_exit_is_found_in_both_formats() -> None:

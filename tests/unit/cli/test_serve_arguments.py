@@ -13,6 +13,7 @@ def test_each_program_gets_its_flags() -> None:
     assert arguments == Arguments(
         ("--model=/m", "--tensor-parallel-size", "2", "--max-model-len=256"),
         ("--routing", "session", "--port=8001"),
+        "/m",
         "http://127.0.0.1:8001",
         engine_drain_timeout=60.0,
         gateway_drain_timeout=30.0,
@@ -41,6 +42,15 @@ def test_flags_of_both_programs_go_where_they_are_meant() -> None:
     assert arguments.gateway == ("--host=::1", "--drain-timeout=7", "--max-waiting-requests=9")
     assert arguments.url == "http://[::1]:8000"
     assert (arguments.engine_drain_timeout, arguments.gateway_drain_timeout) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("localhost", "http://localhost:8000")],
+)
+def test_the_url_is_one_on_which_the_gateway_listens(host: str, url: str) -> None:
+    arguments = read_arguments(["/m", f"--host={host}"])
+    assert (arguments.host, arguments.url) == (host, url)
 
 
 def test_the_builtin_model_has_its_adapters() -> None:
@@ -89,6 +99,7 @@ def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> Non
         ("a: [", "is not YAML"),
         ("prot: 1", "unknown flag --prot"),
         ("port:", "port of the file of --config has no value"),
+        ("config: other.yaml", "names another file by config, which is not read"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, reason: str, tmp_path: Path) -> None:
@@ -96,6 +107,26 @@ def test_a_wrong_file_is_refused(text: str, reason: str, tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(ValueError, match=reason):
         read_arguments(["/m", f"--config={path}"])
+
+
+def test_the_place_of_an_error_in_a_file_is_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("port: 8000\napi-key: [sk-secret\n")
+    with pytest.raises(ValueError, match="is not YAML") as caught:
+        read_arguments(["/m", f"--config={path}"])
+    assert str(caught.value).endswith(", line 3, column 1")
+    assert "\n" not in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [(["--api-key", "sk-1", "sk-2"], "sk-1"), (["--operator-key=sk-3"], "sk-3"), ([], "")],
+)
+def test_the_gateway_is_asked_with_a_key_of_its_flags(words: list[str], key: str) -> None:
+    arguments = read_arguments(["/m", "--served-model-name", "a", "b", *words])
+    assert (arguments.model, arguments.api_key) == ("a", key)
+    assert "sk-" not in repr(read_arguments(["/m"], {"PROA_API_KEY": "sk-1"}))
 
 
 def test_lists_of_mappings_are_json(tmp_path: Path) -> None:
@@ -135,7 +166,9 @@ def test_variables_are_read_by_the_program_that_has_the_flag() -> None:
         "PROA_DEPENDENT_LAUNCH": "0",
     }
     arguments = read_arguments(["--max-model-len=64"], environment)
-    assert arguments == Arguments(("--model=/m", "--max-model-len=64"), (), "http://127.0.0.1:8003", 7.0, 7.0)
+    assert arguments == Arguments(
+        ("--model=/m", "--max-model-len=64"), (), "/m", "http://127.0.0.1:8003", 7.0, 7.0, api_key="sk-1"
+    )
     of_both = {"PATH": "/bin", "PROA_DRAIN_TIMEOUT": "7", "PROA_DEPENDENT_LAUNCH": "0"}
     engine, gateway = program_environments(environment)
     assert engine == of_both | {"PROA_MAX_NUM_SEQS": "8", "PROA_LORA_MODULES": "a=/a", "PROA_ENABLE_LORA": "1"}
