@@ -43,13 +43,17 @@ def source_of(model: str) -> Source:
         return LocalFolder(builtin_model_folder())
     if scheme := _SCHEME.match(model):
         raise ValueError(_refuse_url(model, scheme[1].lower()))
-    folder = Path(model).expanduser()
+    if not model.strip():
+        raise ValueError("model must not be empty: give a folder or a hub id")
     try:
+        folder = Path(model).expanduser()
         if folder.is_dir():
             return LocalFolder(folder)
         is_file = folder.exists()
     except OSError as error:  # such as a name that is too long, or a folder above it that may not be read
         raise ValueError(f"model folder {model} cannot be read: {error.strerror}") from error
+    except RuntimeError as error:  # of `expanduser`
+        raise ValueError(f"model folder {model} cannot be read: there is no such user") from error
     if is_file:
         raise ValueError(_refuse_file(model, folder))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:

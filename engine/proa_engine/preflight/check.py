@@ -6,7 +6,7 @@ of weights the headers alone.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from proa_engine.preflight.headers import read_header, read_headers
 from proa_engine.preflight.ports import check_address
 from proa_engine.preflight.tokenizers import check_vocabulary, read_tokenizer
 from proa_engine.preflight.weights import check_tensors, least_bytes
+from proa_engine.worker.arena_memory import existing_bytes
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
 
@@ -112,12 +113,15 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
     # Of the ranks, which divide the weights, one has an equal share or more.
     share = least_bytes(tensors, model.fields, dtype=dtype, quantizes=quantizes) // config.num_ranks
     if is_cpu:
-        check_weights(share, weights_room(read_memory(), config.ranks_here))
+        memory, cache = read_memory(), config.kv_offloading_path
+        if cache is not None:  # this engine takes over what an earlier one has left there
+            memory = replace(memory, available=memory.available + existing_bytes(Path(cache)))
+        check_weights(share, weights_room(memory, config.ranks_here))
     elif is_cpu is False and gpus is not None:
         # The other GPUs, such as one for a display, are not used.
-        memory = gpus.memory[config.ranks_here - 1]
+        smallest = gpus.memory[config.ranks_here - 1]
         sets_cache = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
-        check_gpu_weights(share, memory, 1.0 if sets_cache else config.gpu_memory_utilization)
+        check_gpu_weights(share, smallest, 1.0 if sets_cache else config.gpu_memory_utilization)
 
 
 def _check_tokenizer(config: EngineConfig, model: _Model) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,15 @@ def test_weights_that_the_host_has_no_room_for_are_refused_before_they_are_read(
 
     with pytest.raises(ValueError, match=r"the model's weights take .* on this rank, but it has 0\.00 GiB of memory"):
         check_start(EngineConfig(model="builtin", device="cpu"))
+
+
+def test_memory_that_an_earlier_engine_has_left_to_this_one_is_room_for_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "read_memory", lambda: HostMemory(limit=None, available=2**20, process=0))
+    (tmp_path / "rank-0.arena").write_bytes(bytes(32 * 2**20))
+
+    check_start(EngineConfig(model="builtin", device="cpu", kv_offloading_size=1, kv_offloading_path=str(tmp_path)))
 
 
 def test_an_address_in_use_or_of_another_machine_is_refused_with_its_flag() -> None:

@@ -241,6 +241,8 @@ def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path
     [
         ({"model": "/nowhere/at/all"}, "model folder /nowhere/at/all does not exist: / has no nowhere"),
         ({"model": "./nowhere"}, "model folder ./nowhere does not exist"),
+        ({"model": ""}, "model must not be empty"),
+        ({"model": "~no-such-user/model"}, "~no-such-user/model cannot be read: there is no such user"),
         ({"model": "s3://bucket/model"}, "s3://bucket/model is in an object store (S3), from which the engine does"),
         ({"model": "gs://bucket/model"}, "(Google Cloud Storage), from which the engine does not load: mount the buck"),
         (
