@@ -56,7 +56,7 @@ class ModelLookup:
         """The first name of the requested model, or of the only one. Raises `InvalidRequest` and
         `EngineUnavailable`."""
         if requested is not None:
-            return self._models.resolve(requested)
+            return self._models.first_names.get(requested, requested)
         names = self._pool.model_names() or self._engine_models()
         if len(names) > 1:
             raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
@@ -84,7 +84,7 @@ class ModelLookup:
     def _base_of(self, lora: KnownLora) -> str | None:
         known = self.known
         if lora.base_model is not None:
-            return self._models.resolve(lora.base_model)
+            return self._models.first_names.get(lora.base_model, lora.base_model)
         return next(iter(known)) if len(known) == 1 else None
 
     def _engine_models(self) -> list[str]:

@@ -110,7 +110,7 @@ class ModelRegistry:
         self._folder = folder
         self._chat_template = chat_template
         self._models: dict[str, ServedModel] = {}
-        self._aliases: dict[str, str] = {}  # further name -> model name
+        self.first_names: dict[str, str] = {}  # of every model, by any of its names
         self._engines: dict[str, set[str]] = {}  # model name -> addresses of its accepted engines
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -120,11 +120,7 @@ class ModelRegistry:
 
     def aliases(self, name: str) -> list[str]:
         """Return the further names of a model."""
-        return [alias for alias, model in self._aliases.items() if model == name]
-
-    def resolve(self, name: str) -> str:
-        """Return the first name of the model that has `name`; `name` itself if no engine's model is called so."""
-        return name if name in self._models else self._aliases.get(name, name)
+        return [alias for alias, first in self.first_names.items() if first == name != alias]
 
     def get(self, name: str) -> ServedModel:
         """Raises `EngineUnavailable` if no engine has served the model yet."""
@@ -157,16 +153,17 @@ class ModelRegistry:
                 else:
                     self._models[info.model_name] = ServedModel(info, await self._load(info, read_files))
             self._engines[info.model_name].add(address)
-            self._learn_aliases(info)
+            self._learn_names(info)
 
     def forget(self, address: str) -> None:
         """Remove an engine. Its model stays known; once all its engines are gone, another tokenizer is accepted."""
         for addresses in self._engines.values():
             addresses.discard(address)
 
-    def _learn_aliases(self, info: ModelInfo) -> None:
+    def _learn_names(self, info: ModelInfo) -> None:
+        self.first_names[info.model_name] = info.model_name  # also if it was a further name of another model
         for alias in info.aliases:
-            owner = alias if alias in self._models else self._aliases.setdefault(alias, info.model_name)
+            owner = self.first_names.setdefault(alias, info.model_name)
             if owner != info.model_name:
                 _log.warning("name %s of the model %s ignored: it is one of %s", alias, info.model_name, owner)
 

@@ -129,7 +129,7 @@ class EnginePool:
 
         Raises `ModelNotFound` and `EngineUnavailable` if there are none.
         """
-        model = None if model is None else self._models.resolve(model)
+        model = None if model is None else self._models.first_names.get(model, model)
         ready = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
         engines = [one for one in ready if model in (None, one.model_name)]
         if not engines:
