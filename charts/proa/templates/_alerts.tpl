@@ -22,8 +22,8 @@ annotations:
 {{- range $overrides := .Values.engines | default (dict "builtin" dict) -}}
 {{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides) -}}
 {{- $model := include "proa.engine.modelName" $pool -}}
-{{- $mayBeEmpty := and $pool.keda.enabled (eq (int $pool.keda.minReplicas) 0) -}}
-{{- $_ := set $models $model (and $mayBeEmpty (ne (toString (get $models $model)) "false")) -}}
+{{- $least := ternary $pool.keda.minReplicas (ternary $pool.autoscaling.minReplicas $pool.replicas $pool.autoscaling.enabled) $pool.keda.enabled -}}
+{{- $_ := set $models $model (and (eq (int $least) 0) (ne (toString (get $models $model)) "false")) -}}
 {{- end -}}
 {{- toYaml $models -}}
 {{- end -}}

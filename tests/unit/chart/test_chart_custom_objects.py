@@ -89,6 +89,26 @@ def test_scaled_objects_select_by_labels_that_the_monitors_add(objects: Objects)
         assert of_pods <= {re.sub(r"\W", "_", label) for label in labels}
 
 
+@pytest.mark.parametrize(
+    ("pools", "waits_for_a_request"),
+    [
+        ({"a": {}}, False),
+        ({"a": {"replicas": 0}}, True),
+        ({"a": {"replicas": 0, "autoscaling": {"enabled": True}}}, False),
+        ({"a": {"keda": {"enabled": True}}}, True),
+        ({"a": {"keda": {"enabled": True, "minReplicas": 1}}}, False),
+        ({"a": {"keda": {"enabled": True}}, "b": {}}, False),
+    ],
+)
+def test_a_model_without_engines_is_an_alert_unless_its_pools_may_be_empty(
+    pools: dict[str, Any], waits_for_a_request: bool
+) -> None:
+    values = {"engines": pools, "prometheusRule.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
+    (group,) = lookup(render(values), "PrometheusRule", "proa", "spec", "groups")
+    (rule,) = (each for each in group["rules"] if each["alert"] == "ProaNoEngineReady")
+    assert ("and sum(proa_gateway_queue_depth" in rule["expr"]) is waits_for_a_request
+
+
 def test_the_http_route_targets_the_gateways_service(objects: Objects) -> None:
     ((backend,),) = [rule["backendRefs"] for rule in lookup(objects, "HTTPRoute", "proa-gateway", "spec", "rules")]
     assert backend["port"] in {port["port"] for port in lookup(objects, "Service", backend["name"], "spec", "ports")}
