@@ -81,7 +81,7 @@ REFUSED: Mapping[str, Refused] = {
 }
 
 REFUSED_IN_CHAT: Mapping[str, Refused] = {
-    **REFUSED,
+    **{name: rule for name, rule in REFUSED.items() if name != "use_beam_search"},
     "functions": _FUNCTIONS,
     "function_call": _FUNCTIONS,
     "modalities": Refused("answers are text", neutral=(["text"],)),
@@ -94,7 +94,7 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
 }
 
 REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
-    **REFUSED,
+    **{name: rule for name, rule in REFUSED.items() if name not in ("use_beam_search", "prompt_embeds")},
     "suffix": Refused("text is not inserted before a suffix"),
     "top_logprobs": Refused("logprobs is the number of likeliest tokens here", neutral=(0,)),
     "max_completion_tokens": Refused("use max_tokens"),
@@ -117,7 +117,6 @@ NO_EFFECT: Mapping[str, str] = {
     "prompt_cache_retention": "cached blocks stay until their memory is needed",
     "prompt_cache_options": "cached blocks stay until their memory is needed",
     "guided_decoding_backend": "there is one backend",
-    "length_penalty": "-10 to 10, of a beam search; without one no effect",
     "early_stopping": "a beam search ends when no output can become better",
     "spaces_between_special_tokens": "no spaces are added between tokens",
     "stream_reasoning": "reasoning is streamed as it comes",

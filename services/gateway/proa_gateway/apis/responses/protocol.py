@@ -31,6 +31,7 @@ from proa_gateway.serving.fields import (
     known_types,
 )
 from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.structured_outputs import ResponseFormat
 
@@ -186,6 +187,7 @@ _INCLUDED_ALREADY = frozenset(
 _NO_LOGPROBS = Refused("use include and top_logprobs")
 # Some of these are fields of `GenerationRequest`.
 REFUSED: Mapping[str, Refused] = {
+    **REFUSED_BY_ALL,
     **REFUSED_IN_CHAT,
     "thinking_token_budget": THINKING_BUDGET,
     "prompt": Refused("prompt templates are not stored"),
