@@ -240,6 +240,8 @@ class CoreRun:
         for request in requests:
             if self._fetches is not None and self._fetches.random() < 0.7:
                 request = replace(request, kv_source=KvSource(addresses=("peer:1",)))
+            if request.prompt_embeds:
+                self.executor.prompt_embeds[request.request_id] = request.prompt_embeds
             self.core.submit(request)
 
     def step(self) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask
+from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask, PromptEmbeds
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_disk import FakeDisk
+from support.fake_embeds import random_embeds, with_embeds
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
 from support.fake_images import IMAGE_TOKEN, make_image, seen
@@ -101,8 +102,10 @@ def random_request(
     grammar_share: float = 0.0,
     lora_digest: str = "",
     images: tuple[Image, ...] = (),
+    embeds: tuple[PromptEmbeds, ...] = (),
 ) -> EngineCoreRequest:
-    """With the adapter of this content, whose name is the part before `@`, and with images in the prompt."""
+    """With the adapter of this content, whose name is the part before `@`, and with images and embeddings in the
+    prompt."""
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -113,18 +116,20 @@ def random_request(
         "prompt_logprobs": rng.choice([None, None, None, 0]),
         "grammar": random_grammar(rng) if rng.random() < grammar_share else None,
     }
+    if embeds:
+        params["prompt_logprobs"] = None
     params |= {"lora_name": lora_digest.partition("@")[0], "lora_digest": lora_digest}
     request = make_request(
         request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
     )
-    request = replace(request, images=images)
+    request = replace(request, images=images, prompt_embeds=embeds)
     output, reason = expected_output(request)
     # Another engine may have died between the last token and the end, if only this engine knows that it is the end.
     most = len(output) - (reason is not FinishReason.COMPLETE or len(output) == max_tokens)
     if rng.random() < 0.1 and most > 0 and len(prompt) + most < MAX_MODEL_LEN:
         resumed = output[: rng.randint(1, most)]
         resumed_request = make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
-        return replace(resumed_request, images=images)
+        return replace(resumed_request, images=images, prompt_embeds=embeds)
     return request
 
 
@@ -146,7 +151,7 @@ def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason
     """The output of the request alone, with its end if it has a grammar."""
     params = request.sampling_params
     if params.grammar is None:
-        prompt = seen(request.prompt_token_ids, request.images)
+        prompt = with_embeds(seen(request.prompt_token_ids, request.images), request.prompt_embeds)
         return generate(prompt, params, EOS, MAX_MODEL_LEN, request.lora_digest), None
     if params.grammar.text in ("invalid", "busy"):
         return [], None
@@ -228,9 +233,11 @@ class Traffic:
         lora_digests: Sequence[str] = (),
         image_kinds: Sequence[tuple[int, int]] = (),
         prefill_share: float = 0.0,
+        embeds_share: float = 0.0,
     ) -> None:
         """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens. Before
-        `prefill_share` of those that generate comes a request with `prefill_only`."""
+        `prefill_share` of those that generate comes a request with `prefill_only`. `embeds_share` of those that
+        generate and follow no other have prompt embeddings."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -243,19 +250,23 @@ class Traffic:
         self.coming: list[EngineCoreRequest] = []  # the next one last
         for index in range(num_requests):
             images: tuple[Image, ...] = ()
+            embeds: tuple[PromptEmbeds, ...] = ()
             if self.coming and rng.random() < follow_up_share:
                 followed = rng.choice(self.coming)
                 prompt = follow_up(rng, followed)
                 images = tuple(image for image in followed.images if image.end <= len(prompt))
+                embeds = tuple(each for each in followed.prompt_embeds if each.end <= len(prompt))
             elif with_images is not None and rng.random() < 0.8:
                 prompt, images = with_images.make()
             else:
                 prompt = random_prompt(rng, prefixes)
-            if pooled_share and rng.random() < pooled_share:
+                if embeds_share and rng.random() < embeds_share:
+                    prompt, embeds = random_embeds(rng, prompt)
+            if pooled_share and not embeds and rng.random() < pooled_share:
                 self.coming.insert(0, random_pooled(rng, f"r{index}", prompt, images))
             else:
                 digest = rng.choice(["", *lora_digests])
-                request = random_request(rng, f"r{index}", prompt, grammar_share, digest, images)
+                request = random_request(rng, f"r{index}", prompt, grammar_share, digest, images, embeds)
                 if prefill_share and rng.random() < prefill_share:
                     self.coming.insert(0, prefill_of(request))
                 self.coming.insert(0, request)

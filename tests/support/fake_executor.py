@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from proa.contract import PoolingParams, PoolingTask, SamplingParams, TokenLogprobs
+from proa.contract import PoolingParams, PoolingTask, PromptEmbeds, SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
@@ -28,6 +28,7 @@ from proa_engine.core.types import (
 )
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from support.fake_embeds import rows_of, with_embeds
 from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
 
@@ -182,6 +183,7 @@ class FakeExecutor:
     None included. `plans` are all plans. `disobeys` are requests whose masks it ignores. `on_execute` is called when a
     step starts, and `while_waiting` in the middle of a step, when the core waits for a result. `fail_at` is the step
     that fails. `accept` says how many of so many draft tokens are right; without it there may be none.
+    `prompt_embeds` are those of all requests, by their ids.
     """
 
     num_blocks: int = 64
@@ -196,6 +198,7 @@ class FakeExecutor:
     fail_at: int | None = None
     accept: Callable[[int], int] | None = None
     disobeys: set[str] = field(default_factory=set)
+    prompt_embeds: dict[str, Sequence[PromptEmbeds]] = field(default_factory=dict)
     plans: list[SchedulerOutput] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     rows: dict[str, FakeRow] = field(default_factory=dict)
@@ -354,7 +357,10 @@ class FakeExecutor:
     def _add(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows, f"{new.request_id} is new twice"
         contexts, context = list[int](), first_context(self._fill_slot(new.lora))
-        for token_id in seen(new.token_ids, new.images):
+        embeds = self.prompt_embeds.get(new.request_id, ())
+        wanted = {place: row for place, row in rows_of(embeds).items() if place >= new.num_computed_tokens}
+        assert rows_of(new.prompt_embeds) == wanted, f"{new.request_id} lacks embeddings, or has too many"
+        for token_id in with_embeds(seen(new.token_ids, new.images), embeds):
             context = fingerprint(context, token_id)
             contexts.append(context)
         self.rows[new.request_id] = FakeRow(

@@ -11,6 +11,7 @@ from typing import Any
 
 from proa.contract import EngineCoreRequest, FinishReason, Grammar
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, Part
+from support.fake_embeds import with_embeds
 from support.fake_executor import VOCAB_SIZE, choose, fingerprint, first_context
 from support.fake_images import seen
 
@@ -102,7 +103,8 @@ def generate_constrained(
     request: EngineCoreRequest, eos_token_ids: frozenset[int], limit: int
 ) -> tuple[list[int], FinishReason]:
     """What the request must produce, resumed tokens included, said without any scheduling."""
-    params, prompt = request.sampling_params, seen(request.prompt_token_ids, request.images)
+    params = request.sampling_params
+    prompt = with_embeds(seen(request.prompt_token_ids, request.images), request.prompt_embeds)
     assert params.grammar is not None
     cursor = GrammarCursor(params.grammar, FakeMatcher(params.grammar.text, eos_token_ids))
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)

@@ -32,7 +32,9 @@ def random_run(
     )
 
 
-def check_random_traffic(seed: int, **settings: Any) -> None:
+def check_random_traffic(
+    seed: int, *, embeds_share: float = 0.0, follow_up_share: float = 0.0, **settings: Any
+) -> CoreRun:
     rng = random.Random(seed)
     run = random_run(rng, **settings, **random_host(rng, seed))
     pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
@@ -44,6 +46,8 @@ def check_random_traffic(seed: int, **settings: Any) -> None:
         grammar_share=grammar_share,
         pooled_share=pooled_share,
         prefill_share=0.2,
+        embeds_share=embeds_share,
+        follow_up_share=follow_up_share,
     )
     traffic.drive()
     rejected = {rejection.request_id: rejection for rejection in run.rejections}
@@ -55,6 +59,7 @@ def check_random_traffic(seed: int, **settings: Any) -> None:
         assert rejection.code == {"invalid": "invalid_argument", "busy": "resource_exhausted"}[grammar.text]
     for request_id in run.outputs:
         traffic.check(traffic.requests[request_id])
+    return run
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [0, 1, 5])
@@ -74,6 +79,23 @@ def test_random_traffic_under_memory_pressure(
 @pytest.mark.parametrize("seed", seeds(3, thorough=8))
 def test_random_traffic_over_pipeline_stages(seed: int, policy: Policy, num_stages: int) -> None:
     check_random_traffic(seed, async_scheduling=True, policy=policy, num_stages=num_stages)
+
+
+@pytest.mark.parametrize(("async_scheduling", "num_speculative_tokens"), [(True, 0), (False, 3)])
+def test_random_traffic_with_prompt_embeddings(async_scheduling: bool, num_speculative_tokens: int) -> None:
+    settings: dict[str, Any] = {"async_scheduling": async_scheduling, "policy": "fcfs", "embeds_share": 0.6}
+    settings |= {"num_speculative_tokens": num_speculative_tokens, "follow_up_share": 0.3}
+    num_hits = num_resumed = 0
+    for seed in seeds(4, thorough=20):
+        executor = check_random_traffic(3 + seed, **settings).executor
+        seen = set[str]()
+        for new in (new for plan in executor.plans for new in plan.new_requests):
+            if embeds := executor.prompt_embeds.get(new.request_id):
+                num_hits += new.num_computed_tokens > embeds[0].offset
+                num_resumed += new.request_id in seen
+                seen.add(new.request_id)
+    assert num_hits > 10, "embeddings are found in the prefix cache"
+    assert num_resumed > 0, "requests with embeddings are preempted"
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
