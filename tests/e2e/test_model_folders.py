@@ -1,13 +1,12 @@
 """Models that the image runs by `transformers`: an encoder, and a causal language model without a module of its own."""
 
-import base64
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from support.kube import Release
+from support.model_folders import config_map, pool
 from support.tiny_models import make_tiny_model
 
 ENCODER: dict[str, Any] = {"pad_token_id": 0, "max_position_embeddings": 160, "type_vocab_size": 2}
@@ -20,21 +19,8 @@ def with_model_folders(release: Release, tmp_path_factory: pytest.TempPathFactor
     make_tiny_model(folder / "starcoder2", "starcoder2")
     for name in ("bert", "starcoder2"):
         release.apply(config_map(name, folder / name))
-    release.install(engines__bert=pool("bert"), engines__starcoder2=pool("starcoder2"))
-
-
-def config_map(name: str, folder: Path) -> dict[str, Any]:
-    files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "binaryData": files}
-
-
-def pool(name: str) -> dict[str, Any]:
-    return {
-        "model": "/model",
-        "servedModelName": name,
-        "volumes": [{"name": "folder", "configMap": {"name": name}}],
-        "volumeMounts": [{"name": "folder", "mountPath": "/model", "readOnly": True}],
-    }
+    bert, starcoder2 = (pool(name, folder / name) for name in ("bert", "starcoder2"))
+    release.install(engines__bert=bert, engines__starcoder2=starcoder2)
 
 
 @pytest.mark.smoke
