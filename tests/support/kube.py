@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +66,13 @@ class Release:
         run("kubectl", "create", "namespace", self.namespace)
         run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
 
-    def install(self, **values: Any) -> None:
+    def install(self, *files: Path, **values: Any) -> None:
         """Install or upgrade and wait until all pods are ready.
 
-        `values` by path, with `__` for a dot: text as for `--set`, anything else as JSON. The built-in model has a pool
-        unless `engines` lists all.
+        `files` of values, then `values` by path, with `__` for a dot: text as for `--set`, anything else as JSON.
+        Without files the built-in model has a pool unless `engines` lists all.
         """
-        self._wait_for(*self._helm_upgrade(values), "--wait", "--timeout=10m", timeout=660)
+        self._wait_for(*self._helm_upgrade(values, files), "--wait", "--timeout=10m", timeout=660)
 
     def upgrade(self, **values: Any) -> None:
         """Install or upgrade without waiting."""
@@ -138,15 +138,16 @@ class Release:
         )
         return "\n".join(self.kubectl(*command, check=False) for command in commands)
 
-    def _helm_upgrade(self, values: dict[str, Any]) -> list[str]:
+    def _helm_upgrade(self, values: dict[str, Any], files: Sequence[Path] = ()) -> list[str]:
         images = {"image__registry": self.registry, "engine__image__tag": self.tag, "gateway__image__tag": self.tag}
-        pools: dict[str, Any] = {} if "engines" in values else {"engines__builtin": {}}
+        pools: dict[str, Any] = {} if files or "engines" in values else {"engines__builtin": {}}
         settings = [
             f"--set={path.replace('__', '.')}={value}"
             if isinstance(value, str)
             else f"--set-json={path.replace('__', '.')}={json.dumps(value)}"
             for path, value in (images | pools | {"enginePool__env": [ONE_THREAD]} | values).items()
         ]
+        settings = [*(f"--values={path}" for path in files), *settings]
         return ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace, *settings]
 
     def _wait_for(self, *command: str, timeout: float) -> None:
