@@ -52,12 +52,13 @@ topologySpreadConstraints:
 
 {{- /* Image, environment and security context of a container: (dict "root" $ "of" .Values.gateway "image" $image "service" "proa-gateway"
 "env" list "readOnly" true). `env` has the chart's own variables, which configured ones replace: Kubernetes refuses a name that occurs
-twice. `readOnly` is the default of readOnlyRootFilesystem. */ -}}
+twice. `readOnly` is the default of readOnlyRootFilesystem, if the configuration has none. */ -}}
 {{- define "proa.containerFields" -}}
 image: {{ .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
-  {{- include "proa.withoutNulls" (mergeOverwrite (dict "readOnlyRootFilesystem" .readOnly) (deepCopy .of.securityContext)) | nindent 2 }}
+  {{- $default := ternary (dict "readOnlyRootFilesystem" .readOnly) dict (hasKey . "readOnly") }}
+  {{- include "proa.withoutNulls" (mergeOverwrite $default (deepCopy .of.securityContext)) | nindent 2 }}
 {{- $names := list -}}
 {{- range .of.env }}{{ $names = append $names .name }}{{ end }}
 env:

@@ -159,6 +159,13 @@ def test_otel_variables_reach_every_container() -> None:
         assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME"} <= names
 
 
+def test_no_container_has_a_field_of_its_security_context_that_is_null() -> None:
+    nulls = {"readOnlyRootFilesystem": None, "allowPrivilegeEscalation": None}
+    objects = render({"gateway.securityContext": nulls, "engines.builtin.securityContext": nulls})
+    for container in (GATEWAY, ENGINE, ("Pod", "proa-test-builtin", "spec", "containers", 0)):
+        assert lookup(objects, *container, "securityContext") == {"capabilities": {"drop": ["ALL"]}}
+
+
 def test_a_configured_variable_takes_the_place_of_the_charts() -> None:
     variables = [{"name": name, "value": "mine"} for name in ("HOME", "OTEL_SERVICE_NAME", "HF_HOME", "HF_TOKEN")]
     objects = render(
