@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -46,10 +46,10 @@ def single(folder: Path) -> dict[str, Result]:
 
 
 @contextmanager
-def worker(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process of rank 1, run as in a sidecar."""
+def worker(path: Path, log: TextIO | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process of rank 1, run as in a sidecar. `log` gets its standard error."""
     command = [sys.executable, "-m", "proa_engine", "worker", "--rank", "1", "--tensor-parallel-size", "2"]
-    process = subprocess.Popen([*command, "--socket", str(path)])
+    process = subprocess.Popen([*command, "--socket", str(path)], stderr=log)
     try:
         yield process
     finally:
@@ -118,10 +118,13 @@ def test_a_sidecar_worker_and_an_engine_connect_again_after_restarts(
         first.kill()
         with pytest.raises(ExecutorFailed, match=r"rank 1 \(.*rank-1.sock\) closed its connection"):
             step_until_it_fails(engine)
-    with worker(path) as second:
+    log = tmp_path / "log"
+    with log.open("w") as file, worker(path, file) as second:
         with two_ranks(folder, path) as engine:
             assert_equal_where_sure(run(engine, REQUESTS), single)
         assert second.wait(START_DEADLINE) == 0, "the engine shut down"
+    messages = [line.partition(" INFO ")[2] for line in log.read_text().splitlines()]
+    assert messages == [f"rank 1: listening on {path}", "rank 1: the engine shut down"], "rank 0 logs the progress"
 
 
 def test_a_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:

@@ -61,7 +61,7 @@ def _serve(connection: Stream, rank: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from proa_engine.worker.rank_server import RankServer
 
-    return RankServer(connection, rank, _log.info).serve()
+    return RankServer(connection, rank).serve()
 
 
 def _listen(socket_path: str) -> socket.socket:

@@ -4,9 +4,9 @@ A reader thread detects the end of the engine at once and exits the process: the
 no other rank will join.
 """
 
+import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -27,13 +27,13 @@ from proa_engine.worker.worker import Worker
 
 _FAILED = 1  # exit code: the engine or this rank failed
 _EXIT_SECONDS = 5.0  # from Shutdown until the process exits, whatever the main thread does
+_log = logging.getLogger(__name__)
 
 
 class RankServer:
-    def __init__(self, connection: Stream, rank: int, log: Callable[[str], None]) -> None:
+    def __init__(self, connection: Stream, rank: int) -> None:
         self._connection = connection
         self._rank = rank
-        self._log = log
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
         self._is_started = False
         self._samples_each_step = True  # False with pipeline stages: the first one's ranks are sent Sample
@@ -48,7 +48,7 @@ class RankServer:
             self._run_steps(worker)
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
-        self._log("the engine shut down")
+        _log.info("the engine shut down")
         worker.shutdown()
         return 0
 
@@ -57,7 +57,8 @@ class RankServer:
         assert isinstance(init, wire.Init)
         config = init.config
         self._samples_each_step = config.pipeline_parallel_size == 1
-        worker = Worker(config, self._rank, self._log, ranks_here=config.ranks_here)
+        # rank 0 logs the progress of all
+        worker = Worker(config, self._rank, _log.debug, ranks_here=config.ranks_here)
         compile_pool = start_compile_pool(config, self._rank)
         worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.num_ranks))
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
@@ -114,11 +115,11 @@ class RankServer:
     def _read(self) -> None:
         try:
             self._read_messages()
-            self._log("the engine closed its connection")
+            _log.error("the engine closed its connection")
         except OSError as error:
-            self._log(f"lost the connection to the engine: {error}")
+            _log.error("lost the connection to the engine: %s", error)
         except msgspec.MsgspecError as error:
-            self._log(f"the engine sent what is no message: {error}")
+            _log.error("the engine sent what is no message: %s", error)
         os._exit(_FAILED)
 
     def _read_messages(self) -> None:
@@ -136,7 +137,7 @@ class RankServer:
                 os._exit(0)
 
     def _fail(self, reason: str) -> NoReturn:
-        self._log(reason)
+        _log.error("%s", reason)
         with suppress(OSError):
             self._send(wire.Failed(reason))
         os._exit(_FAILED)

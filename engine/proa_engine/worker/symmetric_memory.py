@@ -10,6 +10,7 @@ Hopper on), reads each element once. The limits are those of vLLM's kernels of t
 with these.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,7 @@ _KIB = 1024
 _ALIGNMENT = 16  # bytes that a thread loads at once
 _DTYPES = (torch.bfloat16, torch.float32)
 _MOST_RANKS = 8
+_log = logging.getLogger(__name__)
 
 
 class Kernels(Protocol):
@@ -120,7 +122,10 @@ def open_all_reduce(
         except RuntimeError as error:  # also torch's: memory cannot be mapped, a kernel cannot be launched
             reason = str(error)
         if not _all_agree(group, device, is_ok=not reason):
-            log(f"all-reduces by NCCL alone: {reason or 'another rank cannot use symmetric memory'}")
+            if reason:  # of this rank; those of the others do not know it
+                _log.warning("all-reduces by NCCL alone: %s", reason)
+            else:
+                log("all-reduces by NCCL alone: another rank cannot use symmetric memory")
             return None
     limits = opened[0].limits
     log(f"all-reduces of at most {max(limits.one_shot, limits.multimem) // _KIB} KiB use symmetric memory")

@@ -1,12 +1,13 @@
 """Worker: the life cycle of one rank: device, weights, KV cache, warm-up, shutdown. Its `model_runner` runs the
 steps."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -53,13 +54,15 @@ from proa_engine.worker.requirements import check_weights, weights_room
 from proa_engine.worker.stage_links import StageLinks, join_stages
 from proa_engine.worker.warmup import WarmUp
 
+_log = logging.getLogger(__name__)
+
 
 class Worker:
     """One rank. Call `init_device`, `load_model` and `start` in this order; then `model_runner` can run steps.
 
-    Everything runs in the calling thread. `log` is called with lines about the progress. `ranks_here` is the number of
-    ranks that share the container or machine. `tracer` makes the rank's spans (default: as the environment configures
-    it).
+    Everything runs in the calling thread. `log` is called with lines about the progress; warnings are logged with the
+    rank. `ranks_here` is the number of ranks that share the container or machine. `tracer` makes the rank's spans
+    (default: as the environment configures it).
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class Worker:
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
         self._capture_graphs()
         if self.device.type == "cuda":
-            on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
+            on_compilation(partial(_log.warning, "kernel %s was compiled after the warm-up"))
 
     @cached_property
     def cache_fingerprint(self) -> bytes:
@@ -232,7 +235,7 @@ class Worker:
             disk=self._disk_settings(self._arena.memory.layout),
             tls=self._config.peer_tls,
         )
-        self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, self._log)
+        self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, _log.warning)
         self._at_exit.callback(self.mover.close)
         return self.mover
 
