@@ -195,7 +195,7 @@ class _Default:
     value: Any
 
     def __str__(self) -> str:
-        return str(self.value)
+        return ",".join(map(str, self.value)) if isinstance(self.value, tuple) else str(self.value)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

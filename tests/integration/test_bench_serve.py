@@ -186,6 +186,9 @@ async def test_without_a_tokenizer_anywhere_the_flag_is_named() -> None:
     async with serving(always(b"{}", 404)) as server:
         with pytest.raises(ValueError, match="give a folder or a hub id as --tokenizer"):
             await asyncio.to_thread(find_tokenizer, None, "served", "served", server.url, {})
+    async with serving(always(b'{"error": {"message": "no such model"}}', 404)) as server:
+        with pytest.raises(ValueError, match=r"no tokenizer for served \(.*/tokenize: no such model\)"):
+            await asyncio.to_thread(find_tokenizer, None, "served", "served", server.url, {})
 
 
 async def test_the_files_of_the_flag_come_before_the_server() -> None:
@@ -370,6 +373,32 @@ def test_an_interrupt_prints_what_was_measured(command: Command, capsys: pytest.
     printed = capsys.readouterr().out
     assert "Successful requests:                     2" in printed
     assert "7 requests had not ended, or were not sent, when the run was stopped." in printed
+
+
+def test_a_folder_of_results_that_cannot_be_made_ends_the_command_before_it_measures(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = command.folder / "file"
+    file.touch()
+    assert command.run("--save-result", f"--result-dir={file}/results") == 1
+    assert capsys.readouterr().err == f"proa bench serve: error: --result-dir {file}/results: Not a directory\n"
+    assert not command.server.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message", "reason"),
+    [
+        ("", 401, "No key.", "No key; the variable PROA_API_KEY has the key, or a --header"),
+        ("", 200, "none", "URL/v1/models lists no model: none; give --model"),
+        ("/v1", 404, "Not Found", "URL/v1/v1/models lists no model: Not Found; leave /v1 out of --base-url"),
+    ],
+)
+def test_a_server_that_lists_no_model_gets_the_reason_and_what_to_do(
+    path: str, status: int, message: str, reason: str, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.server.handler = always(json.dumps({"error": message}).encode(), status)
+    assert command.run(f"--base-url={command.server.url}{path}") == 1
+    assert capsys.readouterr().err == f"proa bench serve: error: {reason.replace('URL', command.server.url)}\n"
 
 
 @pytest.mark.parametrize(

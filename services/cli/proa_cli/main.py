@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from proa_cli.commands import Command, dispatch, make_parser
 
+_INTERRUPTED = 130  # the exit status of a program that SIGINT ended
 COMMANDS = (
     Command("serve", "run an engine and a gateway", "proa_cli.serve"),
     Command("bench", "measure a server or the engine", "proa_cli.bench.main"),
@@ -23,3 +24,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the program that reads the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it when it exits
         return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED

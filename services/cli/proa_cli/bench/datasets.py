@@ -38,6 +38,9 @@ class Ratios:
         if not (0 <= self.inputs < 1 and 0 <= self.outputs < 1):
             raise ValueError("a range ratio must be at least 0 and below 1")
 
+    def __str__(self) -> str:
+        return f"{self.inputs:g}" if self.inputs == self.outputs else f"{self.inputs:g}, {self.outputs:g}"
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:

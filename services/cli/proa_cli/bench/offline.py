@@ -29,6 +29,8 @@ class OutputOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.output_json is not None and not self.output_json.absolute().parent.is_dir():
+            raise ValueError(f"--output-json {self.output_json}: there is no folder {self.output_json.parent}")
 
     def params(self, max_tokens: int) -> SamplingParams:
         return SamplingParams(

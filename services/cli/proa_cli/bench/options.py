@@ -1,6 +1,7 @@
 """BenchServeOptions: the flags of `proa bench serve`, with the names of `vllm bench serve`, version 0.33."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,22 @@ SAMPLING = (
 """Fields of the request that have flags."""
 
 
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is not a URL that begins with http:// or https://")
+    return text
+
+
+def _number(text: str) -> float:
+    """NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _rate(text: str) -> float | None:
-    rate = float(text)
+    rate = _number(text)
     if not rate > 0:
         raise ValueError(f"{text} is not a number of requests a second above zero, or inf")
     return None if rate == float("inf") else rate
@@ -66,9 +81,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
-    if name not in GOODPUT_LATENCIES:
+    limit = _number(value)
+    if name not in GOODPUT_LATENCIES or math.isnan(limit):
         raise ValueError(f"{text} is not NAME:MILLISECONDS with a name of {', '.join(GOODPUT_LATENCIES)}")
-    return name, float(value)
+    return name, limit
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -79,7 +95,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _percentages(text: str) -> tuple[float, ...]:
-    values = tuple(float(each) for each in text.split(","))
+    values = tuple(_number(each) for each in text.split(","))
     if not all(0 <= each <= 100 for each in values):
         raise ValueError(f"{text} is not a list of percentages, divided by commas")
     return values
@@ -90,7 +106,7 @@ class ServerOptions:
     """Which server is asked, and with which fields."""
 
     backend: Backend = option("openai", "`openai` and `vllm`: completions; `openai-chat`: chat completions")
-    base_url: str | None = option(None, "the server's URL, in place of --host and --port", metavar="URL")
+    base_url: str | None = option(None, "the server's URL, in place of --host and --port", metavar="URL", parse=_url)
     host: str = option("127.0.0.1", "the server's address")
     port: int = option(8000, "the server's port", minimum=1, maximum=65535)
     endpoint: str | None = option(None, "path of the API (default: /v1/completions or /v1/chat/completions)")
@@ -251,6 +267,10 @@ class ResultOptions:
     metadata: tuple[tuple[str, str], ...] = option(
         (), "fields to write with the results", metavar="KEY=VALUE", parse=_pair
     )
+
+    @property
+    def is_saved(self) -> bool:
+        return self.save_result or self.append_result
 
     @property
     def shown(self) -> Sequence[str]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 async def _run(options: BenchServeOptions) -> int:
     """Returns the exit status: 1 if no request succeeded."""
     server, load = options.server, options.load
+    if options.results.is_saved:
+        _make_folder(options.results.result_dir)
     headers = request_headers(server)
     async with open_session(server.url, verify=not server.insecure) as session:
         model = await _find_model(session, server, headers)
@@ -78,7 +81,7 @@ async def _run(options: BenchServeOptions) -> int:
     print(report.table(figures, options.results.shown, max_concurrency=load.max_concurrency, request_rate=rate))
     for note in notes(figures, measured):
         print(note)
-    if options.results.save_result or options.results.append_result:
+    if options.results.is_saved:
         run = {**_settings(options, model.source, tokenizer), **dict(options.results.metadata), **_traffic(options)}
         detailed = options.results.save_detailed
         results = report.document(figures, measured.samples, options.results.shown, run, detailed=detailed)
@@ -86,6 +89,14 @@ async def _run(options: BenchServeOptions) -> int:
         report.save(path, results, append=options.results.append_result)
         print(f"Results: {path}")
     return 0 if figures.completed else 1
+
+
+def _make_folder(path: Path) -> None:
+    """Called before anything is measured. Raises `ValueError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--result-dir {path}: {error.strerror}") from None
 
 
 def request_headers(server: ServerOptions) -> dict[str, str]:
@@ -142,10 +153,13 @@ async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, hea
         return _Model(server.served_model_name or server.model, server.model)
     async with session.get(f"{server.url}/v1/models", headers=headers) as response:
         body = await response.read()
+    if response.status == HTTPStatus.UNAUTHORIZED:
+        raise ValueError(f"{message_of(body).rstrip('.')}; the variable PROA_API_KEY has the key, or a --header")
     try:
         listed = orjson.loads(body)["data"][0]
     except (ValueError, KeyError, IndexError, TypeError):
-        raise ValueError(f"{server.url}/v1/models lists no model: {message_of(body)}; give --model") from None
+        hint = "leave /v1 out of --base-url" if server.url.endswith("/v1") else "give --model"
+        raise ValueError(f"{server.url}/v1/models lists no model: {message_of(body).rstrip('.')}; {hint}") from None
     return _Model(server.served_model_name or listed["id"], listed.get("root") or listed["id"])
 
 

@@ -1,6 +1,7 @@
 """The tokenizer with which prompts of a given length are made: the model's files, or the server's endpoints."""
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from proa.tokenizer_files import read_tokenizer_files
 from proa_cli.bench.addresses import without_proxy
+from proa_cli.bench.client import message_of
 from proa_engine.models.sources import resolve_model
 from proa_engine.tokenizer import Tokenizer as ModelTokenizer
 
@@ -97,10 +99,19 @@ def find_tokenizer(name: str | None, model: str, served_model: str, url: str, he
         return ServerTokenizer(url, served_model, headers)
     except OSError as error:
         if "/" not in model:
+            reason = f"{url}/tokenize: {_reason(error)}"
             raise ValueError(
-                f"the server has no tokenizer ({error}); give a folder or a hub id as --tokenizer"
+                f"the server has no tokenizer for {served_model} ({reason}); give a folder or a hub id as --tokenizer"
             ) from None
     return read_tokenizer(model)
+
+
+def _reason(error: OSError) -> str:
+    """What the server says, if it has answered."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return str(error)
+    with error:
+        return message_of(error.read()) or str(error)
 
 
 def read_tokenizer(name: str) -> LocalTokenizer:

@@ -69,14 +69,36 @@ def test_defaults_are_those_of_vllm() -> None:
     assert options.results.metric_percentiles == (99.0,)
 
 
+def test_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "percentiles, divided by commas (default: 99.0)" in printed
+    assert '{"input": RATIO, "output": RATIO} (default: 0)' in printed
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_results_that_cannot_be_written_are_refused_before_the_engine_starts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "missing" / "results.json"
+    assert main(["bench", name, "--model=builtin", f"--output-json={path}"]) == 1
+    reason = f"--output-json {path}: there is no folder {path.parent}"
+    assert capsys.readouterr().err == f"proa bench {name}: error: {reason}\n"
+
+
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
         ("--request-rate=0", "0 is not a number of requests a second above zero, or inf"),
+        ("--request-rate=many", "many is not a number of requests a second above zero, or inf"),
+        ("--base-url=localhost:8000", "'localhost:8000' is not a URL that begins with http:// or https://"),
         ("--burstiness=-1", "-1 is not a number above zero, or inf"),
         ("--random-range-ratio=1", "a range ratio must be at least 0 and below 1"),
         ("--percentile-metrics=ttft,speed", "is not a list, divided by commas, of ttft, tpot, itl, e2el"),
         ("--metric-percentiles=101", "is not a list of percentages"),
+        ("--metric-percentiles=fifty", "is not a list of percentages"),
+        ("--goodput=ttft", "ttft is not NAME:MILLISECONDS"),
         ("--goodput=itl:3", "with a name of ttft, tpot, e2el"),
         ("--header=secret", "secret is not KEY=VALUE"),
         ("--extra-body=[]", "is not a JSON object"),
