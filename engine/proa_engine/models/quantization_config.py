@@ -9,6 +9,37 @@ from typing import Any, Literal
 
 STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 
+_8_BITS = "take the unquantized model with quantization fp8, which quantizes it while loading"
+_4_BITS = "take the model in awq or gptq with 4 bits, or the unquantized one with quantization fp8"
+_NVIDIA_4_BITS = "take the model in fp8, awq or gptq with 4 bits, or the unquantized one with quantization fp8"
+# What to use in place of methods that are not supported, by their quant_method.
+_INSTEAD = {
+    "aqlm": _4_BITS,
+    "bitnet": "take a model whose weights have 4 bits or more; none of 1 or 2 bits is supported",
+    "bitsandbytes": _4_BITS,
+    "eetq": _8_BITS,
+    "exl2": _4_BITS,
+    "exl3": _4_BITS,
+    "experts_int8": _8_BITS,
+    "fbgemm_fp8": _8_BITS,
+    "fp_quant": _NVIDIA_4_BITS,
+    "gguf": _4_BITS,
+    "higgs": _4_BITS,
+    "hqq": _4_BITS,
+    "marlin": _4_BITS,
+    "mlx": _4_BITS,
+    "modelopt": _NVIDIA_4_BITS,
+    "modelopt_fp4": _NVIDIA_4_BITS,
+    "quanto": _8_BITS,
+    "quark": _8_BITS,
+    "quip#": _4_BITS,
+    "sinq": _4_BITS,
+    "spqr": _4_BITS,
+    "torchao": _8_BITS,
+    "tpu_int8": _8_BITS,
+    "vptq": _4_BITS,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
@@ -67,9 +98,32 @@ def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Q
         if wanted not in (None, "fp8"):
             raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
         return Quantization(OnlineFp8Format() if wanted else None)
-    name = stored.get("quant_method", "unnamed")
+    name = _method_name(stored)
     if wanted not in (None, name):
         raise ValueError(f"quantization {wanted} does not fit the checkpoint, which is quantized by {name}")
+    try:
+        return _read(name, stored)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"quantization {name}: quantization_config in config.json cannot be read: a field is missing or has the "
+            f"wrong type ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _method_name(stored: Mapping[str, Any]) -> str:
+    if "quant_method" in stored:
+        return str(stored["quant_method"])
+    if _is_bitsandbytes(stored):  # of before quant_method existed
+        return "bitsandbytes"
+    # MLX's field has the bits alone, or those of each module too.
+    return "mlx" if {"bits", "group_size"} <= stored.keys() else "unnamed"
+
+
+def _is_bitsandbytes(stored: Mapping[str, Any]) -> bool:
+    return bool(stored.get("load_in_4bit") or stored.get("load_in_8bit"))
+
+
+def _read(name: str, stored: Mapping[str, Any]) -> Quantization:
     match name:
         case "awq":
             return Quantization(_awq(stored), _ignored(stored, "modules_to_not_convert"))
@@ -81,9 +135,10 @@ def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Q
             return Quantization(Mxfp4Format(), _ignored(stored, "modules_to_not_convert"))
         case "compressed-tensors":
             return Quantization(_compressed_tensors(stored), _ignored(stored, "ignore"))
+    instead = _INSTEAD.get(name, "take the model in one of these, or the unquantized one with quantization fp8")
     raise ValueError(
-        f"quantization {name} is not supported; supported: none, {', '.join(STORED_METHODS)}; take the model in one of "
-        "these, or the unquantized one with quantization fp8, which quantizes it while loading (docs/quantization.md)"
+        f"quantization {name} is not supported; supported: none, {', '.join(STORED_METHODS)}; {instead} "
+        "(docs/quantization.md)"
     )
 
 

@@ -1,0 +1,151 @@
+"""Each `quantization_config` that a quantizer writes is supported, or refused by a sentence that names what to use."""
+
+from typing import Any
+
+import pytest
+
+from proa_engine.models.quantization import linear_method
+from proa_engine.models.quantization_config import read_quantization
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+FP8_TENSOR = FP8 | {"strategy": "tensor"}
+FP8_TOKEN = FP8 | {"strategy": "token", "dynamic": True}
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+
+
+def compressed_tensors(
+    weights: dict[str, Any] | None, inputs: dict[str, Any] | None, stored_as: str, **more: Any
+) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    common = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "kv_cache_scheme": None}
+    return common | {"format": stored_as, "ignore": ["lm_head"], "config_groups": {"group_0": group}} | more
+
+
+def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "producer": {"name": "modelopt"}} | more
+
+
+def gptq(**more: Any) -> dict[str, Any]:
+    """As GPTQModel writes it."""
+    common = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "lm_head": False}
+    return common | {"pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:4.0"], "damp_percent": 0.05}} | more
+
+
+def awq(**more: Any) -> dict[str, Any]:
+    """As AutoAWQ writes it."""
+    return {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True} | more
+
+
+BITSANDBYTES = {"quant_method": "bitsandbytes", "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None}
+
+SUPPORTED: dict[str, dict[str, Any]] = {
+    "FP8 dynamic of llm-compressor": compressed_tensors(FP8, FP8_TOKEN, "float-quantized"),
+    "FP8 static of llm-compressor": compressed_tensors(FP8_TENSOR, FP8_TENSOR, "float-quantized"),
+    "FP8 blocks of llm-compressor": compressed_tensors(
+        FP8 | {"strategy": "block", "block_structure": [128, 128]},
+        FP8 | {"strategy": "group", "group_size": 128, "dynamic": True},
+        "float-quantized",
+    ),
+    "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8 static": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "fp8 without excluded modules": {"quant_method": "fp8", "modules_to_not_convert": None},
+    "awq": awq(modules_to_not_convert=None),
+    "awq with excluded modules": awq(modules_to_not_convert=["visual"]),
+    "gptq": gptq(),
+    "gptq, asymmetric": gptq(sym=False),
+    "gptq, inputs out of order": gptq(desc_act=True, static_groups=False, true_sequential=True),
+    "gptq, one group": gptq(group_size=-1),
+    "gptq version 2": gptq(checkpoint_format="gptq_v2"),
+    "mxfp4 of gpt-oss": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]},
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "W8A8 integers of llm-compressor": (
+        compressed_tensors(INT8, INT8 | {"strategy": "token", "dynamic": True}, "int-quantized"),
+        "format int-quantized is not supported",
+    ),
+    "2:4 sparse of llm-compressor": (
+        compressed_tensors(FP8, FP8_TOKEN, "marlin-24"),
+        "format marlin-24 is not supported",
+    ),
+    "NVFP4 of llm-compressor": (
+        compressed_tensors(FP4, FP4, "nvfp4-pack-quantized"),
+        "format nvfp4-pack-quantized is not supported",
+    ),
+    "MXFP4 of llm-compressor": (
+        compressed_tensors(FP4 | {"strategy": "group", "group_size": 32}, None, "mxfp4-pack-quantized"),
+        "format mxfp4-pack-quantized is not supported",
+    ),
+    "mixed formats of llm-compressor": (
+        compressed_tensors(FP8, FP8_TOKEN, "mixed-precision"),
+        "format mixed-precision is not supported",
+    ),
+    "FP8 weights alone of llm-compressor": (
+        compressed_tensors(FP8, None, "float-quantized"),
+        "input_activations null is not supported",
+    ),
+    "two groups of llm-compressor": (
+        compressed_tensors(FP8, FP8_TOKEN, "float-quantized", config_groups={"group_0": {}, "group_1": {}}),
+        "2 config_groups of compressed-tensors are not supported",
+    ),
+    "compressed-tensors without weights": (
+        compressed_tensors(None, FP8_TOKEN, "float-quantized"),
+        "quantization_config in config.json cannot be read",
+    ),
+    "compressed-tensors without groups": (
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": None},
+        "0 config_groups of compressed-tensors are not supported",
+    ),
+    "NVFP4 of ModelOpt": (modelopt("NVFP4", group_size=16), "quantization modelopt is not supported"),
+    "FP4 of ModelOpt by vLLM's name": ({"quant_method": "modelopt_fp4"}, "modelopt_fp4 is not supported"),
+    "awq in gemv": (awq(version="gemv"), "version gemv is not supported; supported: gemm"),
+    "awq of llm-awq": (awq(version="gemv_fast"), "version gemv_fast is not supported"),
+    "gptq in 8 bits": (gptq(bits=8), "bits 8 is not supported; supported: 4"),
+    "gptq in 3 bits": (gptq(bits=3), "bits 3 is not supported"),
+    "gptq, bits by module": (gptq(dynamic={"-:.*mlp.gate": {}}), "dynamic .* is not supported"),
+    "gptq with LM head": (gptq(lm_head=True), "lm_head True is not supported"),
+    "gptq in marlin's layout": (gptq(checkpoint_format="marlin"), "checkpoint_format marlin is not supported"),
+    "gptq with a wrong group size": (gptq(group_size=None), "cannot be read"),
+    "fp8 in e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt e5m2 is not supported"),
+    "torchao": ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "fp8"),
+    "bitsandbytes nf4": (BITSANDBYTES | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "take .* awq or gptq"),
+    "bitsandbytes int8": (BITSANDBYTES | {"load_in_8bit": True}, "quantization bitsandbytes is not supported"),
+    "bitsandbytes before its name": ({"load_in_8bit": True}, "quantization bitsandbytes is not supported"),
+    "gguf": ({"quant_method": "gguf"}, "take .* awq or gptq"),
+    "quark fp8": ({"quant_method": "quark", "export": {"pack_method": "reorder"}}, "quantization fp8"),
+    "hqq": ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, "awq or gptq"),
+    "eetq": ({"quant_method": "eetq", "weights": "int8"}, "quantization fp8"),
+    "aqlm": ({"quant_method": "aqlm", "nbits_per_codebook": 16, "num_codebooks": 1}, "awq or gptq"),
+    "quip#": ({"quant_method": "quip#", "codebook": "E8P12"}, "take .* awq or gptq"),
+    "vptq": ({"quant_method": "vptq", "config_for_layers": {}}, "awq or gptq"),
+    "higgs": ({"quant_method": "higgs", "bits": 4, "p": 2}, "awq or gptq"),
+    "spqr": ({"quant_method": "spqr", "bits": 3, "beta1": 16}, "awq or gptq"),
+    "fp-quant": ({"quant_method": "fp_quant", "forward_dtype": "mxfp4"}, "awq or gptq"),
+    "quanto": ({"quant_method": "quanto", "weights": "int8"}, "quantization fp8"),
+    "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, "none of 1 or 2 bits is supported"),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "quantization fp8"),
+    "exl2": ({"quant_method": "exl2", "bits": 4.0}, "awq or gptq"),
+    "exl3": ({"quant_method": "exl3", "bits": 3.5}, "awq or gptq"),
+    "marlin": ({"quant_method": "marlin", "group_size": 128}, "awq or gptq"),
+    "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "quantization mlx is not supported"),
+    "sinq": ({"quant_method": "sinq", "nbits": 4}, "awq or gptq"),
+    "a method of tomorrow": ({"quant_method": "tomorrow"}, "take the model in one of these"),
+    "no method": ({"activation_scheme": "dynamic"}, "quantization unnamed is not supported"),
+    "a method that is no text": ({"quant_method": ["awq"]}, r"quantization \['awq'\] is not supported"),
+}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_configuration_is_supported(name: str) -> None:
+    assert read_quantization(SUPPORTED[name], None).format is not None
+    linear_method(SUPPORTED[name], None)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_configuration_is_refused_by_a_sentence(name: str) -> None:
+    stored, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words) as error:
+        read_quantization(stored, None)
+    assert "\n" not in str(error.value)
