@@ -149,10 +149,10 @@ def _absent(model: str, folder: Path) -> str:
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
+    from proa_engine.models.hub_download import download
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return download(model, revision, patterns)
     except Exception as error:  # the library raises those of its HTTP client too, which versions of it change
         raise ValueError(_explain_download(model, revision, error)) from error
 

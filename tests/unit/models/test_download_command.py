@@ -13,11 +13,15 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     """What the hub is asked for: id, revision and the patterns of files."""
     requests: list[tuple[Any, ...]] = []
 
-    def snapshot_download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        repo: str, *, revision: str | None, allow_patterns: list[str], tqdm_class: type, dry_run: bool = False
+    ) -> str | list[Any]:
+        if dry_run:
+            return []
         requests.append((repo, revision, "*.safetensors" in allow_patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("proa_engine.models.hub_download.snapshot_download", snapshot_download)
     return requests
 
 

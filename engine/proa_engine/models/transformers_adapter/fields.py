@@ -19,6 +19,7 @@ from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder_layer import FeedForward, Layer
+from proa_engine.observability.library_logs import use_our_handlers
 
 UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")  # frequencies depend on the longest sequence of the batch
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -149,6 +150,7 @@ def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
     import transformers
     from transformers.utils.generic import ContextManagers
 
+    use_our_handlers("transformers")
     config = read_config(fields)
     config._attn_implementation = "eager"
     model_class = getattr(transformers, fields["architectures"][0])
