@@ -11,13 +11,15 @@ import pytest
 
 from proa.options import add_options
 from proa_gateway.config import Deadlines
+from proa_gateway.scaler import peers
 from proa_gateway.scaler.config import ScalerOptions
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.server import ScalerPortInUse, serve_scaler
 from proa_gateway.scaler.v1 import externalscaler_pb2 as keda
 from proa_gateway.scaler.v1 import externalscaler_pb2_grpc
+from support.cable import Cable
 from support.fake_engine import FakeEngine, say
-from support.gateway import PATIENT, RunningGateway, running_gateway
+from support.gateway import PATIENT, RunningGateway, running_gateway, until
 from support.processes import free_port
 
 HOLDING = Deadlines(connect=10.0, heartbeat=10.0, shutdown=5.0, scale_from_zero=30.0)
@@ -129,6 +131,25 @@ async def test_a_port_that_another_gateway_has_is_refused() -> None:
         with pytest.raises(ScalerPortInUse, match=r"cannot listen on 127\.0\.0\.1:[0-9]+ \(--scaler-port\)"):
             async with serve_scaler(options, "127.0.0.1", "second", Demand([])):
                 pass
+
+
+async def test_a_gateway_whose_node_lost_power_is_not_counted_however_long_nothing_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {name: 300 for name, milliseconds in peers.CHANNEL_OPTIONS if name.endswith("_ms") and milliseconds}
+    monkeypatch.setattr(peers, "CHANNEL_OPTIONS", tuple((dict(peers.CHANNEL_OPTIONS) | times).items()))
+    lost, demand = Demand([]), Demand([])
+    lost.set_waiting("fake", 3)
+    port = free_port()
+    async with (
+        serve_scaler(ScalerOptions(scaler_port=port), "127.0.0.1", "lost", lost),
+        Cable(f"127.0.0.1:{port}") as cable,
+        serve_scaler(ScalerOptions(scaler_port=free_port(), scaler_peers=(cable.address,)), "127.0.0.1", "own", demand),
+    ):
+        await until(lambda: demand.of("fake", prefill=False) == 3, 30)
+        await asyncio.sleep(1.5)  # gRPC sends two pings without messages by default
+        cable.cut()
+        await until(lambda: demand.of("fake", prefill=False) == 0, 30)
 
 
 @pytest.mark.parametrize("peer", ["gateway", "http://gateway:80", "gateway:0", "gateway:65536", "gateway..svc:80"])

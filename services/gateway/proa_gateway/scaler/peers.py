@@ -16,6 +16,8 @@ CHANNEL_OPTIONS = (
     # A node that loses power sends no FIN: its requests must not be counted for long.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),  # while nothing waits, streams have no messages
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # each attempt opens a new connection
 )

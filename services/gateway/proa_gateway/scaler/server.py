@@ -14,7 +14,10 @@ from proa_gateway.scaler.service import ExternalScaler, Waiting
 from proa_gateway.scaler.v1 import externalscaler_pb2_grpc, waiting_pb2_grpc
 
 GRACE = 1.0  # seconds for calls to end after `Demand.close`
-SERVER_OPTIONS = (("grpc.so_reuseport", 0),)  # a port in use is an error, not a second server behind it
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+    ("grpc.http2.max_ping_strikes", 0),  # of other gateways' pings
+)
 _log = logging.getLogger(__name__)
 
 
