@@ -51,8 +51,8 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{- /* Image, environment and security context of a container: (dict "root" $ "of" .Values.gateway "image" $image "service" "proa-gateway"
-"env" list "readOnly" true). `env` has the chart's own variables, which configured ones replace: Kubernetes refuses a name that occurs
-twice. `readOnly` is the default of readOnlyRootFilesystem, if the configuration has none. */ -}}
+"env" list "readOnly" true). `env` has the chart's own variables, which configured ones replace: server-side apply, as of Helm 4, refuses
+a name that occurs twice. `readOnly` is the default of readOnlyRootFilesystem, if the configuration has none. */ -}}
 {{- define "proa.containerFields" -}}
 image: {{ .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
