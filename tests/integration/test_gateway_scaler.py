@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -150,6 +151,35 @@ async def test_a_gateway_whose_node_lost_power_is_not_counted_however_long_nothi
         await asyncio.sleep(1.5)  # gRPC sends two pings without messages by default
         cable.cut()
         await until(lambda: demand.of("fake", prefill=False) == 0, 30)
+
+
+async def test_gateways_stay_counted_while_no_name_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[int] = []  # of name servers, the last one now
+
+    def resolve(host: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        lookups.append(host)
+        if errors:
+            raise socket.gaierror(errors[-1], "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    lookups: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(peers, "RESOLVE_INTERVAL", 0.02)
+    other, demand = Demand([]), Demand([])
+    other.set_waiting("fake", 3)
+    port = free_port()
+    options = ScalerOptions(scaler_port=free_port(), scaler_peers=(f"gateways:{port}",))
+    async with (
+        serve_scaler(ScalerOptions(scaler_port=port), "127.0.0.1", "other", other),
+        serve_scaler(options, "127.0.0.1", "own", demand),
+    ):
+        await until(lambda: demand.num_gateways == 1, 30)
+        errors.append(socket.EAI_AGAIN)
+        lookups.clear()
+        await until(lambda: len(lookups) > 3, 30)
+        assert demand.of("fake", prefill=False) == 3
+        errors.append(socket.EAI_NONAME)
+        await until(lambda: demand.num_gateways == 0, 30)
 
 
 @pytest.mark.parametrize("peer", ["gateway", "http://gateway:80", "gateway:0", "gateway:65536", "gateway..svc:80"])

@@ -27,10 +27,13 @@ _log = logging.getLogger(__name__)
 async def follow_peers(names: Sequence[str], own_name: str, demand: Demand) -> None:
     """Keep `demand` up to date until cancelled. `names`: HOST:PORT each; all addresses of a host are gateways. One of
     them may be this gateway, which calls itself `own_name`: it is left out."""
+    addresses: dict[str, set[str]] = {name: set() for name in names}
     streams: dict[str, asyncio.Task[None]] = {}
     try:
         while True:
-            found = await _resolve(names)
+            for name in names:
+                addresses[name] = await _resolve(name, addresses[name])
+            found = set().union(*addresses.values())
             for address in found - streams.keys():
                 streams[address] = asyncio.create_task(_follow(address, own_name, demand), name=f"peer {address}")
             for address in streams.keys() - found:
@@ -42,19 +45,16 @@ async def follow_peers(names: Sequence[str], own_name: str, demand: Demand) -> N
         await asyncio.gather(*streams.values(), return_exceptions=True)
 
 
-async def _resolve(names: Sequence[str]) -> set[str]:
-    """The addresses, HOST:PORT, of the names that can be resolved now."""
-    loop = asyncio.get_running_loop()
-    found = set()
-    for name in names:
-        host, port = name.rsplit(":", 1)
-        try:
-            infos = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except OSError as error:  # no gateway is listed yet
-            _log.debug("gateways at %s: %s", name, error)
-            continue
-        found |= {f"[{info[4][0]}]:{port}" if ":" in str(info[4][0]) else f"{info[4][0]}:{port}" for info in infos}
-    return found
+async def _resolve(name: str, before: set[str]) -> set[str]:
+    """The addresses, HOST:PORT, of a name: those `before` while no name server answers, which says nothing of the
+    gateways."""
+    host, port = name.rsplit(":", 1)
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:  # with another number than this one no gateway is listed yet
+        _log.debug("gateways at %s: %s", name, error)
+        return before if error.errno == socket.EAI_AGAIN else set()
+    return {f"[{info[4][0]}]:{port}" if ":" in str(info[4][0]) else f"{info[4][0]}:{port}" for info in infos}
 
 
 async def _follow(address: str, own_name: str, demand: Demand) -> None:
