@@ -25,6 +25,8 @@ from proa_gateway.config import GatewayConfig
 # Where a flag of both programs goes.
 _TO_BOTH = {"--drain-timeout", "--log-level", "--log-format"}
 _TO_ENGINE = {"--lora-modules", "--tokenizer"}  # of the others the gateway's is meant
+# Their values go to the gateway by its environment: all users of the machine can read the words of a program.
+_KEYS = {"--api-key", "--operator-key"}
 
 _LOOPBACK = "the two programs talk over the loopback interface, in plaintext; start them one by one for TLS"
 _NOT_HERE = {
@@ -56,6 +58,7 @@ class Arguments:
     log_format: Format = "text"
     host: str = "0.0.0.0"  # on which the gateway listens
     api_key: str = field(default="", repr=False)  # that the gateway takes, empty if no flag or variable has one
+    key_variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the gateway, in place of flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,22 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
     and exits with status 2 for what the parser of one of the programs refuses."""
     environment, owners = environment or {}, _Owners.make()
     model, words = _take_model(words, environment)
-    engine, gateway = [f"--model={model}"], list[str]()
+    engine, gateway, keys = [f"--model={model}"], list[str](), list[_Given]()
     notes = list(_environment_warnings(environment, owners).values())
     for given in _with_config_file(words, environment):
         if given.name in _NOT_HERE:
             raise ValueError(f"{given.name} is not a flag of `proa serve`: {_NOT_HERE[given.name]}")
         if given.name not in owners.known:
             notes.append(_note(given, owners.known))
+        if given.name in _KEYS:
+            keys.append(given)
+            continue
         if owners.goes_to_engine(given.name):
             engine += given.words
         if owners.goes_to_gateway(given.name):
             gateway += given.words
+    key_words, key_variables = _pass_keys(keys)
+    gateway += key_words
     for_engine, for_gateway = program_environments(environment)
     if model == "builtin" and "--no-enable-lora" not in engine and for_engine.keys().isdisjoint(_LORA_VARIABLES):
         engine += ["--enable-lora", *(f"--lora-modules={module}" for module in _BUILTIN_LORAS)]
@@ -113,7 +121,7 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
     if options.config.node_rank:
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     parsed = _parser_of(GatewayConfig).parse_args([*gateway, f"--engine={_HOST}:1"])
-    config = from_arguments(GatewayConfig, parsed, for_gateway)
+    config = from_arguments(GatewayConfig, parsed, for_gateway | key_variables)
     host = {"0.0.0.0": _HOST, "::": "::1"}.get(config.host, config.host)  # the gateway's "::" has no IPv4
     host = f"[{host}]" if ":" in host else host
     return Arguments(
@@ -127,7 +135,22 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
         options.logs.log_format,
         config.host,
         next(iter((*config.api_key, *config.operator_key)), ""),
+        key_variables,
     )
+
+
+def _pass_keys(keys: Sequence[_Given]) -> tuple[list[str], dict[str, str]]:
+    """The words and the variables by which the gateway gets keys. A variable has one key: several are words, and so is
+    one that the gateway's parser refuses."""
+    words, variables = list[str](), dict[str, str]()
+    for name in _KEYS:
+        given = [word for flag in keys if flag.name == name for word in flag.words]
+        values = [word.removeprefix(f"{name}=") for word in given if word != name]
+        if len(values) == 1 and values[0].isascii() and values[0].isprintable() and values[0].strip():
+            variables[variable_of(name)] = values[0]
+        else:
+            words += given
+    return words, variables
 
 
 def program_environments(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -127,7 +127,7 @@ def _commands(arguments: Arguments) -> list[tuple[str, list[str], float, Mapping
     python = [sys.executable, "-m"]
     return [
         ("engine", [*python, *engine], arguments.engine_drain_timeout, for_engine),
-        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout, for_gateway),
+        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout, {**for_gateway, **arguments.key_variables}),
     ]
 
 

@@ -129,6 +129,23 @@ def test_the_gateway_is_asked_with_a_key_of_its_flags(words: list[str], key: str
     assert "sk-" not in repr(read_arguments(["/m"], {"PROA_API_KEY": "sk-1"}))
 
 
+@pytest.mark.parametrize("words", [["--api-key=sk-1"], ["--api-key", "sk-1"], []])
+def test_a_key_is_no_word_of_the_gateway_which_all_users_can_read(words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("api-key: sk-1\noperator-key: sk-2\n")
+    arguments = read_arguments(["/m", *words, f"--config={path}"], {"PROA_API_KEY": "sk-0"})
+    assert arguments.key_variables == {"PROA_API_KEY": "sk-1", "PROA_OPERATOR_KEY": "sk-2"}
+    assert arguments.gateway == ()
+    assert "sk-" not in repr(arguments)
+
+
+@pytest.mark.parametrize("words", [["--api-key="], ["--api-key", "a\nb"], ["--api-key"]])
+def test_a_key_that_cannot_be_one_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_arguments(["/m", *words])
+    assert capsys.readouterr().err.startswith("proa serve: error: argument --api-key: ")
+
+
 def test_lists_of_mappings_are_json(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("enable-lora: true\nlora-modules: [{name: a, path: /a}]\n")
