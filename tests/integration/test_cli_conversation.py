@@ -153,6 +153,17 @@ def test_a_wrong_address_is_named(url: str, reason: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err == f"proa: error: {reason}\n"
 
 
+def test_a_key_that_no_header_can_have_is_refused_without_it(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key in ("sk-secret\n", "sk-sécret"):
+        assert chat(server, "-q", "hi", "--api-key", key) == 1
+        printed = capsys.readouterr().err
+        assert printed.startswith("proa: error: the API key has characters other than printable ASCII")
+        assert "sk-" not in printed
+    assert not server.requests
+
+
 def test_an_address_without_v1_is_guessed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", f"--url={server.url.removesuffix('/v1')}", "-q", "hi"]) == 1
     assert capsys.readouterr().err == "proa: error: Not Found (status 404; does the URL end with /v1?)\n"

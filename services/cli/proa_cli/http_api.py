@@ -23,6 +23,8 @@ class HttpApi:
         """Raises `ValueError`."""
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise ValueError(f"{url!r} is not a URL that begins with http:// or https://")
+        if not key.isascii() or not key.isprintable():
+            raise ValueError("the API key has characters other than printable ASCII, such as the end of a line")
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         proxies = [urllib.request.ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
