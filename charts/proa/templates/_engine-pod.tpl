@@ -73,8 +73,11 @@ another command that takes the flags of `serve` */ -}}
 {{- define "proa.engine.arguments" -}}
 - {{ .command | default "serve" }}
 - --model={{ .pool.model }}
-{{- with .pool.servedModelName }}
-- --served-model-name={{ . }}
+{{- if or .pool.servedModelName .pool.servedModelAliases }}
+- --served-model-name={{ include "proa.engine.modelName" .pool }}
+{{- end }}
+{{- range .pool.servedModelAliases }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 - --port={{ .root.Values.engine.port }}
 - --metrics-port={{ .root.Values.engine.metricsPort }}

@@ -25,6 +25,9 @@ CASES = {
     "enginePool.image.tag": Case(value="v2", at=(*ENGINE, "image"), expected="proa-engine:v2"),
     "enginePool.model": Case(value="org/big", at=ARGUMENTS, contains="--model=org/big"),
     "enginePool.servedModelName": Case(value="big", at=ARGUMENTS, contains="--served-model-name=big"),
+    "enginePool.servedModelAliases": Case(
+        value=["gpt-4o", "small"], at=ARGUMENTS, contains="--served-model-name=small",
+    ),
     "enginePool.modelVolume.claimName": Case(
         value="weights", at=(*ENGINE_POD, "volumes"), also={"enginePool.model": "/models/big"},
         contains={"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},

@@ -210,6 +210,17 @@ def test_a_scaled_pool_sets_no_replicas(scaler: str) -> None:
 KEDA = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1}
 
 
+@pytest.mark.parametrize(("values", "first"), [({}, "proa-builtin"), ({"enginePool.servedModelName": "fast"}, "fast")])
+def test_aliases_follow_the_name_that_scaling_and_gateways_use(values: dict[str, object], first: str) -> None:
+    values = {**KEDA, **values, "enginePool.servedModelAliases": ["gpt-4o", "small"]}
+    objects = render(values)
+    names = [each for each in lookup(objects, *ENGINE, "args") if "served-model" in each]
+    assert names == [f"--served-model-name={name}" for name in (first, "gpt-4o", "small")]
+    (trigger,) = lookup(objects, "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    assert trigger["metadata"]["model"] == first
+    assert [each for each in lookup(objects, *GATEWAY, "args") if each.startswith("--model=")] == [f"--model={first}"]
+
+
 def test_keda_asks_the_gateways_which_know_each_other() -> None:
     values = {**KEDA, "enginePool.servedModelName": "fast", "enginePool.keda.target": 3}
     (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")

@@ -87,6 +87,10 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ({"fullnameOverride": "my.release"}, 'object names would begin with "my.release": a Service name needs'),
         ({"nameOverride": "a" * 31}, "has room for 35 characters; set fullnameOverride"),
         (
+            {"engines.builtin": {}, "engines.big": {"model": "org/big", "servedModelAliases": ["proa-builtin"]}},
+            "engines.big: servedModelAliases has proa-builtin, which is the name of a model already",
+        ),
+        (
             {"serviceAccount.create": False},
             "serviceAccount.create is false: set serviceAccount.name to an existing ServiceAccount",
         ),
