@@ -24,6 +24,10 @@ class Output(Protocol):
         """Return the reason why a program exits, if this is the line that says it."""
         ...
 
+    def message_of(self, line: str) -> str:
+        """Return the message of a line that a program has written."""
+        ...
+
 
 class TextOutput:
     """Lines have the name of their program in front."""
@@ -41,6 +45,9 @@ class TextOutput:
         match = _ERROR.fullmatch(line)
         return match[1] if match else ""
 
+    def message_of(self, line: str) -> str:
+        return line
+
 
 class JsonOutput:
     """Lines are JSON objects with the field `program`. What a program writes in another form becomes a message."""
@@ -54,7 +61,15 @@ class JsonOutput:
 
     def error_of(self, line: str) -> str:
         record = _read(line)
-        return str(record["message"]) if record.get("level") == "critical" else TextOutput().error_of(line)
+        if record.get("level") == "critical" and "exception" not in record:  # whose stack is to be printed
+            return str(record["message"])
+        return TextOutput().error_of(line)
+
+    def message_of(self, line: str) -> str:
+        """The message, with the last line of the stack if there is one."""
+        record = _read(line)
+        stack = str(record.get("exception", "")).splitlines()
+        return ": ".join([str(record.get("message", line)), *stack[-1:]])
 
 
 def make_output(format: Format) -> Output:

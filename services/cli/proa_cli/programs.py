@@ -72,7 +72,7 @@ class Program:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             text = line.decode(errors="replace").rstrip()
-            self.last_line = text or self.last_line
+            self.last_line = self._output.message_of(text) or self.last_line
             if error := self._output.error_of(text):
                 self.error = error
                 continue

@@ -54,6 +54,15 @@ def test_the_reason_of_an_exit_is_found_in_both_formats() -> None:
     assert not JsonOutput().error_of(LINE)
 
 
+def test_the_reason_of_an_exit_without_one_is_the_last_message_and_a_stack_is_printed() -> None:
+    crash = json.dumps({**json.loads(FAILURE), "message": "uncaught exception", "exception": "Traceback:\nOSError: no"})
+    output = JsonOutput()
+    assert output.message_of(LINE) == "weights loaded"
+    assert output.message_of("Killed") == TextOutput().message_of("Killed") == "Killed"
+    assert not output.error_of(crash)
+    assert output.message_of(crash) == "uncaught exception: OSError: no"
+
+
 def test_level_and_format_go_to_both_programs() -> None:
     arguments = read_arguments(["builtin", "--log-level=warning", "--log-format", "json"])
     for words in (arguments.engine, arguments.gateway):
