@@ -219,6 +219,10 @@ class RequestAttempts:
             if engine.hello is not None and not self._is_compatible(engine.hello.model)
         ]
 
+    def takes_embeds(self, other: ModelInfo) -> bool:
+        """Return whether an engine takes the prompt's embeddings, if it has some."""
+        return all(embeds.size == other.prompt_embeds_size for embeds in self.request.prompt_embeds)
+
     def _is_compatible(self, other: ModelInfo) -> bool:
         if self.request.sampling_params.grammar is not None and not other.grammars:
             return False
@@ -226,7 +230,7 @@ class RequestAttempts:
             return False
         if self.request.images and other.images is None:
             return False
-        if any(embeds.size != other.prompt_embeds_size for embeds in self.request.prompt_embeds):
+        if self.request.prompt_embeds and not self.takes_embeds(other):
             return False
         pooling = self.request.pooling_params
         if pooling.task not in other.pooling_tasks if pooling is not None else other.pooling_only:

@@ -227,6 +227,8 @@ class KvExchange:
         num_tokens = attempts.hints.num_prompt_tokens + attempts.num_received
         if one.hello is None or num_tokens >= one.hello.model.max_model_len:
             return False
+        if not attempts.takes_embeds(one.hello.model):
+            return False
         return attempts.lora is None or one.loras.get(attempts.lora) is not None
 
     def _send_prefill(

@@ -156,6 +156,7 @@ class RequestTrace:
         input_tokens: int | None = None,
         output_tokens: int | None = None,
         cached_tokens: int | None = None,
+        embedded_tokens: int | None = None,
         finish_reasons: Sequence[str] = (),
         time_to_first_chunk: float | None = None,
     ) -> None:
@@ -168,6 +169,7 @@ class RequestTrace:
                 "gen_ai.usage.input_tokens": input_tokens,
                 "gen_ai.usage.output_tokens": output_tokens,
                 "gen_ai.usage.cache_read.input_tokens": cached_tokens,
+                "proa.embedded_tokens": embedded_tokens,
                 "gen_ai.response.finish_reasons": list(finish_reasons) or None,
                 "gen_ai.response.time_to_first_chunk": time_to_first_chunk,
             }

@@ -286,7 +286,7 @@ class ServedRequest:
             self._report(metrics)
 
     def _report(self, metrics: GatewayMetrics) -> None:
-        usage, sequences = self.usage, self.sequences
+        usage, sequences, prompts = self.usage, self.sequences, self.job.prompts if self.job else ()
         first = self.generation.first_token_at if self.generation else None
         first_token = first - self.arrived if first is not None else None
         model, base_model = (self.model.name, self.model.base_name) if self.model else ("", "")
@@ -299,6 +299,7 @@ class ServedRequest:
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
+            embedded_tokens=sum(each.num_tokens for prompt in prompts for each in prompt.embeds) or None,
             finish_reasons=[each.finish_reason for each in sequences if each.finish_reason is not None],
             time_to_first_chunk=first_token,
         )
