@@ -1,7 +1,7 @@
 """Greedy tokens behind prompt embeddings equal those of `transformers`, with every scheduling feature."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.offline.llm import LLM
-from support.engine import build_core, request, run
+from support.engine import Engine, build_core, request, run
 from support.greedy import Expected, greedy
 from support.prompt_embeds import embedded, input_embeddings, whole
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
@@ -27,8 +27,7 @@ ALL_ON: dict[str, Any] = {
     "enable_prompt_embeds": True,
 }
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1)
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
+OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -75,9 +74,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("llama"), "llama", seed=3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_embeddings_of_tokens_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, family, seed=3, **FAMILIES[family])
+@pytest.fixture(scope="module")
+def values(folder: Path) -> list[Tensor]:
+    """Of each prompt."""
+    return input_embeddings(folder, PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Expected]:
+    return greedy(folder, PROMPTS, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with build_core(folder, poison=True, block_seed=1, **ALL_ON) as engine:
+        yield engine
+
+
+def test_embeddings_of_tokens_give_the_tokens_of_transformers(
+    engine: Engine, values: list[Tensor], expected: list[Expected]
+) -> None:
+    results = run(engine, requests(values))
+    check([result.token_ids for result in results.values()], expected)
+    assert engine.core.stats().num_preemptions > 0
+    assert engine.core.stats().prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_embeddings_of_tokens_give_the_tokens_of_transformers_in_other_families(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, family, seed=3, **OTHER_FAMILIES[family])
     with build_core(folder, poison=True, block_seed=1, **ALL_ON) as engine:
         results = run(engine, requests(input_embeddings(folder, PROMPTS)))
         stats = engine.core.stats()
@@ -87,17 +112,18 @@ def test_embeddings_of_tokens_give_the_tokens_of_transformers(family: str, tmp_p
 
 
 @pytest.mark.parametrize("config", [{"async_scheduling": False}, {"speculative_config": NGRAM}], ids=["sync", "drafts"])
-def test_schedules_do_not_change_the_tokens(folder: Path, config: dict[str, Any]) -> None:
+def test_schedules_do_not_change_the_tokens(
+    folder: Path, values: list[Tensor], expected: list[Expected], config: dict[str, Any]
+) -> None:
     with build_core(folder, poison=True, block_seed=1, **ALL_ON, **config) as engine:
-        results = run(engine, requests(input_embeddings(folder, PROMPTS)))
-    check([result.token_ids for result in results.values()], greedy(folder, PROMPTS, NUM_TOKENS))
+        results = run(engine, requests(values))
+    check([result.token_ids for result in results.values()], expected)
 
 
-def test_embeddings_of_no_token_give_the_tokens_of_transformers(folder: Path) -> None:
+def test_embeddings_of_no_token_give_the_tokens_of_transformers(folder: Path, engine: Engine) -> None:
     generator = torch.Generator().manual_seed(1)
     values = [0.3 * torch.randn(length, 64, generator=generator) for length in (1, 30, 90)]
-    with build_core(folder, **ALL_ON) as engine:
-        found = run(engine, [whole(request(str(len(each)), [0] * len(each), PARAMS), each) for each in values])
+    found = run(engine, [whole(request(str(len(each)), [0] * len(each), PARAMS), each) for each in values])
     check([result.token_ids for result in found.values()], [behind_embeddings(folder, each) for each in values])
 
 
@@ -116,9 +142,9 @@ def behind_embeddings(folder: Path, values: Tensor) -> Expected:
     return Expected(token_ids, num_sure)
 
 
-def test_a_hit_needs_the_same_embeddings(folder: Path) -> None:
-    values = input_embeddings(folder, PROMPTS)[-1]
-    other = values.clone()
+def test_a_hit_needs_the_same_embeddings(folder: Path, values: list[Tensor]) -> None:
+    same = values[-1]
+    other = same.clone()
     other[20] += 1
     with build_core(folder, **ALL_ON) as engine:
 
@@ -126,19 +152,37 @@ def test_a_hit_needs_the_same_embeddings(folder: Path) -> None:
             wanted = whole(request(name, [0] * len(embeddings), PARAMS), embeddings)
             return run(engine, [wanted])[name].num_cached_tokens
 
-        assert cached("first", values) == 0
-        assert cached("again", values) == (len(values) - 1) // 8 * 8
+        assert cached("first", same) == 0
+        assert cached("again", same) == (len(same) - 1) // 8 * 8
         assert cached("another from the third block on", other) == 16
-        assert cached("in another type", values.half()) == 0
-        assert run(engine, [request("zeros", [0] * len(values), PARAMS)])["zeros"].num_cached_tokens == 0
+        assert cached("in another type", same.half()) == 0
+        assert run(engine, [request("zeros", [0] * len(same), PARAMS)])["zeros"].num_cached_tokens == 0
 
 
-def test_a_resumed_request_continues_as_if_it_was_never_cut(folder: Path) -> None:
-    values = input_embeddings(folder, PROMPTS)[1]
-    with build_core(folder, **ALL_ON) as engine:
-        expected = run(engine, [whole(request("all", PROMPTS[1], PARAMS), values)])["all"].token_ids
-        rest = run(engine, [whole(request("rest", PROMPTS[1], PARAMS, resumed=expected[:5]), values)])["rest"]
+def test_a_resumed_request_continues_as_if_it_was_never_cut(engine: Engine, values: list[Tensor]) -> None:
+    expected = run(engine, [whole(request("all", PROMPTS[1], PARAMS), values[1])])["all"].token_ids
+    rest = run(engine, [whole(request("rest", PROMPTS[1], PARAMS, resumed=expected[:5]), values[1])])["rest"]
     assert rest.token_ids == expected[5:]
+
+
+def test_penalties_and_bad_words_skip_embedded_tokens(engine: Engine, values: list[Tensor]) -> None:
+    """Whatever the ids that the embeddings stand for, only the output and the prompt's other tokens count."""
+    prompt, style = PROMPTS[1], {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+    def told(name: str, pieces: Sequence[range], **params: Any) -> list[int]:
+        wanted = request(name, prompt, SamplingParams(**style | params))
+        return run(engine, [embedded(wanted, values[1], pieces)])[name].token_ids
+
+    everything, plain = [range(len(prompt))], told("plain", [], max_tokens=1)
+    assert told("one", everything, max_tokens=1, repetition_penalty=1000.0, presence_penalty=2.0) == plain
+    first, last = plain[0], prompt[-1]
+    assert told("bad", everything, max_tokens=1, bad_words_token_ids=((0, first), (last, first))) == plain
+    assert (
+        told("bad behind a token", [range(len(prompt) - 1)], max_tokens=1, bad_words_token_ids=((last, first),))
+        != plain
+    )
+    whole_output = told("penalties", everything, repetition_penalty=1000.0)
+    assert len(set(whole_output)) == NUM_TOKENS, "tokens of the output count"
 
 
 @pytest.mark.parametrize("family", ["gemma4_text", "starcoder2"])
@@ -153,18 +197,18 @@ def test_models_that_need_token_ids_are_refused(family: str, tmp_path: Path) -> 
         pass
 
 
-def test_the_offline_llm_takes_a_tensor(folder: Path) -> None:
-    values = input_embeddings(folder, PROMPTS)[1]
+def test_the_offline_llm_takes_a_tensor(folder: Path, values: list[Tensor]) -> None:
+    tensor = values[1]
     llm = LLM(str(folder), device="cpu", dtype="float32", max_model_len=128, enable_prompt_embeds=True)
     try:
-        prompts: list[Any] = [{"prompt_embeds": values}, {"prompt_embeds": values[None]}, PROMPTS[1]]
+        prompts: list[Any] = [{"prompt_embeds": tensor}, {"prompt_embeds": tensor[None]}, PROMPTS[1]]
         first, batch, tokens = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert first.outputs[0].token_ids == batch.outputs[0].token_ids == tokens.outputs[0].token_ids
         for wrong, message in (
-            (values[0], "shape"),
-            (values.double(), "float32, float16 or bfloat16"),
-            (values[:, 1:], "hidden size"),
-            (values * torch.inf, "infinite or not a number"),
+            (tensor[0], "shape"),
+            (tensor.double(), "float32, float16 or bfloat16"),
+            (tensor[:, 1:], "hidden size"),
+            (tensor * torch.inf, "infinite or not a number"),
         ):
             with pytest.raises(ValueError, match=message):
                 llm.generate({"prompt_embeds": wrong}, PARAMS, use_tqdm=False)
