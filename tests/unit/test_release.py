@@ -1,6 +1,9 @@
-"""`scripts/check-release` finds what must not be published, and `scripts/set-version` leaves nothing for it to find."""
+"""Releases: `scripts/check-release` finds what must not be published, `scripts/set-version` leaves nothing for it to
+find, `scripts/images` lists what it has built.
+"""
 
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -114,3 +117,16 @@ def test_a_new_version_is_written_everywhere(tmp_path: Path) -> None:
         assert {package["version"], *(each.partition("==")[2] for each in ours)} == {"9.8.7"}
     chart = yaml.safe_load((tmp_path / "charts/proa/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == ("9.8.7", "9.8.7")
+
+
+def test_ids_of_images_are_those_that_the_builder_writes(tmp_path: Path) -> None:
+    """Not those that it lists: it lists an image once for each of its names."""
+    builder, ids = tmp_path / "builder", tmp_path / "images.txt"
+    builder.write_text('#!/bin/bash\nwhile [ "$1" != --iidfile ]; do shift; done\nprintf sha256:abc > "$2"\n')
+    builder.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "BUILDER": str(builder), "IDS": str(ids), "TAG": "1.0.0"}
+    subprocess.run([ROOT / "scripts" / "images"], check=True, capture_output=True, env=environment)
+    assert ids.read_text().splitlines() == [
+        f"localhost/proa-{service}:1.0.0 sha256:abc" for service in ("gateway", "engine")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["builder", "images.txt"]
