@@ -113,8 +113,9 @@ class EngineServer:
             raise StartError(f"cannot serve metrics on {host}:{metrics_port} (--metrics-port): {reason}") from error
         metrics = f", metrics on {host}:{metrics_port}" if metrics_port else ""
         name = self._options.config.model_name
-        text = "proa-engine %s, loading %s, listening on %s:%d%s"
-        _log.info(text, version("proa-engine"), name, host, port, metrics, extra=with_fields(model=name, port=port))
+        text, own_version = "proa-engine %s, loading %s, listening on %s:%d%s", version("proa-engine")
+        fields = with_fields(version=own_version, model=name, host=host, port=port, metrics_port=metrics_port or None)
+        _log.info(text, own_version, name, host, port, metrics, extra=fields)
         return port
 
     def watch_signals(self) -> None:
@@ -192,7 +193,13 @@ class EngineServer:
         if not self._options.disable_log_stats:
             self._stats_log = asyncio.ensure_future(log_stats(lambda: metrics.totals(parts.core.stats())))
         seconds = time.monotonic() - self._started_at
-        _log.info("ready after %.1f s: %s", seconds, info.model_name, extra=with_fields(model=info.model_name))
+        fields = with_fields(
+            model=info.model_name,
+            duration_ms=round(1000 * seconds, 1),
+            max_model_len=parts.limits.lengths.max_model_len,
+            num_ranks=parts.config.num_ranks,
+        )
+        _log.info("ready after %.1f s: %s", seconds, info.model_name, extra=fields)
 
     def _step(self, loop: EngineLoop) -> None:
         try:

@@ -15,6 +15,7 @@ from importlib.metadata import version
 import uvicorn
 import uvloop
 
+from proa.logs import with_fields
 from proa.wsgi_server import serve_wsgi
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
@@ -60,7 +61,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         names = [each.getsockname() for server in self.servers for each in server.sockets]
         gateway: Gateway = self.lifespan.state["gateway"]
-        _log.info("%s", _describe(gateway.config, [_address(*name[:2]) for name in names]))
+        _log_start(gateway.config, [_address(*name[:2]) for name in names])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reject waiting requests; running ones have until the shutdown deadline."""
@@ -82,11 +83,20 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _describe(config: GatewayConfig, addresses: Sequence[str]) -> str:
-    text = f"proa-gateway {version('proa-gateway')} listening on {', '.join(addresses)}, engines: "
+def _log_start(config: GatewayConfig, addresses: Sequence[str]) -> None:
+    own_version = version("proa-gateway")
+    text = f"proa-gateway {own_version} listening on {', '.join(addresses)}, engines: "
     text += ", ".join(config.engines) or f"those of the Service {config.engine_service}"
     models = [*config.models, *(lora.name for lora in config.lora_modules)]
-    return text + (f", models and adapters before engines report them: {', '.join(models)}" if models else "")
+    text += f", models and adapters before engines report them: {', '.join(models)}" if models else ""
+    fields = with_fields(
+        version=own_version,
+        addresses=addresses,
+        engines=config.engines or None,
+        engine_service=config.engine_service or None,
+        models=models or None,
+    )
+    _log.info("%s", text, extra=fields)
 
 
 def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvicorn.Server:
