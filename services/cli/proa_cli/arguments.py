@@ -97,10 +97,13 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
     """Read the words behind `proa serve`, and the variables of flags. Raises `ValueError` with a sentence for the user,
     and exits with status 2 for what the parser of one of the programs refuses."""
     environment, owners = environment or {}, _Owners.make()
-    model, words = _take_model(words, environment)
+    named, words = _take_model(words)
+    given_here = list(_flags(words))
+    of_file = list(_of_file(given_here, environment))
+    model = named or _model_of(of_file, environment)
     engine, gateway, keys = [f"--model={model}"], list[str](), list[_Given]()
     notes = list(_environment_warnings(environment, owners).values())
-    for given in _with_config_file(words, environment):
+    for given in _overridden(of_file, given_here):
         if given.name in _NOT_HERE:
             raise ValueError(f"{given.name} is not a flag of `proa serve`: {_NOT_HERE[given.name]}")
         if given.name not in owners.known:
@@ -191,24 +194,33 @@ def _environment_warnings(environment: Mapping[str, str], owners: _Owners) -> di
     return warnings([variable_of(name) for name in ("--config", *owners.known)], environment)
 
 
-def _take_model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    if not words or words[0].startswith("-"):
-        if (model := value_of(variable_of("--model"), environment)) is not None:
-            return model, words
+def _take_model(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """The model that the command line names, and the other words."""
+    return (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
+
+
+def _model_of(of_file: Sequence[_Given], environment: Mapping[str, str]) -> str:
+    """The model that the file of `--config` or a variable names. Raises `ValueError`."""
+    for flag in of_file:
+        if flag.name == "--model":
+            return _value(flag)
+    if (model := value_of(variable_of("--model"), environment)) is None:
         raise ValueError("name a model behind `proa serve`: a folder, an id of the Hugging Face hub, or builtin")
-    return words[0], words[1:]
+    return model
 
 
-def _with_config_file(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[_Given]:
-    """Yield the flags of the file that `--config` names, then those of the command line."""
-    given = list(_flags(words))
-    overriding = {flag.name for flag in given}
+def _of_file(given: Sequence[_Given], environment: Mapping[str, str]) -> Iterator[_Given]:
+    """Yield the flags of the files that `--config` names, or else its variable."""
+    files = [_value(flag) for flag in given if flag.name == "--config"]
     path = value_of(variable_of("--config"), environment)
-    if path is not None and "--config" not in overriding:
-        given.append(_Given("--config", (f"--config={path}",)))
-    for flag in given:
-        if flag.name == "--config":
-            yield from (each for each in _read_file(Path(_value(flag))) if each.name not in overriding)
+    for each in files or ([path] if path is not None else []):
+        yield from _read_file(Path(each))
+
+
+def _overridden(of_file: Sequence[_Given], given: Sequence[_Given]) -> Iterator[_Given]:
+    """Yield the flags of the file that the command line does not have, then those of the command line."""
+    overriding = {flag.name for flag in given} | {"--model"}
+    yield from (flag for flag in of_file if flag.name not in overriding)
     yield from (flag for flag in given if flag.name != "--config")
 
 

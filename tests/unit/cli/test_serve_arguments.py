@@ -229,3 +229,10 @@ def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
 
 def test_the_page_lists_the_variables() -> None:
     assert variables_page.PAGE.read_text() == variables_page.page(), "run `python tests/support/variables_page.py`"
+
+
+def test_the_file_names_the_model_unless_the_command_line_does(tmp_path: Path) -> None:
+    (file := tmp_path / "proa.yaml").write_text("model: /m\nmax-num-seqs: 4\n")
+    environment = {"PROA_MODEL": "/other"}
+    assert read_arguments([f"--config={file}"], environment).engine == ("--model=/m", "--max-num-seqs=4")
+    assert read_arguments(["/n", f"--config={file}"], environment).engine == ("--model=/n", "--max-num-seqs=4")
