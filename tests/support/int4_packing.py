@@ -1,7 +1,10 @@
-"""4-bit integers as AWQ and GPTQ lay them on disk, written from the formats' descriptions: w = (q - zero) * scale.
+"""4-bit integers as AWQ, GPTQ and compressed-tensors lay them on disk: w = (q - zero) * scale.
 
-Both pack eight in an int32. AWQ packs neighbouring outputs, in the order 0 2 4 6 1 3 5 7 from the lowest bits on; GPTQ
+Written from the formats' descriptions.
+
+All pack eight in an int32. AWQ packs neighbouring outputs, in the order 0 2 4 6 1 3 5 7 from the lowest bits on; GPTQ
 packs neighbouring inputs (and, of the zeros, outputs) in their order, and stores each zero less one in version 1.
+Compressed-tensors ("pack-quantized") packs as GPTQ, with outputs first.
 """
 
 import torch
@@ -26,6 +29,38 @@ def gptq_tensors(
 ) -> tuple[Tensors, torch.Tensor]:
     """weight [out, in] -> GPTQ's tensors, and the weight that they stand for. `shuffled`: which inputs share a group
     follows an order of importance (`desc_act`), here a random one."""
+    scales, zeros, q, g_idx = _quantize_in_order(weight, group_size, sym=sym, shuffled=shuffled)
+    tensors = {
+        "qweight": _pack(q.t().contiguous(), list(range(8))).t(),
+        "qzeros": _pack((zeros - offset) & 15, list(range(8))),
+        "scales": scales,
+        "g_idx": g_idx,
+    }
+    return tensors, _dense(q, scales, zeros, g_idx.long())
+
+
+def pack_quantized_tensors(
+    weight: torch.Tensor, group_size: int, *, sym: bool, shuffled: bool = False
+) -> tuple[Tensors, torch.Tensor]:
+    """weight [out, in] -> the tensors of "pack-quantized", and the weight that they stand for. `group_size` -1: one
+    group. `shuffled`: as for GPTQ (`actorder` "group")."""
+    scales, zeros, q, g_idx = _quantize_in_order(weight, group_size, sym=sym, shuffled=shuffled)
+    tensors = {
+        "weight_packed": _pack(q.t().contiguous(), list(range(8))),
+        "weight_scale": scales.t(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not sym:
+        tensors["weight_zero_point"] = _pack(zeros, list(range(8))).t()
+    if shuffled:
+        tensors["weight_g_idx"] = g_idx
+    return tensors, _dense(q, scales, zeros, g_idx.long())
+
+
+def _quantize_in_order(
+    weight: torch.Tensor, group_size: int, *, sym: bool, shuffled: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """weight [out, in] -> scales, zeros and numbers as of `_quantize`, and the group of each input [in] int32"""
     inputs = weight.shape[1]
     group_size = inputs if group_size == -1 else group_size
     order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0)) if shuffled else torch.arange(inputs)
@@ -34,13 +69,7 @@ def gptq_tensors(
     g_idx[order] = (torch.arange(inputs) // group_size).to(torch.int32)
     q = torch.empty_like(ordered)
     q[order] = ordered
-    tensors = {
-        "qweight": _pack(q.t().contiguous(), list(range(8))).t(),
-        "qzeros": _pack((zeros - offset) & 15, list(range(8))),
-        "scales": scales,
-        "g_idx": g_idx,
-    }
-    return tensors, _dense(q, scales, zeros, g_idx.long())
+    return scales, zeros, q, g_idx
 
 
 def _quantize(weight: torch.Tensor, group_size: int, *, sym: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.int4_packing import awq_tensors, gptq_tensors
+from support.int4_packing import awq_tensors, gptq_tensors, pack_quantized_tensors
 
 Tensors = dict[str, torch.Tensor]
 # weight [out, in] float32 -> what is stored instead (by the last part of the name), and what that stands for
@@ -90,6 +90,24 @@ def gptq(*, desc_act: bool, sym: bool, **more: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": desc_act, "sym": sym} | more
 
 
+def auto_round(**more: Any) -> dict[str, Any]:
+    common = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
+    return common | {"bits": 4, "group_size": 32, "sym": True, "iters": 200} | more
+
+
+def pack_quantized(**weights: Any) -> dict[str, Any]:
+    common = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "dynamic": False, "actorder": None}
+    group = {"targets": ["Linear"], "weights": common | weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        "ignore": ["lm_head", r"re:.*layers\.1\.mlp\..*"],
+        "config_groups": {"group_0": group},
+    }
+
+
 @dataclass(frozen=True)
 class Format:
     config: dict[str, Any]  # quantization_config
@@ -141,6 +159,30 @@ INT4_FORMATS = {
     ),
     "gptq, one group": Format(
         gptq(desc_act=False, sym=False) | {"group_size": -1}, lambda weight: gptq_tensors(weight, -1, sym=False)
+    ),
+    "auto-round": Format(
+        auto_round(extra_config={"model.layers.1.mlp": {"bits": 16, "data_type": "float"}}),
+        lambda weight: gptq_tensors(weight, 32, sym=True),
+        SECOND_MLP,
+    ),
+    "auto-round, asymmetric": Format(auto_round(sym=False), lambda weight: gptq_tensors(weight, 32, sym=False)),
+    "compressed-tensors, groups": Format(
+        pack_quantized(symmetric=True), lambda weight: pack_quantized_tensors(weight, 32, sym=True), SECOND_MLP
+    ),
+    "compressed-tensors, asymmetric groups": Format(
+        pack_quantized(symmetric=False, actorder="static"),
+        lambda weight: pack_quantized_tensors(weight, 32, sym=False),
+        SECOND_MLP,
+    ),
+    "compressed-tensors, inputs out of order": Format(
+        pack_quantized(symmetric=False, actorder="group"),
+        lambda weight: pack_quantized_tensors(weight, 32, sym=False, shuffled=True),
+        SECOND_MLP,
+    ),
+    "compressed-tensors, one group": Format(
+        pack_quantized(symmetric=False, strategy="channel", group_size=None),
+        lambda weight: pack_quantized_tensors(weight, -1, sym=False),
+        SECOND_MLP,
     ),
 }
 

@@ -1,8 +1,10 @@
-"""The `LinearMethod`s of 4-bit weights: AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022), repacked to one layout on
-load.
+"""The `LinearMethod`s of 4-bit weights: AWQ (Lin et al. 2023), GPTQ (Frantar et al. 2022) and compressed-tensors'
+pack-quantized, repacked to one layout on load.
 
-Both store `qweight` and `qzeros` (eight numbers in an int32) and `scales` [groups, outputs], inputs first. AWQ packs
-neighbouring outputs, interleaved. GPTQ packs neighbouring inputs of the weight and neighbouring outputs of the zeros.
+AWQ and GPTQ store `qweight` and `qzeros` (eight numbers in an int32) and `scales` [groups, outputs], inputs first. AWQ
+packs neighbouring outputs, interleaved. GPTQ packs neighbouring inputs of the weight and neighbouring outputs of the
+zeros. Pack-quantized packs as GPTQ, outputs first: `weight_packed`, `weight_scale` [outputs, groups] and, if
+asymmetric, `weight_zero_point`.
 """
 
 from collections.abc import Sequence
@@ -87,13 +89,7 @@ class Gptq(Int4Method):
                 _pass_over_bias(projection)
         if not self.desc_act:
             return _load([self._weight(projection) for projection in projections], bias)
-        # Each matrix has its own input order, so they cannot be merged into one product.
-        offsets = bias.split([p.local_shape[0] for p in projections]) if bias is not None else [None] * len(projections)
-        products = [
-            Int4Linear(self._weight(projection), offset)
-            for projection, offset in zip(projections, offsets, strict=True)
-        ]
-        return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
+        return _load_side_by_side([self._weight(projection) for projection in projections], bias)
 
     def _weight(self, projection: Projection) -> Int4Weight:
         weights, part = projection.weights, projection.part
@@ -115,6 +111,46 @@ class Gptq(Int4Method):
             by_input = Slice(0, part.start, part.length) if part.dim == 1 else None
             order = weights.take("g_idx", (inputs,), by_input, torch.int32)
         return Int4Weight(q, scales, zeros, order if self.desc_act else None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized(Int4Method):
+    name = "compressed-tensors"
+    group_size: int | None  # inputs; None: all
+    symmetric: bool  # no zeros are stored
+    group_order: bool  # as `Gptq.desc_act`
+
+    @property
+    def width_unit(self) -> int:
+        return PACKED if self.group_order or self.group_size is None else self.group_size
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        weights = [self._weight(projection) for projection in projections]
+        return _load_side_by_side(weights, bias) if self.group_order else _load(weights, bias)
+
+    def _weight(self, projection: Projection) -> Int4Weight:
+        weights, part = projection.weights, projection.part
+        inputs, outputs = projection.in_features, projection.out_features
+        groups = _Groups.of(projection, self.group_size, all_groups=self.group_order)
+        _check_packs(projection)
+        packed = Slice(part.dim, part.start // PACKED, part.length // PACKED)
+        of_groups = None if groups.part is None else Slice(1, groups.part.start, groups.part.length)
+        rows = part if part.dim == 0 else None
+        if weights.has("weight_shape"):
+            weights.take("weight_shape", (2,), dtype=torch.int64)  # repeats what is known
+        q = weights.take("weight_packed", (outputs, inputs // PACKED), rows or packed, torch.int32)
+        scales = weights.take("weight_scale", (outputs, groups.total), rows or of_groups).t().contiguous()
+        if self.symmetric:
+            zeros = torch.full(scales.shape, 8, dtype=torch.int8, device=scales.device)
+        else:
+            shape, packed_rows = (outputs // PACKED, groups.total), packed if part.dim == 0 else None
+            stored = weights.take("weight_zero_point", shape, packed_rows or of_groups, torch.int32)
+            zeros = _unpack_outputs(stored.t(), range(PACKED)).to(torch.int8)
+        order = None
+        if self.group_order:
+            by_input = Slice(0, part.start, part.length) if part.dim == 1 else None
+            order = weights.take("weight_g_idx", (inputs,), by_input, torch.int32)
+        return Int4Weight(q.t().contiguous(), scales, zeros, order)
 
 
 class SideBySide:
@@ -156,6 +192,14 @@ def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
         groups=None,
     )
     return LoadedLinear(Int4Linear(merged, bias))
+
+
+def _load_side_by_side(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
+    """Each matrix has its own input order, so they cannot be merged into one product."""
+    sizes = [weight.packed.shape[1] for weight in weights]
+    offsets = [None] * len(weights) if bias is None else bias.split(sizes)
+    products = [Int4Linear(weight, offset) for weight, offset in zip(weights, offsets, strict=True)]
+    return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
 
 
 def _pass_over_bias(projection: Projection) -> None:

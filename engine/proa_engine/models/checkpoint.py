@@ -18,7 +18,12 @@ DUMMY_STD = 0.02
 DUMMY_SCALE = 0.005  # scale of dummy quantized weights
 DUMMY_EXPONENT = 120  # of dummy mxfp4 weights, biased by 127: random bits then have a deviation of 0.02
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
-STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",), torch.uint8: ("U8",)}  # all other types: FLOATS
+STORED_AS = {  # all other types: FLOATS
+    torch.float8_e4m3fn: ("F8_E4M3",),
+    torch.int32: ("I32",),
+    torch.int64: ("I64",),
+    torch.uint8: ("U8",),
+}
 
 
 class SafetensorsCheckpoint:

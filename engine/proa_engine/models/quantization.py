@@ -11,7 +11,7 @@ from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
-from proa_engine.layers.quant_int4 import Awq, Gptq
+from proa_engine.layers.quant_int4 import Awq, Gptq, PackQuantized
 from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
 from proa_engine.models.quantization_config import (
@@ -22,6 +22,7 @@ from proa_engine.models.quantization_config import (
     GptqFormat,
     Mxfp4Format,
     OnlineFp8Format,
+    PackQuantizedFormat,
     read_quantization,
 )
 
@@ -48,6 +49,8 @@ def _method_of(stored: Format | None) -> LinearMethod:
                 symmetric=stored.symmetric,
                 zero_offset=stored.zero_offset,
             )
+        case PackQuantizedFormat(group_size, symmetric, group_order):
+            return PackQuantized(group_size, symmetric, group_order)
         case Fp8Format(strategy, static):
             return StoredFp8(strategy, static=static)
         case BlockFp8Format(scale_name):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
+STORED_METHODS = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 
 _8_BITS = "take the unquantized model with quantization fp8, which quantizes it while loading"
 _4_BITS = "take the model in awq or gptq with 4 bits, or the unquantized one with quantization fp8"
@@ -55,6 +55,13 @@ class GptqFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class PackQuantizedFormat:
+    group_size: int | None
+    symmetric: bool
+    group_order: bool  # the group of each input is stored
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Format:
     strategy: Literal["tensor", "channel"]  # what has a scale
     static: bool  # the scale of the inputs is stored
@@ -77,7 +84,7 @@ class OnlineFp8Format:
     """Stored unquantized, and quantized while loading."""
 
 
-Format = AwqFormat | GptqFormat | Fp8Format | BlockFp8Format | Mxfp4Format | OnlineFp8Format
+Format = AwqFormat | GptqFormat | PackQuantizedFormat | Fp8Format | BlockFp8Format | Mxfp4Format | OnlineFp8Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ def _is_bitsandbytes(stored: Mapping[str, Any]) -> bool:
 
 def _read(name: str, stored: Mapping[str, Any]) -> Quantization:
     match name:
+        case "auto-round":
+            return Quantization(_auto_round(stored), _kept_by_auto_round(stored))
         case "awq":
             return Quantization(_awq(stored), _ignored(stored, "modules_to_not_convert"))
         case "gptq":
@@ -166,6 +175,32 @@ def _gptq(stored: Mapping[str, Any]) -> Format:
     )
 
 
+def _auto_round(stored: Mapping[str, Any]) -> Format:
+    """AutoRound's weights in the layout of GPTQ's version 1."""
+    _only("bits", stored.get("bits"), (4,))
+    _only("packing_format", stored.get("packing_format"), ("auto_round:auto_gptq",))
+    _only("data_type", stored.get("data_type", "int"), ("int",))
+    _only("act_bits", stored.get("act_bits") or 16, (16, 32))
+    return GptqFormat(_group_size(stored), desc_act=False, symmetric=stored.get("sym", True), zero_offset=1)
+
+
+def _kept_by_auto_round(stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that `extra_config` leaves in 16 or 32 bits. Other settings of single modules are refused."""
+    kept = []
+    for name, settings in (stored.get("extra_config") or {}).items():
+        bits = settings.get("bits", stored["bits"])
+        if bits >= 16:
+            kept.append(name)
+            continue
+        for field in ("bits", "group_size", "sym"):
+            if settings.get(field, stored.get(field)) != stored.get(field):
+                raise ValueError(
+                    f"quantization with {field} {settings[field]} for {name} (extra_config) is not supported; "
+                    "supported: that of the other modules, or bits 16"
+                )
+    return tuple(kept)
+
+
 def _group_size(stored: Mapping[str, Any]) -> int | None:
     size = int(stored.get("group_size", 128))
     return None if size == -1 else size
@@ -184,12 +219,14 @@ def _fp8(stored: Mapping[str, Any]) -> Format:
 
 
 def _compressed_tensors(stored: Mapping[str, Any]) -> Format:
-    _only("format", stored.get("format"), ("float-quantized",))
+    _only("format", stored.get("format"), ("float-quantized", "pack-quantized"))
     groups = list((stored.get("config_groups") or {}).values())
     if len(groups) != 1:
         raise ValueError(f"{len(groups)} config_groups of compressed-tensors are not supported; supported: one")
     _only("targets", groups[0].get("targets"), (["Linear"],))
     weights, inputs = groups[0]["weights"], groups[0].get("input_activations")
+    if stored["format"] == "pack-quantized":
+        return _pack_quantized(weights, inputs)
     if inputs is None:
         raise ValueError("input_activations null is not supported; supported: 8-bit floats")
     for tensor in (weights, inputs):
@@ -204,6 +241,19 @@ def _compressed_tensors(stored: Mapping[str, Any]) -> Format:
         return BlockFp8Format("weight_scale")
     _only("strategy", inputs["strategy"], ("tensor", "token"))
     return Fp8Format(weights["strategy"], static=not inputs.get("dynamic", False))
+
+
+def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
+    _only("input_activations", inputs, (None,))
+    _only("type", weights.get("type", "int"), ("int",))
+    _only("num_bits", weights.get("num_bits"), (4,))
+    _only("strategy", weights.get("strategy"), ("group", "channel"))
+    _only("actorder", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
+    return PackQuantizedFormat(
+        int(weights["group_size"]) if weights["strategy"] == "group" else None,
+        symmetric=weights.get("symmetric", True),
+        group_order=weights.get("actorder") in ("group", "dynamic"),
+    )
 
 
 def _only(field: str, value: object, supported: Sequence[object]) -> None:

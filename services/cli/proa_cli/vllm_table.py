@@ -77,7 +77,8 @@ _SAME = (
     )
     | rows(
         Kind.SAME,
-        "`awq`, `compressed-tensors`, `fp8` and `gptq`; that of a quantized checkpoint is found without it",
+        "`auto-round`, `awq`, `compressed-tensors`, `fp8` and `gptq`; that of a quantized checkpoint is found without "
+        "it",
         "--quantization",
     )
     | rows(Kind.SAME, "`auto`, `generate` and `pooling`", "--runner")

@@ -38,6 +38,12 @@ def awq(**more: Any) -> dict[str, Any]:
     return {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True} | more
 
 
+def auto_round(**more: Any) -> dict[str, Any]:
+    common = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True}
+    return common | {"bits": 4, "group_size": 128, "autoround_version": "0.9.0", "iters": 200} | more
+
+
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128, "actorder": None}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None}
 
 SUPPORTED: dict[str, dict[str, Any]] = {
@@ -48,6 +54,18 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         FP8 | {"strategy": "group", "group_size": 128, "dynamic": True},
         "float-quantized",
     ),
+    "W4A16 of llm-compressor": compressed_tensors(INT4, None, "pack-quantized"),
+    "W4A16 of llm-compressor, asymmetric": compressed_tensors(INT4 | {"symmetric": False}, None, "pack-quantized"),
+    "W4A16 of llm-compressor, channels": compressed_tensors(
+        INT4 | {"strategy": "channel", "group_size": None}, None, "pack-quantized"
+    ),
+    "W4A16 of llm-compressor, actorder weight": compressed_tensors(
+        INT4 | {"actorder": "weight"}, None, "pack-quantized"
+    ),
+    "W4A16 of llm-compressor, actorder group": compressed_tensors(INT4 | {"actorder": "group"}, None, "pack-quantized"),
+    "auto-round": auto_round(block_name_to_quantize="model.layers"),
+    "auto-round, asymmetric": auto_round(sym=False),
+    "auto-round, some modules in 16 bits": auto_round(extra_config={"lm_head": {"bits": 16, "data_type": "float"}}),
     "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "fp8 static": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
     "fp8 without excluded modules": {"quant_method": "fp8", "modules_to_not_convert": None},
@@ -65,6 +83,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "W8A8 integers of llm-compressor": (
         compressed_tensors(INT8, INT8 | {"strategy": "token", "dynamic": True}, "int-quantized"),
         "format int-quantized is not supported",
+    ),
+    "W8A16 of llm-compressor": (
+        compressed_tensors(INT4 | {"num_bits": 8}, None, "pack-quantized"),
+        "num_bits 8 is not supported; supported: 4",
+    ),
+    "W4A8 of llm-compressor": (
+        compressed_tensors(INT4, FP8_TOKEN, "pack-quantized"),
+        "input_activations .* is not supported; supported: None",
+    ),
+    "auto-round for AWQ": (
+        auto_round(packing_format="auto_round:auto_awq"),
+        "packing_format auto_round:auto_awq is not supported",
+    ),
+    "auto-round in 2 bits": (auto_round(bits=2), "bits 2 is not supported"),
+    "auto-round in mxfp4": (auto_round(data_type="mx_fp"), "data_type mx_fp is not supported; supported: int"),
+    "auto-round, bits by module": (
+        auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 8}}),
+        r"bits 8 for model.layers.0.mlp.up_proj \(extra_config\) is not supported",
     ),
     "2:4 sparse of llm-compressor": (
         compressed_tensors(FP8, FP8_TOKEN, "marlin-24"),

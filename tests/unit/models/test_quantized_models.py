@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.quant_fp8 import BlockFp8
+from proa_engine.layers.quant_int4 import PackQuantized
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
+from support.int4_packing import pack_quantized_tensors
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
@@ -215,3 +217,26 @@ def test_a_dequantized_part_of_a_matrix_may_begin_and_end_within_blocks(part: Sl
     taken = weights.method.take_matrix(Projection(weights, 512, 256, part))
     whole = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
     torch.testing.assert_close(taken, whole.narrow(part.dim, part.start, part.length))
+
+
+@pytest.mark.parametrize(
+    ("group_size", "sym", "shuffled"), [(32, True, False), (32, False, False), (32, False, True), (None, False, False)]
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_two_ranks_share_a_pack_quantized_matrix(dim: int, group_size: int | None, sym: bool, shuffled: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(128, 256, generator=generator), torch.randn(5, 256, generator=generator)
+    tensors, dense = pack_quantized_tensors(weight, group_size or -1, sym=sym, shuffled=shuffled)
+    stored = {
+        f"up.{name}": tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
+    weights = Weights(StoredWeights(stored), PackQuantized(group_size, sym, shuffled), "up")
+    half = weight.shape[dim] // 2
+    parts = [
+        weights.method.load([Projection(weights, 128, 256, Slice(dim, start, half))], None).product(
+            x if dim == 0 else x.narrow(1, start, half)
+        )
+        for start in (0, half)
+    ]
+    out = torch.cat(parts, dim=-1) if dim == 0 else parts[0] + parts[1]
+    torch.testing.assert_close(out, x @ dense.t(), atol=1e-4, rtol=0)
