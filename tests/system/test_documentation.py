@@ -1,9 +1,9 @@
 """The documentation's commands and snippets run as typed: requests against a server like `make run`'s, and scripts,
 with `--help` if they take minutes, hours or a card.
 
-There are two gateways, each with an engine, and a third engine beside them. One gateway has the built-in model, with
-its adapters under the names of docs/adapters.md, the other a tiny model that reads images, under the name of
-docs/images.md. Snippets run in a folder that has the files which they name.
+There are three gateways, each with an engine, and another engine beside them. One gateway has the built-in model, with
+its adapters under the names of docs/adapters.md, the others a tiny model that reads images and one that takes prompt
+embeddings, under the names of their pages. Snippets run in a folder that has the files which they name.
 """
 
 import json
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from support.adapters import Adapter, write_adapter
@@ -25,7 +26,7 @@ from support.image_models import make_image_model
 from support.processes import engine_process, gateway_process, wait_for_models
 from support.tiny_models import make_tiny_model
 
-IMAGES, LORAS = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
+IMAGES, TEXT = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
 BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler")
 TRANSFER = ("--kv-offloading-size=0.1", "--kv-transfer-address=127.0.0.1:0")
 SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
@@ -48,18 +49,18 @@ QUICK = ("core_step", "embeddings_http", "hit_rate", "host_step", "preflight", "
 
 @dataclass(frozen=True)
 class Site:
-    """A folder to run in, and the addresses to use in place of those that the pages name. `images`: of the gateway
-    whose model reads them; `peer`: of an engine with which `engine` exchanges blocks."""
+    """A folder to run in, and the addresses to use in place of those that the pages name. `gateways`: by page, of those
+    with another model than `gateway`; `peer`: of an engine with which `engine` exchanges blocks."""
 
     folder: Path
     engine: str
     peer: str
     gateway: str
-    images: str
+    gateways: Mapping[str, str]
 
     def run(self, page: str, *command: str) -> str:
         """Run a command of a page to its end; returns its output. It gets this site's addresses and absolute paths."""
-        gateway = self.images if page == "docs/images.md" else self.gateway
+        gateway = self.gateways.get(page, self.gateway)
         engines = {"127.0.0.1:50051": self.engine, "127.0.0.1:50052": self.peer}
         places = {"localhost:8000": gateway, "/adapters/": f"{self.folder}/adapters/"}
         for old, new in (places | engines).items():
@@ -92,7 +93,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     images = make_image_model(folder / IMAGES, "qwen3_vl")
     Image.new("RGB", (64, 48), "navy").save(folder / "boat.jpg")
     (folder / "adapters").mkdir()
-    write_adapter(make_tiny_model(folder / LORAS, "qwen3"), folder / "adapters/sql", Adapter("sql"))
+    text = make_tiny_model(folder / TEXT, "qwen3")
+    write_adapter(text, folder / "adapters/sql", Adapter("sql"))
+    torch.save(torch.randn(5, json.loads((text / "config.json").read_text())["hidden_size"]), folder / "prompt.pt")
     body = {"model": "proa-builtin", "messages": [{"role": "user", "content": "Hello!"}]}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (folder / "in.jsonl").write_text(json.dumps(line) + "\n")
@@ -101,10 +104,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         _, builtin = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
         _, peer = stack.enter_context(engine_process(*BUILTIN, *TRANSFER))
         _, reader = stack.enter_context(engine_process(f"--model={images}", f"--served-model-name={IMAGES}", *SMALL))
+        embeds = (f"--model={text}", f"--served-model-name={TEXT}", "--enable-prompt-embeds")
+        _, embedded = stack.enter_context(engine_process(*embeds, *SMALL))
         _, port = stack.enter_context(gateway_process(builtin, *OPTIONAL))
         _, images_port = stack.enter_context(gateway_process(reader))
+        _, embeds_port = stack.enter_context(gateway_process(embedded))
         wait_for_models(port, {"proa-builtin", "sql", "law"})
-        yield Site(folder, builtin, peer, f"127.0.0.1:{port}", f"127.0.0.1:{images_port}")
+        wait_for_models(embeds_port, {TEXT})
+        gateways = {
+            "docs/images.md": f"127.0.0.1:{images_port}",
+            "docs/prompt-embeds.md": f"127.0.0.1:{embeds_port}",
+        }
+        yield Site(folder, builtin, peer, f"127.0.0.1:{port}", gateways)
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(each.page for each in ASKING))
