@@ -1,6 +1,5 @@
-"""With a host tier, a pressed cache gives the tokens of an unpressed one, for every kind of cache and on two ranks."""
+"""With a host tier, a pressed cache gives the tokens of an unpressed one, for every kind of cache."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,10 @@ from proa.contract import SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.operations import ResetPrefixCache, Sleep, WakeUp
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
-from support.engine import Engine, Result, build_core, request, run
-from support.tiny_models import BYTES, make_tiny_model
+from support.engine import Result, build_core, request, run
+from support.host_rounds import HOST, rounds
 
-NUM_TOKENS = 12
-HOST: dict[str, Any] = {"kv_offloading_size": 0.02}
 NUM_BLOCKS = {"full": 16, "windows": 44, "latent": 16, "states": 16}  # for one of the longest requests
-
-
-def make_prompts() -> list[list[int]]:
-    """Most with one of three common prefixes of several blocks."""
-    rows = random.Random(7)
-    shared = [rows.choices(range(BYTES), k=length) for length in (150, 120, 97)]
-    return [rows.choice(shared) + rows.choices(range(BYTES), k=rows.randint(1, 60)) for _ in range(7)]
-
-
-PROMPTS = make_prompts()
-
-
-def rounds(engine: Engine, num_rounds: int = 2) -> list[Result]:
-    """One request after the other, so that each evicts what those before it have left on the device."""
-    params = SamplingParams(temperature=0.7, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
-    results: list[Result] = []
-    for number in range(num_rounds):
-        for index, prompt in enumerate(PROMPTS):
-            results += run(engine, [request(f"{number}-{index}", prompt, params)]).values()
-    return results
 
 
 @pytest.fixture(params=FAMILIES)
@@ -56,19 +33,6 @@ def test_a_pressed_cache_with_a_host_gives_the_tokens_of_an_unpressed_one(family
         host = engine.core.cache_occupancy().host
     with build_core(folder, **config | {"num_gpu_blocks_override": 600}) as engine:
         expected = rounds(engine)
-    assert_equal(with_host, expected)
-    assert host is not None
-    assert host.num_loaded_tokens > 500
-
-
-def test_two_ranks_have_hosts_of_their_own(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, "qwen3", seed=3)
-    config: dict[str, Any] = {"num_gpu_blocks_override": 16, "max_model_len": 256, "tensor_parallel_size": 2}
-    with build_core(folder, **config) as engine:
-        expected = rounds(engine)
-    with build_core(folder, **config | HOST) as engine:
-        with_host = rounds(engine)
-        host = engine.core.cache_occupancy().host
     assert_equal(with_host, expected)
     assert host is not None
     assert host.num_loaded_tokens > 500

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 
 import torch
@@ -21,15 +21,16 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter comput
 # In 16 bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs.
 DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
 # Modules of this package, after "interpreted_"
-KINDS = ("few_experts", "kernels", "latent_kernels", "quantized_kernels", "skinny_fp8", "state_kernels")
+QUICK = ("kernels", "latent_kernels", "skinny_fp8", "state_kernels")
+SLOW = ("few_experts", "quantized_kernels")
 
 Check = Callable[[torch.dtype], None]
 
 
-def all_checks() -> dict[str, tuple[Check, torch.dtype]]:
-    """The checks of all modules, by names such as `latent_kernels.latent_decode-float32`."""
+def checks_of(kinds: Iterable[str]) -> dict[str, tuple[Check, torch.dtype]]:
+    """The checks of some modules, by names such as `latent_kernels.latent_decode-float32`."""
     checks: dict[str, tuple[Check, torch.dtype]] = {}
-    for kind in KINDS:
+    for kind in kinds:
         for check in import_module(f"support.interpreted_{kind}").CHECKS:
             for dtype in DTYPES:
                 name = check.__name__.removeprefix("check_")
@@ -38,7 +39,7 @@ def all_checks() -> dict[str, tuple[Check, torch.dtype]]:
 
 
 def main() -> None:
-    checks = all_checks()
+    checks = checks_of((*QUICK, *SLOW))
     for line in sys.stdin:
         check, dtype = checks[line.strip()]
         torch.manual_seed(0)

@@ -1,10 +1,10 @@
-"""Triton kernels equal their references in Triton's interpreter."""
+"""Triton kernels equal their references in Triton's interpreter, but for the slow checks of `make system`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from support.interpreter import InterpreterProcess, all_checks
+from support.interpreter import QUICK, InterpreterProcess, checks_of
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def interpreter() -> Iterator[InterpreterProcess]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", all_checks())
+@pytest.mark.parametrize("name", checks_of(QUICK))
 def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
     failure = interpreter.failure(name)
     assert failure is None, failure

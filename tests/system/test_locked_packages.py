@@ -17,7 +17,7 @@ from proa_engine.models.registry import ENCODERS
 from support.transformers_sweep import PAGE, read_page
 from support.transformers_types import tiny_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "engine.lock"
 PACKAGES = [ROOT / name for name in ("engine", "protos", "tests")]
 
