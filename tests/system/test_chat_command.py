@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
 
 
+def _begin_session() -> None:
+    """The standard input becomes the session's terminal, whose Ctrl-C counts also if the tests run in the background,
+    where a shell ignores it."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program with a terminal of its own."""
 
@@ -32,7 +40,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the session's terminal
+            preexec_fn=_begin_session,
             env={**os.environ, "TERM": "xterm"},
         )
         os.close(slave)
