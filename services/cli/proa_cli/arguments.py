@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import yaml
 
+from proa.addresses import host_and_port
 from proa.environment import HELP, value_of, variable_of, warnings
 from proa.logs import Format
 from proa.options import HelpFormatter, Parser, add_options, flags, from_arguments
@@ -126,12 +127,11 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
     parsed = _parser_of(GatewayConfig).parse_args([*gateway, f"--engine={_HOST}:1"])
     config = from_arguments(GatewayConfig, parsed, for_gateway | key_variables)
     host = {"0.0.0.0": _HOST, "::": "::1"}.get(config.host, config.host)  # the gateway's "::" has no IPv4
-    host = f"[{host}]" if ":" in host else host
     return Arguments(
         tuple(engine),
         tuple(gateway),
         options.config.model_name,
-        f"http://{host}:{config.port}",
+        f"http://{host_and_port(host, config.port)}",
         options.drain_timeout,
         config.deadlines.shutdown,
         tuple(notes),

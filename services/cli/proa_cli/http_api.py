@@ -1,13 +1,14 @@
 """An OpenAI-compatible API over HTTP, as `proa` uses it: requests that block, and streams of events."""
 
 import http.client
-import ipaddress
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from proa.addresses import is_loopback_url
 
 TIMEOUT = 600.0  # seconds without a byte
 
@@ -27,7 +28,7 @@ class HttpApi:
             raise ValueError("the API key has characters other than printable ASCII, such as the end of a line")
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        proxies = [urllib.request.ProxyHandler({})] if _is_loopback(urlsplit(url).hostname or "") else []
+        proxies = [urllib.request.ProxyHandler({})] if is_loopback_url(url) else []
         self._opener = urllib.request.build_opener(*proxies)
 
     def open(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> http.client.HTTPResponse:
@@ -75,13 +76,6 @@ class HttpApi:
             cause = error.reason if isinstance(error, urllib.error.URLError) else error
             reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
             raise ApiError(f"cannot reach {self.url}: {reason or type(error).__name__}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reason(error: urllib.error.HTTPError, path: str) -> str:

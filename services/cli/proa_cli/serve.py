@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from proa.addresses import host_and_port
 from proa.environment import variable_of
 from proa_cli.arguments import Arguments, add_help, program_environments, read_arguments
 from proa_cli.gateway import Gateway
@@ -105,8 +106,9 @@ def _check_address(host: str, url: str) -> None:
             listener.bind((host, port))
         except OSError as error:
             flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-            shown = f"[{host}]" if is_ipv6 else host
-            raise _Failed(f"cannot listen on {shown}:{port}: {error.strerror}; choose another {flag}") from None
+            raise _Failed(
+                f"cannot listen on {host_and_port(host, port or 0)}: {error.strerror}; choose another {flag}"
+            ) from None
 
 
 def _with_port(arguments: Arguments) -> Arguments:

@@ -15,6 +15,7 @@ from importlib.metadata import version
 import uvicorn
 import uvloop
 
+from proa.addresses import host_and_port
 from proa.logs import with_fields
 from proa.wsgi_server import serve_wsgi
 from proa_gateway.app import create_app
@@ -61,7 +62,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         names = [each.getsockname() for server in self.servers for each in server.sockets]
         gateway: Gateway = self.lifespan.state["gateway"]
-        _log_start(gateway.config, [_address(*name[:2]) for name in names])
+        _log_start(gateway.config, [host_and_port(*name[:2]) for name in names])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reject waiting requests; running ones have until the shutdown deadline."""
@@ -77,10 +78,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._progress.drain()
         _log.info("shutting down")
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _log_start(config: GatewayConfig, addresses: Sequence[str]) -> None:

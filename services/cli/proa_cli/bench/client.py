@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proa_cli.bench.addresses import without_proxy
+from proa.addresses import is_loopback_url
 
 _READ_BYTES = 1 << 18
 _MAX_ERROR_CHARACTERS = 500
@@ -60,7 +60,7 @@ def open_session(url: str, *, verify: bool = True) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, ssl=verify),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
         read_bufsize=_READ_BYTES,
-        trust_env=not without_proxy(url),
+        trust_env=not is_loopback_url(url),
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from proa.addresses import host_and_port
 from proa.options import check_options, option
-from proa_cli.bench.addresses import base_url
 from proa_cli.bench.arrivals import Burstiness, RampUp, Strategy
 from proa_cli.bench.datasets import Lengths, Ratios
 from proa_cli.bench.metrics import GOODPUT_LATENCIES, LATENCIES
@@ -138,7 +138,7 @@ class ServerOptions:
 
     @property
     def url(self) -> str:
-        return (self.base_url or base_url(self.host, self.port)).rstrip("/")
+        return (self.base_url or f"http://{host_and_port(self.host, self.port)}").rstrip("/")
 
     @property
     def is_chat(self) -> bool:

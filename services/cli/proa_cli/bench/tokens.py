@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
+from proa.addresses import is_loopback_url
 from proa.tokenizer_files import read_tokenizer_files
-from proa_cli.bench.addresses import without_proxy
 from proa_cli.bench.client import message_of
 from proa_engine.models.sources import resolve_model
 from proa_engine.tokenizer import Tokenizer as ModelTokenizer
@@ -62,7 +62,7 @@ class ServerTokenizer:
     def __init__(self, url: str, model: str, headers: Mapping[str, str]) -> None:
         self.name = f"{url}/tokenize"
         self._url, self._model, self._headers = url, model, headers
-        handlers = [urllib.request.ProxyHandler({})] if without_proxy(url) else []
+        handlers = [urllib.request.ProxyHandler({})] if is_loopback_url(url) else []
         self._opener = urllib.request.build_opener(*handlers)
         # The vocabulary is not known: the tokens are those of many short words.
         words = ("".join(letters) for letters in product("bdfglmnprst", "aeiou", "bdglmnrst"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from proa.addresses import host_and_port
 from proa.tls import TlsSource
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def endpoints_of(slices: Iterable["V1EndpointSlice"], port: int) -> frozenset[En
     for item in sorted(slices, key=lambda item: str(item.address_type)):
         for endpoint in item.endpoints or ():
             host = endpoint.addresses[0]
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            address = host_and_port(host, port)
             uid = (endpoint.target_ref and endpoint.target_ref.uid) or address
             terminating = bool(endpoint.conditions and endpoint.conditions.terminating)
             before = found.get(uid, Endpoint(address, uid))

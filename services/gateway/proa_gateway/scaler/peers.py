@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from proa.addresses import host_and_port
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.v1 import waiting_pb2, waiting_pb2_grpc
 
@@ -54,7 +55,7 @@ async def _resolve(name: str, before: set[str]) -> set[str]:
     except OSError as error:  # with another number than this one no gateway is listed yet
         _log.debug("gateways at %s: %s", name, error)
         return before if error.errno == socket.EAI_AGAIN else set()
-    return {f"[{info[4][0]}]:{port}" if ":" in str(info[4][0]) else f"{info[4][0]}:{port}" for info in infos}
+    return {host_and_port(str(info[4][0]), port) for info in infos}
 
 
 async def _follow(address: str, own_name: str, demand: Demand) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import grpc
 
+from proa.addresses import host_and_port
 from proa_gateway.scaler.config import ScalerOptions
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.peers import follow_peers
@@ -37,7 +38,7 @@ async def serve_scaler(options: ScalerOptions, host: str, name: str, demand: Dem
     server = grpc.aio.server(options=SERVER_OPTIONS)
     externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(ExternalScaler(demand), server)
     waiting_pb2_grpc.add_WaitingServiceServicer_to_server(Waiting(demand, name), server)
-    address = f"[{host}]:{options.scaler_port}" if ":" in host else f"{host}:{options.scaler_port}"
+    address = host_and_port(host, options.scaler_port)
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:  # gRPC's, without a reason in it
