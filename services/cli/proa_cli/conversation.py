@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from proa_cli.http_api import ApiError, HttpApi
 
-_INTERRUPTED = 130  # the exit status of a program that SIGINT ended
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
 
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
 
 def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
     """Ask with `--quick`, with the standard input if it is no terminal, or with lines that are typed. Returns the exit
-    status."""
+    status. Raises `KeyboardInterrupt`."""
     key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
     try:
         api = HttpApi(arguments.url, key)
@@ -78,8 +77,6 @@ def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
     except (ApiError, ValueError) as error:
         _note(f"error: {error}")
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
 
 
 class _Conversation:
