@@ -64,8 +64,9 @@ test-all: test system ## test with more random cases, then the tests that start 
 unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=3)
 	OMP_NUM_THREADS=1 pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
+# Two workers, each with whole files: a module's processes are started once.
 system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
-	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
 
 browser: setup ## the chat page in headless Chromium, which must be installed
 	proa serve builtin --host 127.0.0.1 --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)

@@ -1,4 +1,4 @@
-"""How long a piece of work holds the event loop, and how much memory it takes."""
+"""How long a piece of work computes without giving the event loop a turn, and how much memory it takes."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,8 @@ _STATUS = Path("/proc/self/status")
 
 
 class Meter:
-    """`hold`: the longest time in seconds for which a timer got no turn. `memory`: the most bytes beside those at the
-    start."""
+    """`hold`: the longest time in seconds that the event loop's thread computed between two turns of a timer; time that
+    other processes have the core does not count. `memory`: the most bytes beside those at the start."""
 
     def __init__(self) -> None:
         self.hold = 0.0
@@ -40,10 +40,10 @@ class Meter:
         return result
 
     async def _beat(self) -> None:
-        last = time.perf_counter()
+        last = time.thread_time()
         while True:
             await asyncio.sleep(0.001)
-            now = time.perf_counter()
+            now = time.thread_time()
             self.hold, last = max(self.hold, now - last), now
 
 
