@@ -16,6 +16,7 @@ import torch
 from proa_engine.kernels.int4 import PACKED, Int4Linear, Int4Weight
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.layers.side_by_side import load_side_by_side
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where of eight, from the lowest bits on, AWQ keeps outputs 0 to 7
@@ -87,9 +88,9 @@ class Gptq(Int4Method):
         if bias is None:
             for projection in projections:
                 _pass_over_bias(projection)
-        if not self.desc_act:
-            return _load([self._weight(projection) for projection in projections], bias)
-        return _load_side_by_side([self._weight(projection) for projection in projections], bias)
+        if self.desc_act and len(projections) > 1:  # each matrix has its own input order
+            return load_side_by_side(projections, [self] * len(projections), bias)
+        return _load([self._weight(projection) for projection in projections], bias)
 
     def _weight(self, projection: Projection) -> Int4Weight:
         weights, part = projection.weights, projection.part
@@ -125,8 +126,9 @@ class PackQuantized(Int4Method):
         return PACKED if self.group_order or self.group_size is None else self.group_size
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        weights = [self._weight(projection) for projection in projections]
-        return _load_side_by_side(weights, bias) if self.group_order else _load(weights, bias)
+        if self.group_order and len(projections) > 1:  # as in `Gptq`
+            return load_side_by_side(projections, [self] * len(projections), bias)
+        return _load([self._weight(projection) for projection in projections], bias)
 
     def _weight(self, projection: Projection) -> Int4Weight:
         weights, part = projection.weights, projection.part
@@ -153,17 +155,6 @@ class PackQuantized(Int4Method):
         return Int4Weight(q.t().contiguous(), scales, zeros, order)
 
 
-class SideBySide:
-    """Several products of one input; their outputs are concatenated."""
-
-    def __init__(self, products: Sequence[Int4Linear]) -> None:
-        self.products = list(products)
-        self.shape = torch.Size((sum(product.shape[0] for product in products), products[0].shape[1]))
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([product(x) for product in self.products], dim=-1)
-
-
 @dataclass(frozen=True, slots=True)
 class _Groups:
     total: int  # of the whole matrix
@@ -185,6 +176,8 @@ class _Groups:
 
 
 def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
+    if len(weights) == 1:
+        return LoadedLinear(Int4Linear(weights[0], bias))
     merged = Int4Weight(
         packed=torch.cat([weight.packed for weight in weights], dim=1),
         scales=torch.cat([weight.scales for weight in weights], dim=1),
@@ -192,14 +185,6 @@ def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
         groups=None,
     )
     return LoadedLinear(Int4Linear(merged, bias))
-
-
-def _load_side_by_side(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
-    """Each matrix has its own input order, so they cannot be merged into one product."""
-    sizes = [weight.packed.shape[1] for weight in weights]
-    offsets = [None] * len(weights) if bias is None else bias.split(sizes)
-    products = [Int4Linear(weight, offset) for weight, offset in zip(weights, offsets, strict=True)]
-    return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
 
 
 def _pass_over_bias(projection: Projection) -> None:

@@ -45,7 +45,7 @@ from proa_engine.models.pooling_config import (
     read_embedding_modules,
     reward_config,
 )
-from proa_engine.models.quantization import linear_method
+from proa_engine.models.quantization.methods import linear_method
 from proa_engine.models.registry import (
     COLBERT,
     COLBERT_ENCODER,

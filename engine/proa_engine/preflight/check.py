@@ -22,7 +22,8 @@ from proa_engine.models.folders import (
     weight_files,
 )
 from proa_engine.models.generation_config import generation_folder
-from proa_engine.models.quantization_config import OnlineFp8Format, read_quantization
+from proa_engine.models.quantization.formats import OnlineFp8Format
+from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
 from proa_engine.models.sources import (
     LORA_CONFIG_FILE,

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from proa_engine.models.quantization import linear_method
-from proa_engine.models.quantization_config import read_quantization
+from proa_engine.models.quantization.formats import Fp8Format, PackQuantizedFormat, Quantization
+from proa_engine.models.quantization.methods import linear_method
+from proa_engine.models.quantization.read import read_quantization
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
@@ -43,6 +44,15 @@ def auto_round(**more: Any) -> dict[str, Any]:
     return common | {"bits": 4, "group_size": 128, "autoround_version": "0.9.0", "iters": 200} | more
 
 
+def mixed(**targets: tuple[dict[str, Any], dict[str, Any] | None, str]) -> dict[str, Any]:
+    """compressed-tensors with a group for each target: its weights, inputs and format."""
+    groups = {
+        f"group_{number}": {"targets": [target], "weights": weights, "input_activations": inputs, "format": stored_as}
+        for number, (target, (weights, inputs, stored_as)) in enumerate(targets.items())
+    }
+    return compressed_tensors(None, None, "mixed-precision", config_groups=groups)
+
+
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128, "actorder": None}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None}
 
@@ -63,6 +73,12 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         INT4 | {"actorder": "weight"}, None, "pack-quantized"
     ),
     "W4A16 of llm-compressor, actorder group": compressed_tensors(INT4 | {"actorder": "group"}, None, "pack-quantized"),
+    "mixed formats of llm-compressor": mixed(
+        **{
+            "re:.*self_attn.*": (FP8, FP8_TOKEN, "float-quantized"),
+            "re:.*mlp.*": (INT4, None, "pack-quantized"),
+        }
+    ),
     "auto-round": auto_round(block_name_to_quantize="model.layers"),
     "auto-round, asymmetric": auto_round(sym=False),
     "auto-round, some modules in 16 bits": auto_round(extra_config={"lm_head": {"bits": 16, "data_type": "float"}}),
@@ -114,17 +130,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         compressed_tensors(FP4 | {"strategy": "group", "group_size": 32}, None, "mxfp4-pack-quantized"),
         "format mxfp4-pack-quantized is not supported",
     ),
-    "mixed formats of llm-compressor": (
+    "mixed formats of llm-compressor without their names": (
         compressed_tensors(FP8, FP8_TOKEN, "mixed-precision"),
-        "format mixed-precision is not supported",
+        "format mixed-precision is not supported; supported: float-quantized, pack-quantized",
     ),
     "FP8 weights alone of llm-compressor": (
         compressed_tensors(FP8, None, "float-quantized"),
         "input_activations null is not supported",
     ),
-    "two groups of llm-compressor": (
+    "empty groups of llm-compressor": (
         compressed_tensors(FP8, FP8_TOKEN, "float-quantized", config_groups={"group_0": {}, "group_1": {}}),
-        "2 config_groups of compressed-tensors are not supported",
+        "quantization_config in config.json cannot be read",
     ),
     "compressed-tensors without weights": (
         compressed_tensors(None, FP8_TOKEN, "float-quantized"),
@@ -132,7 +148,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "compressed-tensors without groups": (
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": None},
-        "0 config_groups of compressed-tensors are not supported",
+        "without config_groups is not supported",
     ),
     "NVFP4 of ModelOpt": (modelopt("NVFP4", group_size=16), "quantization modelopt is not supported"),
     "FP4 of ModelOpt by vLLM's name": ({"quant_method": "modelopt_fp4"}, "modelopt_fp4 is not supported"),
@@ -175,7 +191,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_configuration_is_supported(name: str) -> None:
-    assert read_quantization(SUPPORTED[name], None).format is not None
+    assert read_quantization(SUPPORTED[name], None) != Quantization(None)
     linear_method(SUPPORTED[name], None)
 
 
@@ -185,3 +201,18 @@ def test_a_configuration_is_refused_by_a_sentence(name: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         read_quantization(stored, None)
     assert "\n" not in str(error.value)
+
+
+def test_names_of_modules_come_before_patterns_and_these_before_all() -> None:
+    stored = mixed(
+        Linear=(FP8, FP8_TOKEN, "float-quantized"),
+        **{
+            "re:.*mlp.*": (INT4, None, "pack-quantized"),
+            "model.layers.0.mlp.up_proj": (FP8_TENSOR, FP8_TENSOR, "float-quantized"),
+        },
+    )
+    quantization = read_quantization(stored, None)
+    assert quantization.format_of("model.layers.0.mlp.up_proj") == Fp8Format("tensor", static=True)
+    assert quantization.format_of("model.layers.1.mlp.up_proj") == PackQuantizedFormat(128, True, False)
+    assert quantization.format_of("model.layers.1.self_attn.q_proj") == Fp8Format("channel", static=False)
+    assert quantization.format_of("lm_head") is None

@@ -1,0 +1,51 @@
+"""A `LinearMethod` for checkpoints whose modules are stored in several formats, or some of them unquantized."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.layers.side_by_side import load_side_by_side
+from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
+from proa_engine.models.quantization.formats import Format, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class ByModule:
+    quantization: Quantization
+    methods: Mapping[Format | None, LinearMethod]  # of each of its formats
+
+    @property
+    def width_unit(self) -> int:
+        return math.lcm(*(method.width_unit for method in self.methods.values()))
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        methods = [self._method(projection) for projection in projections]
+        if all(method == methods[0] for method in methods):
+            return methods[0].load(projections, bias)
+        return load_side_by_side(projections, methods, bias)
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return self._method(projection).take_matrix(projection)
+
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
+        projections = [*(projection for pair in gate_up for projection in pair), *down]
+        formats = {self.quantization.format_of(each.weights.prefix): each.weights.prefix for each in projections}
+        if len(formats) > 1:
+            raise ValueError(
+                f"{' and '.join(formats.values())} are stored in different formats, which is not supported within the "
+                "experts of a layer"
+            )
+        return self._method(projections[0]).load_experts(gate_up, down, held)
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
+        method = self.methods[self.quantization.format_of(experts.weights.prefix)]
+        return method.load_stacked_experts(experts, activation)
+
+    def _method(self, projection: Projection) -> LinearMethod:
+        return self.methods[self.quantization.format_of(projection.weights.prefix)]

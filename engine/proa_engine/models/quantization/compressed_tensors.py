@@ -1,0 +1,80 @@
+"""compressed-tensors' `quantization_config`, which llm-compressor writes.
+
+`config_groups` say which modules are quantized how: a group's `targets` are modules' names, "re:" and a pattern, or the
+name of a class of modules, of which here only `Linear` exists. Names come before patterns, and these before classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proa_engine.models.quantization.fields import entries, only
+from proa_engine.models.quantization.formats import (
+    BlockFp8Format,
+    Format,
+    Fp8Format,
+    PackQuantizedFormat,
+    Quantization,
+    Rule,
+)
+
+_MIXED = "mixed-precision"  # each group has a format of its own
+_FORMATS = ("float-quantized", "pack-quantized")
+
+
+def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
+    only("format", stored.get("format"), (*_FORMATS, _MIXED))
+    names, patterns, everything = [], [], None
+    groups = stored.get("config_groups") or {}
+    if not groups:
+        raise ValueError("compressed-tensors without config_groups is not supported")
+    for group in groups.values():
+        stored_as = _format(group, group.get("format") or stored["format"])
+        for target in group["targets"]:
+            if target == "Linear":
+                everything = everything or stored_as
+            elif target.startswith("re:"):
+                patterns.append(Rule((target,), stored_as))
+            else:
+                names.append(Rule((target,), stored_as))
+    return Quantization(everything, (*names, *patterns)).except_for(*entries(stored, "ignore"))
+
+
+def _format(group: Mapping[str, Any], stored_as: str) -> Format:
+    weights, inputs = group["weights"], group.get("input_activations")
+    only("output_activations", group.get("output_activations"), (None,))
+    match stored_as:
+        case "pack-quantized":
+            return _pack_quantized(weights, inputs)
+        case "float-quantized":
+            return _float_quantized(weights, inputs)
+    raise ValueError(f"quantization with format {stored_as} is not supported; supported: {', '.join(_FORMATS)}")
+
+
+def _float_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
+    if inputs is None:
+        raise ValueError("input_activations null is not supported; supported: 8-bit floats")
+    for tensor in (weights, inputs):
+        only("type", tensor.get("type", "float"), ("float",))
+        only("num_bits", tensor.get("num_bits", 8), (8,))
+        only("symmetric", tensor.get("symmetric", True), (True,))
+    only("strategy", weights["strategy"], ("tensor", "channel", "block"))
+    if weights["strategy"] == "block":
+        only("block_structure", list(weights.get("block_structure") or ()), ([128, 128],))
+        only("strategy", inputs["strategy"], ("group",))
+        only("group_size", inputs.get("group_size"), (128,))
+        return BlockFp8Format("weight_scale")
+    only("strategy", inputs["strategy"], ("tensor", "token"))
+    return Fp8Format(weights["strategy"], static=not inputs.get("dynamic", False))
+
+
+def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
+    only("input_activations", inputs, (None,))
+    only("type", weights.get("type", "int"), ("int",))
+    only("num_bits", weights.get("num_bits"), (4,))
+    only("strategy", weights.get("strategy"), ("group", "channel"))
+    only("actorder", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
+    return PackQuantizedFormat(
+        int(weights["group_size"]) if weights["strategy"] == "group" else None,
+        symmetric=weights.get("symmetric", True),
+        group_order=weights.get("actorder") in ("group", "dynamic"),
+    )

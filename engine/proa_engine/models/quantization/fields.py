@@ -1,0 +1,23 @@
+"""What the readers of `quantization_config` share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def only(field: str, value: object, supported: Sequence[object]) -> None:
+    """Raise ValueError if the field has another value than these."""
+    if value not in supported:
+        raise ValueError(
+            f"quantization with {field} {value} is not supported; supported: {', '.join(map(str, supported))}"
+        )
+
+
+def entries(stored: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
+    """The entries of several lists, each of which may be missing."""
+    return tuple(entry for field in fields for entry in stored.get(field) or ())
+
+
+def group_size(stored: Mapping[str, Any]) -> int | None:
+    """None: a group is a whole column."""
+    size = int(stored.get("group_size", 128))
+    return None if size == -1 else size

@@ -1,0 +1,84 @@
+"""How matrices of a checkpoint are stored: a `Format` for each layout of tensors, and rules that say which modules have
+which. Does not import torch."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat:
+    group_size: int | None  # None: a group is a whole column
+
+
+@dataclass(frozen=True, slots=True)
+class GptqFormat:
+    group_size: int | None
+    desc_act: bool
+    symmetric: bool
+    zero_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantizedFormat:
+    group_size: int | None
+    symmetric: bool
+    group_order: bool  # the group of each input is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Format:
+    strategy: Literal["tensor", "channel"]  # what has a scale
+    static: bool  # the scale of the inputs is stored
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFp8Format:
+    """Each 128 x 128 block has a scale."""
+
+    scale_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Format:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineFp8Format:
+    """Stored unquantized, and quantized while loading."""
+
+
+Format = AwqFormat | GptqFormat | PackQuantizedFormat | Fp8Format | BlockFp8Format | Mxfp4Format | OnlineFp8Format
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The format of some modules; None: they are not quantized."""
+
+    modules: tuple[str, ...]  # each a module's name or parts of it, or "re:" and a pattern that begins like the name
+    format: Format | None
+
+    def names(self, module: str) -> bool:
+        return any(_names(entry, module) for entry in self.modules)
+
+
+def _names(entry: str, module: str) -> bool:
+    if entry.startswith("re:"):
+        return re.match(entry.removeprefix("re:"), module) is not None
+    return f".{entry}." in f".{module}."
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The formats of a checkpoint's matrices."""
+
+    format: Format | None  # of the modules that no rule names; None: not quantized
+    rules: tuple[Rule, ...] = ()  # of those that name a module, the first holds
+
+    def format_of(self, module: str) -> Format | None:
+        return next((rule.format for rule in self.rules if rule.names(module)), self.format)
+
+    def except_for(self, *modules: str) -> "Quantization":
+        """The same with `modules` unquantized, whatever other rules say."""
+        return Quantization(self.format, (Rule(modules, None), *self.rules)) if modules else self
