@@ -41,7 +41,24 @@ class BlockFp8Format:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Format:
-    pass
+    """Experts in the tensors of gpt-oss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4PackedFormat:
+    """4-bit floats with a power of two (`weight_scale`) for each 32 inputs."""
+
+    weight_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Format:
+    """4-bit floats with an 8-bit float (`weight_scale`) for each 16 inputs, and one number for the whole matrix."""
+
+    weight_name: str
+    global_scale_name: str
+    divides: bool  # by the global scale; False: it multiplies
+    input_scale_name: str  # may be missing, and is not used: inputs are not quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,17 @@ class OnlineFp8Format:
     """Stored unquantized, and quantized while loading."""
 
 
-Format = AwqFormat | GptqFormat | PackQuantizedFormat | Fp8Format | BlockFp8Format | Mxfp4Format | OnlineFp8Format
+Format = (
+    AwqFormat
+    | GptqFormat
+    | PackQuantizedFormat
+    | Fp8Format
+    | BlockFp8Format
+    | Mxfp4Format
+    | Mxfp4PackedFormat
+    | Nvfp4Format
+    | OnlineFp8Format
+)
 
 
 @dataclass(frozen=True, slots=True)
