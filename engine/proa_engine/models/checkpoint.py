@@ -20,6 +20,7 @@ DUMMY_EXPONENT = 120  # of dummy mxfp4 weights, biased by 127: random bits then 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 STORED_AS = {  # all other types: FLOATS
     torch.float8_e4m3fn: ("F8_E4M3",),
+    torch.int8: ("I8",),
     torch.int32: ("I32",),
     torch.int64: ("I64",),
     torch.uint8: ("U8",),
@@ -168,7 +169,7 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
     if dtype == torch.uint8:
         low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if name.endswith("scales") else (0, 256)
         return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
-    if dtype == torch.int32:
+    if dtype in (torch.int8, torch.int32):
         bits = torch.iinfo(dtype)
         return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)
     if "scale" in name.rpartition(".")[2]:

@@ -1,6 +1,7 @@
 """The decoder of all architectures here. Each architecture declares its layers, and what is around them, in a
 `DecoderOptions`."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ from proa_engine.models.base import ImageEncoder
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.fields import Fields
 from proa_engine.models.text_prefix import text_prefix
+
+_OF_LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}  # packages whose objects are not parts of models
 
 
 class DecoderForCausalLM:
@@ -127,7 +130,7 @@ def tensors_of(owner: object) -> Iterator[torch.Tensor]:
     elif isinstance(owner, list | tuple):
         for item in owner:
             yield from tensors_of(item)
-    elif type(owner).__module__.startswith("proa_engine") and hasattr(owner, "__dict__"):
+    elif type(owner).__module__.partition(".")[0] not in _OF_LIBRARIES and hasattr(owner, "__dict__"):
         for item in vars(owner).values():
             yield from tensors_of(item)
 

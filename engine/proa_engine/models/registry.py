@@ -1,4 +1,5 @@
-"""Supported architectures: the names that config.json gives them, and the modules that define their classes."""
+"""Supported architectures: the names that config.json gives them, and the modules or plugins that define their
+classes."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -6,6 +7,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
+from proa.plugins import Group, Plugin, plugins_of
 from proa_engine.models.transformers_names import causal_lm_names, has_transformers
 
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
@@ -71,14 +73,14 @@ class Form(Enum):
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
     """The first of `architectures`, of another form as that of the causal language model with the same decoder.
 
-    Raises ValueError if it is not supported. Does not import torch.
+    Raises ValueError if it is not supported, or if two packages add one architecture. Does not import torch.
     """
-    name = _first_architecture(config)
-    if name in MODULES:
+    name, known = _first_architecture(config), {*MODULES, *_plugins()}
+    if name in known:
         return name, Form.CAUSAL_LM
     for form in (Form.EMBEDDING, Form.CLASSIFIER, Form.REWARD, Form.PROCESS_REWARD):
         decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
-        if name.endswith(form.value) and decoder in MODULES:
+        if name.endswith(form.value) and decoder in known:
             return decoder, form
     if name == COLBERT:
         return architecture_of({"architectures": [COLBERT_ENCODER]})
@@ -101,7 +103,8 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> str:
     if config.get("auto_map"):
         text += (
             ": its code is in the model's folder (auto_map in config.json), and code of checkpoints is never run; take "
-            "a version of the model for transformers' own code"
+            "a version of the model for transformers' own code, or install a package that adds the architecture "
+            "(docs/plugins.md)"
         )
     elif similar := _similar(name):
         text += f" (did you mean {similar}?)"
@@ -112,9 +115,13 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> str:
 
 def _similar(name: str) -> str | None:
     """The architecture with the most similar family, because the ends of all names are alike."""
-    known = {each.partition("For")[0]: each for each in (*ENCODERS, *MODULES)}
+    known = {each.partition("For")[0]: each for each in (*ENCODERS, *MODULES, *_plugins())}
     close = get_close_matches(name.partition("For")[0], known, n=1, cutoff=0.8)
     return known[close[0]] if close else None
+
+
+def _plugins() -> dict[str, Plugin]:
+    return plugins_of(Group.MODELS, built_in={*MODULES, *ENCODERS, COLBERT})
 
 
 def is_encoder(architecture: str) -> bool:
@@ -124,16 +131,23 @@ def is_encoder(architecture: str) -> bool:
 
 def is_adapted(architecture: str) -> bool:
     """Whether a model of this architecture is run by `transformers`."""
-    return architecture not in MODULES
+    return architecture not in MODULES and architecture not in _plugins()
 
 
 def model_class(architecture: str) -> Any:
-    """Return the class of `architecture`, a name that `architecture_of` returned: a `config.ModelClass`."""
+    """Return the class of `architecture`, a name that `architecture_of` returned: a `config.ModelClass`. Raises
+    ValueError, naming the package, if it is of a plugin that cannot be imported."""
     if is_encoder(architecture):
         return import_module(f"{ADAPTER}.encoder").TransformersEncoder
     if is_adapted(architecture):
         return import_module(f"{ADAPTER}.model").TransformersForCausalLM
-    return getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
+    if architecture in MODULES:
+        return getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
+    plugin, base = _plugins()[architecture], import_module("proa_engine.models.decoder").DecoderForCausalLM
+    loaded = plugin.load()
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise plugin.of_wrong_kind(f"a class derived from {base.__module__}.{base.__name__}")
+    return loaded
 
 
 def standard_fields(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:

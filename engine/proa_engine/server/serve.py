@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.logs import with_fields
+from proa.plugins import Group, log_installed
 from proa.tls import TlsSource
 from proa.tokenizer_files import digest
 from proa.wsgi_server import serve_wsgi
@@ -116,6 +117,7 @@ class EngineServer:
         text, own_version = "proa-engine %s, loading %s, listening on %s:%d%s", version("proa-engine")
         fields = with_fields(version=own_version, model=name, host=host, port=port, metrics_port=metrics_port or None)
         _log.info(text, own_version, name, host, port, metrics, extra=fields)
+        log_installed(_log, (Group.MODELS, Group.QUANTIZATION))
         return port
 
     def watch_signals(self) -> None:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from proa.options import MASK, is_secret
+from proa.plugins import by_package
 
 _OURS = ("proa", "proa-engine", "proa-gateway", "proa-protos")
 _LIBRARIES = (
@@ -36,6 +37,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.parse_args(words)
     sections = {
         "Versions": _versions(),
+        "Plugins": iter(by_package().items()),
         "Machine": _machine(Path("/")),
         "GPUs": _gpus(),
         "Environment": variables(os.environ),

@@ -38,10 +38,9 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             from proa_gateway.admission.auth import read_keys  # imports pydantic, which --help does not need
 
             read_keys(config.api_keys)
-        if config.tool_call_parser is not None or config.reasoning_parser is not None:
-            from proa_gateway.serving.message_format import MessageFormats
+        from proa_gateway.parsing.known_formats import known_formats  # not needed by --help
 
-            MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
+        known_formats().check(config.tool_call_parser, config.reasoning_parser)
         if config.chat_template is not None:
             from proa.chat_template import ChatTemplate
 

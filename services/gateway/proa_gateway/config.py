@@ -262,10 +262,16 @@ class GatewayConfig:
         "other prompts keep theirs",
     )
     tool_call_parser: str | None = option(
-        None, "format in which models write tool calls (default: chosen by their chat template)", metavar="NAME"
+        None,
+        "format in which models write tool calls; an unknown name is answered with all there are (default: chosen by "
+        "their chat template)",
+        metavar="NAME",
     )
     reasoning_parser: str | None = option(
-        None, "format in which models write reasoning (default: that of their tool calls)", metavar="NAME"
+        None,
+        "format in which models write reasoning; an unknown name is answered with all there are (default: that of "
+        "their tool calls)",
+        metavar="NAME",
     )
     enable_force_include_usage: bool = option(
         False, "give the usage in every event of all streams, whatever their stream_options are"

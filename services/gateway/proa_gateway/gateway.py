@@ -35,6 +35,7 @@ from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.parsing.known_formats import known_formats
 from proa_gateway.routing.router import Router
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.server import serve_scaler
@@ -91,6 +92,9 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
     api_keys = ApiKeyStore(
         config.api_keys, config.api_key, config.operator_key, separates_caches=config.separate_prefix_caches
     )
+    formats = known_formats()
+    for failure in formats.failures.values():
+        _log.warning("%s", failure)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     discovery = make_discovery(config)
     router = Router(config.routing)
@@ -172,7 +176,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             background=background,
             notices=notices,
             settings=ApiSettings(
-                formats=MessageFormats(config.tool_call_parser, config.reasoning_parser),
+                formats=MessageFormats(formats, config.tool_call_parser, config.reasoning_parser),
                 trusts_template=config.trust_request_chat_template,
                 content_format=config.chat_template_content_format,
                 images=images,

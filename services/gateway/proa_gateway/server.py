@@ -17,6 +17,7 @@ import uvloop
 
 from proa.addresses import host_and_port
 from proa.logs import with_fields
+from proa.plugins import Group, log_installed
 from proa.wsgi_server import serve_wsgi
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
@@ -94,6 +95,7 @@ def _log_start(config: GatewayConfig, addresses: Sequence[str]) -> None:
         models=models or None,
     )
     _log.info("%s", text, extra=fields)
+    log_installed(_log, (Group.TOOL_FORMATS, Group.REASONING_FORMATS))
 
 
 def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvicorn.Server:

@@ -8,6 +8,7 @@ import pytest
 from proa_gateway.parsing.choose import choose_format, format_of_response_template
 from proa_gateway.parsing.format import CallObject, Json, ObjectLiteral, Tagged
 from proa_gateway.parsing.formats import FORMATS, HERMES
+from proa_gateway.parsing.known_formats import BUILT_IN
 
 HERMES_TEMPLATE = (
     """{{- content.split('</think>') }}{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
@@ -32,37 +33,37 @@ ENVELOPE_CALLS = {
 
 def test_format_is_found_by_its_name() -> None:
     for each in FORMATS:
-        assert choose_format(each.name, None, "") is each
+        assert choose_format(each.name, None, "", BUILT_IN) is each
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown tool format 'x'.*hermes"):
-        choose_format("x", None, HERMES_TEMPLATE)
+        choose_format("x", None, HERMES_TEMPLATE, BUILT_IN)
 
 
 def test_format_is_found_by_its_signs_in_the_chat_template() -> None:
-    assert choose_format(None, None, HERMES_TEMPLATE) is HERMES
+    assert choose_format(None, None, HERMES_TEMPLATE, BUILT_IN) is HERMES
 
 
 def test_format_has_no_reasoning_if_the_chat_template_has_none() -> None:
     template = HERMES_TEMPLATE.replace("</think>", "")
-    assert choose_format(None, None, template) == replace(HERMES, reasoning=None)
+    assert choose_format(None, None, template, BUILT_IN) == replace(HERMES, reasoning=None)
 
 
 @pytest.mark.parametrize("template", ["", "{{ messages }} <tool_call>"])
 def test_a_chat_template_without_the_signs_has_no_format(template: str) -> None:
-    assert choose_format(None, None, template) is None
+    assert choose_format(None, None, template, BUILT_IN) is None
 
 
 def test_response_template_counts_before_the_chat_template() -> None:
     calls = {"open_pattern": r"<call>\s*(?P<name>\w+)", "close": "</call>", "content": "json"}
-    found = choose_format(None, response_template(calls), HERMES_TEMPLATE)
+    found = choose_format(None, response_template(calls), HERMES_TEMPLATE, BUILT_IN)
     assert found is not None
     assert (found.name, found.call) == ("response_template", "<call>$name$arguments</call>")
 
 
 def test_response_template_of_a_known_format_is_that_format() -> None:
-    assert choose_format(None, response_template(ENVELOPE_CALLS), "") is HERMES
+    assert choose_format(None, response_template(ENVELOPE_CALLS), "", BUILT_IN) is HERMES
 
 
 def test_response_template_with_an_envelope() -> None:

@@ -66,6 +66,13 @@ class OnlineFp8Format:
     """Stored unquantized, and quantized while loading."""
 
 
+@dataclass(frozen=True, slots=True)
+class PluginFormat:
+    """Of an installed package, which reads the fields of `quantization_config`."""
+
+    quant_method: str
+
+
 Format = (
     AwqFormat
     | GptqFormat
@@ -76,6 +83,7 @@ Format = (
     | Mxfp4PackedFormat
     | Nvfp4Format
     | OnlineFp8Format
+    | PluginFormat
 )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int4 import Awq, Gptq, PackQuantized
@@ -18,20 +19,22 @@ from proa_engine.models.quantization.formats import (
     Mxfp4Format,
     OnlineFp8Format,
     PackQuantizedFormat,
+    PluginFormat,
 )
-from proa_engine.models.quantization.read import read_quantization
+from proa_engine.models.quantization.read import quantization_plugins, read_quantization
 
 
 def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
     """Return the method for what `read_quantization` makes of the arguments."""
     quantization = read_quantization(stored, wanted)
     if not quantization.rules:
-        return _method_of(quantization.format)
+        return _method_of(quantization.format, stored)
     formats = {quantization.format, *(rule.format for rule in quantization.rules)}
-    return ByModule(quantization, {each: _method_of(each) for each in formats})
+    return ByModule(quantization, {each: _method_of(each, stored) for each in formats})
 
 
-def _method_of(stored: Format | None) -> LinearMethod:
+def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> LinearMethod:
+    """`fields`: all of quantization_config, which plugins read themselves."""
     match stored:
         case None:
             return Unquantized()
@@ -54,3 +57,18 @@ def _method_of(stored: Format | None) -> LinearMethod:
             return BlockFp8(scale_name)
         case Mxfp4Format():
             return Mxfp4()
+        case PluginFormat(quant_method):
+            return _method_of_plugin(quantization_plugins()[quant_method], fields or {})
+
+
+def _method_of_plugin(plugin: Plugin, fields: Mapping[str, Any]) -> LinearMethod:
+    read = plugin.load()
+    if not callable(read):
+        raise plugin.of_wrong_kind("a function that reads quantization_config and returns a LinearMethod")
+    try:
+        method: LinearMethod = read(fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{plugin} cannot read quantization_config in config.json: {type(error).__name__}: {error}"
+        ) from error
+    return method

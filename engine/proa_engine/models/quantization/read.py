@@ -3,13 +3,14 @@
 Raises ValueError, naming the field, for what is not supported. Does not import torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from proa.plugins import Group, Plugin, plugins_of
 from proa_engine.models.quantization.awq import read_awq
 from proa_engine.models.quantization.compressed_tensors import read_compressed_tensors
 from proa_engine.models.quantization.fields import entries
-from proa_engine.models.quantization.formats import Mxfp4Format, OnlineFp8Format, Quantization
+from proa_engine.models.quantization.formats import Mxfp4Format, OnlineFp8Format, PluginFormat, Quantization
 from proa_engine.models.quantization.fp8 import read_fp8
 from proa_engine.models.quantization.gptq import read_auto_round, read_gptq
 
@@ -50,6 +51,7 @@ def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Q
 
     For a quantized checkpoint `wanted` may only repeat its method. For others, "fp8" quantizes them while loading.
     """
+    plugins = quantization_plugins()
     if not stored:
         if wanted not in (None, "fp8"):
             raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
@@ -58,7 +60,7 @@ def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Q
     if wanted not in (None, name):
         raise ValueError(f"quantization {wanted} does not fit the checkpoint, which is quantized by {name}")
     try:
-        return _read(name, stored)
+        return _read(name, stored, plugins)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"quantization {name}: quantization_config in config.json cannot be read: a field is missing or has the "
@@ -79,13 +81,20 @@ def _is_bitsandbytes(stored: Mapping[str, Any]) -> bool:
     return bool(stored.get("load_in_4bit") or stored.get("load_in_8bit"))
 
 
-def _read(name: str, stored: Mapping[str, Any]) -> Quantization:
+def quantization_plugins() -> dict[str, Plugin]:
+    """What packages add, by quant_method."""
+    return plugins_of(Group.QUANTIZATION, built_in=_READERS)
+
+
+def _read(name: str, stored: Mapping[str, Any], plugins: Collection[str]) -> Quantization:
     if read := _READERS.get(name):
         return read(stored)
+    if name in plugins:
+        return Quantization(PluginFormat(name)).except_for(*entries(stored, "modules_to_not_convert"))
     instead = _INSTEAD.get(name, "take the model in one of these, or the unquantized one with quantization fp8")
     raise ValueError(
-        f"quantization {name} is not supported; supported: none, {', '.join(_READERS)}; {instead} "
-        "(docs/quantization.md)"
+        f"quantization {name} is not supported; supported: none, {', '.join((*_READERS, *plugins))}; {instead} "
+        "(docs/quantization.md), or install a package that adds it (docs/plugins.md)"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proa_gateway.parsing.format import ArgumentsSyntax, CallObject, Json, ObjectLiteral, Tagged, ToolFormat
-from proa_gateway.parsing.formats import FORMATS
+from proa_gateway.parsing.known_formats import KnownFormats
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _GROUP = re.compile(r"\(\?P<(name|key|value)>(?:[^()\\]|\\.)*\)")
@@ -97,21 +97,21 @@ def _without_space(tool_format: ToolFormat) -> tuple[object, ...]:
     return "".join(call.split()), syntax, reasoning
 
 
-def choose_format(name: str | None, response_template: object, chat_template: str) -> ToolFormat | None:
+def choose_format(
+    name: str | None, response_template: object, chat_template: str, known: KnownFormats
+) -> ToolFormat | None:
     """The format called `name` if given, else that of the tokenizer's `response_template`, else the first whose signs
     all stand in the chat template. None: the model has none that is known. Raises `ValueError` for unknown names."""
     if name is not None:
-        return _called(name)
+        return known.tool_format(name)
     if (described := format_of_response_template(response_template)) is not None:
-        return next((each for each in FORMATS if is_same_format(each, described)), described)
-    found = next((each for each in FORMATS if all(sign in chat_template for sign in each.signs)), None)
+        return next((each for each in known.tools if is_same_format(each, described)), described)
+    found = next((each for each in known.tools if _has_signs(chat_template, each)), None)
     if found is not None and found.reasoning is not None and found.reasoning[1].strip() not in chat_template:
         return replace(found, reasoning=None)
     return found
 
 
-def _called(name: str) -> ToolFormat:
-    for each in FORMATS:
-        if each.name == name:
-            return each
-    raise ValueError(f"unknown tool format {name!r}; there are {', '.join(each.name for each in FORMATS)}")
+def _has_signs(chat_template: str, tool_format: ToolFormat) -> bool:
+    """A format without signs is only chosen by its name."""
+    return bool(tool_format.signs) and all(sign in chat_template for sign in tool_format.signs)

@@ -1,4 +1,5 @@
-"""ToolFormat: how a family of models writes reasoning and tool calls. Each is a constant in `formats.py`.
+"""ToolFormat: how a family of models writes reasoning and tool calls. Each is a constant in `formats.py`, or in an
+installed package.
 
 The parser, the grammar for constrained calls and the choice of a model's format are made from the same description.
 """
@@ -124,7 +125,8 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`signs`: texts that all stand in the chat template of a model with this format.
+    """`signs`: texts that all stand in the chat template of a model with this format. Without any, the format is only
+    chosen by its name.
     `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id,
     `$id`. Whitespace around them, and before and after line ends, may differ in what the model writes.
     `optional`: a part of `call`, between its places, that the model may write. The grammar leaves it out.

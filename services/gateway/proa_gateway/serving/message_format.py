@@ -2,7 +2,7 @@
 it demands of the output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -12,8 +12,9 @@ from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats import FORMATS, HERMES
+from proa_gateway.parsing.formats import HERMES
 from proa_gateway.parsing.grammars.message import Reasoning
+from proa_gateway.parsing.known_formats import KnownFormats
 from proa_gateway.parsing.parser import ResponseParser
 from proa_gateway.serving.conversation import Tool
 from proa_gateway.tokenizer import Tokenizer
@@ -81,18 +82,18 @@ class ModelFormat:
 
 
 class MessageFormats:
-    """The format of each model.
+    """The format of each model, one of `known`.
 
     `tool_call_parser` and `reasoning_parser`: names of formats for all models, in place of the one that a model's chat
-    template shows. Raises `ValueError` for unknown names.
+    template shows. Raises `ValueError` for names that `known` does not have.
     """
 
-    def __init__(self, tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
-        self._name = tool_call_parser
-        choose_format(tool_call_parser, None, "")  # checks the name
-        if reasoning_parser is not None and reasoning_parser not in REASONING:
-            raise ValueError(f"unknown reasoning format {reasoning_parser!r}; there are {', '.join(REASONING)}")
-        self._reasoning = REASONING[reasoning_parser] if reasoning_parser is not None else None
+    def __init__(
+        self, known: KnownFormats, tool_call_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> None:
+        known.check(tool_call_parser, reasoning_parser)
+        self._known, self._name = known, tool_call_parser
+        self._reasoning = None if reasoning_parser is None else known.reasoning_format(reasoning_parser)
         self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:
@@ -102,20 +103,11 @@ class MessageFormats:
         return self._formats[model.tokenizer]
 
     def _make(self, tokenizer: Tokenizer) -> ModelFormat | None:
-        chosen = choose_format(self._name, tokenizer.response_template, tokenizer.tool_template_source)
+        chosen = choose_format(self._name, tokenizer.response_template, tokenizer.tool_template_source, self._known)
         if self._reasoning is None:
             return ModelFormat(chosen, tokenizer) if chosen is not None else None
         tool_format = replace(chosen or HERMES, reasoning=self._reasoning)
         return ModelFormat(tool_format, tokenizer, has_calls=chosen is not None)
-
-
-_THINK = ("<think>", "</think>")
-REASONING: Mapping[str, tuple[str, str]] = {
-    "deepseek_r1": _THINK,
-    "qwen3": _THINK,
-    **{each.name: each.reasoning for each in FORMATS if each.reasoning is not None},
-}
-"""What opens and closes reasoning, by the name of `--reasoning-parser`."""
 
 
 def has_reasoning(tool_format: ToolFormat) -> bool:
