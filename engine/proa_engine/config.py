@@ -16,8 +16,8 @@ from proa_engine.json_configs import PoolerConfig, SpeculativeConfig, check_samp
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
-Quantization = Literal["auto-round", "awq", "compressed-tensors", "fp8", "gptq"]
+KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"]
+Quantization = Literal["auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4"]
 Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
 Role = Literal["both", "prefill", "decode"]
@@ -84,7 +84,9 @@ class EngineConfig:
         None, "quantization method; `fp8` also quantizes an unquantized checkpoint (default: the checkpoint's own)"
     )
     kv_cache_dtype: KvCacheDtype = option(
-        "auto", "type of the KV cache (auto: that of activations; fp8: e4m3, half the memory of bfloat16)"
+        "auto",
+        "type of the KV cache (auto: the checkpoint's, else that of activations; fp8: e4m3, half the memory "
+        "of bfloat16; the others: that of activations, which it must be)",
     )
     seed: int = option(0, "seed of dummy weights, and offline of requests without a seed of their own")
 

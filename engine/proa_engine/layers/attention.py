@@ -4,6 +4,7 @@ Query heads and KV heads are sharded over ranks; a KV head is on several ranks i
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -128,7 +129,7 @@ class Attention:
         self.norm_values = options.norm_values
         self.values_are_keys = options.values_are_keys and not options.only_reads
         self.only_reads = options.only_reads
-        self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
+        self.cache_scales = _cache_scale(weights, "k"), _cache_scale(weights, "v")
 
     @property
     def cache_layer(self) -> KeyValueLayer:
@@ -200,6 +201,10 @@ def _without_heads(cache: LayerCache) -> LayerCache:
     return LayerCache(cache.table, tuple(tensor[:, :0] for tensor in cache.tensors))
 
 
-def _cache_scale(weights: Weights, name: str) -> float:
-    """The checkpoint's scale for a KV cache of 8-bit floats, 1.0 if it has none."""
-    return weights.take(name, (1,), dtype=torch.float32).item() if weights.has(name) else 1.0
+def _cache_scale(weights: Weights, of: Literal["k", "v"]) -> float:
+    """The checkpoint's scale for a KV cache of 8-bit floats, 1.0 if it has none. ModelOpt stores it with the
+    projection."""
+    for place in (weights, weights / f"{of}_proj"):
+        if place.has(f"{of}_scale"):
+            return place.take(f"{of}_scale", (1,), dtype=torch.float32).item()
+    return 1.0

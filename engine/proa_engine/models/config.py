@@ -46,6 +46,7 @@ from proa_engine.models.pooling_config import (
     reward_config,
 )
 from proa_engine.models.quantization.methods import linear_method
+from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import (
     COLBERT,
     COLBERT_ENCODER,
@@ -100,6 +101,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     torch_dtype: torch.dtype  # type of the unquantized weights on disk
     linear_method: LinearMethod  # how matrices are stored and multiplied
+    fp8_kv_cache: bool  # the checkpoint has scales for a KV cache of 8-bit floats, and is meant to have one
     num_nextn_layers: int = 0  # layers behind the last one that predict further tokens; they are not loaded
     is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded
     has_lm_head: bool = True  # False: it generates no tokens
@@ -227,6 +229,7 @@ class ModelConfig:
             is_text_part="text_config" in config and encoder is None,
             num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
+            fp8_kv_cache=read_quantization(fields.get("quantization_config"), quantization).fp8_kv_cache,
             has_lm_head=has_lm_head,
             pooling=pooling,
             images=None if encoder is None else encoder.config(),

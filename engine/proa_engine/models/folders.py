@@ -13,6 +13,7 @@ from proa.tokenizer_files import read_tokenizer_files as read_files
 
 GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
+MODELOPT_FILE = "hf_quant_config.json"
 STORED_DTYPES = ("float32", "float16", "bfloat16")  # names of torch's types in config.json
 _SIZES = (
     "vocab_size",
@@ -45,10 +46,20 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dic
     config = read_json(folder / "config.json")
     if config is None:
         raise ValueError(f"{folder} is not a model folder: {_why_no_config(folder)}")
+    if not config.get("quantization_config"):
+        config |= _other_quantization(folder, config)
     config = _overridden(config, overrides or {})
     for fields in (config, config.get("text_config")):
         _check_types(fields or {})
     return config
+
+
+def _other_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config` as older versions of compressed-tensors and ModelOpt write it elsewhere."""
+    if config.get("compression_config"):
+        return {"quantization_config": config["compression_config"]}
+    modelopt = read_json(folder / MODELOPT_FILE)
+    return {} if modelopt is None else {"quantization_config": {"quant_method": "modelopt", **modelopt}}
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:

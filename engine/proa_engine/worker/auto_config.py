@@ -73,6 +73,21 @@ def resolve_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torc
     return dtype
 
 
-def resolve_cache_dtype(wanted: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the KV cache. `dtype` is the type of the activations."""
-    return dtype if wanted == "auto" else torch.float8_e4m3fn
+def resolve_cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the KV cache. `dtype` is the type of the activations.
+
+    "auto" is what the checkpoint asks for; latent attention has no cache of 8-bit floats. Raises ValueError for a type
+    of floats that is not that of the activations.
+    """
+    if wanted == "auto":
+        has_latents = any(layer.cache_kind is LatentLayer for layer in model.layers)
+        return torch.float8_e4m3fn if model.fp8_kv_cache and not has_latents else dtype
+    if wanted.startswith("fp8"):
+        return torch.float8_e4m3fn
+    activations = str(dtype).removeprefix("torch.")
+    if wanted != activations:
+        raise ValueError(
+            f"kv_cache_dtype {wanted} does not fit activations of {activations}; supported: auto, fp8, or the type of "
+            "the activations (dtype)"
+        )
+    return dtype

@@ -106,7 +106,10 @@ class Worker:
         loaded."""
         stored = read_config(self._folder, self._config.hf_overrides).get("quantization_config") or {}
         quantization = self._config.quantization or stored.get("quant_method")
-        dtype = str(self._placement.dtype).removeprefix("torch.") + (f" ({quantization})" if quantization else "")
+        placement = self._placement
+        dtype = str(placement.dtype).removeprefix("torch.") + (f" ({quantization})" if quantization else "")
+        if placement.cache_dtype != placement.dtype:
+            dtype += f", KV cache {str(placement.cache_dtype).removeprefix('torch.')}"
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return f"{self.model_config.architecture}, {dtype}, {device}"
 
@@ -134,7 +137,9 @@ class Worker:
         if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.enable_expert_parallel):
             self._log(str(split))
         dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
-        cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
+        cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self.model_config, dtype)
+        if self._rank == 0 and self.model_config.fp8_kv_cache and cache_dtype == dtype:
+            self._log("the checkpoint's scales for a KV cache of 8-bit floats are not used")
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
             weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             check_weights(weight_bytes, weights_room(self._memory(), self._ranks_here))

@@ -44,7 +44,7 @@ _SAME = (
     | rows(Kind.SAME, "1 or `--tensor-parallel-size`, for latent attention", "--decode-context-parallel-size")
     | rows(Kind.SAME, "over the tensor-parallel ranks", "--enable-expert-parallel")
     | rows(Kind.SAME, "default: 0.9", "--gpu-memory-utilization")
-    | rows(Kind.SAME, "`auto`, `fp8` and `fp8_e4m3`", "--kv-cache-dtype")
+    | rows(Kind.SAME, "`auto`, which follows the checkpoint, the types of activations, `fp8` and `fp8_e4m3`", "--kv-cache-dtype")
     | rows(Kind.SAME, "images only; default: 16", "--limit-mm-per-prompt")
     | rows(Kind.SAME, "`auto`, which reads safetensors, and `dummy`", "--load-format")
     | rows(

@@ -25,7 +25,15 @@ def compressed_tensors(
 
 
 def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "modelopt", "quant_algo": algorithm, "producer": {"name": "modelopt"}} | more
+    """As ModelOpt writes it into config.json."""
+    common = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], "kv_cache_scheme": None}
+    return common | {"producer": {"name": "modelopt", "version": "0.47.0"}} | more
+
+
+def modelopt_file(algorithm: str, **more: Any) -> dict[str, Any]:
+    """As in its hf_quant_config.json."""
+    fields = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]} | more
+    return {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": fields}
 
 
 def gptq(**more: Any) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def mixed(**targets: tuple[dict[str, Any], dict[str, Any] | None, str]) -> dict[
     return compressed_tensors(None, None, "mixed-precision", config_groups=groups)
 
 
+MODELOPT_CACHE = {"dynamic": False, "num_bits": 8, "type": "float"}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128, "actorder": None}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None}
 
@@ -78,6 +87,15 @@ SUPPORTED: dict[str, dict[str, Any]] = {
             "re:.*self_attn.*": (FP8, FP8_TOKEN, "float-quantized"),
             "re:.*mlp.*": (INT4, None, "pack-quantized"),
         }
+    ),
+    "FP8 with a KV cache of llm-compressor": compressed_tensors(
+        FP8, FP8_TOKEN, "float-quantized", kv_cache_scheme=FP8_TENSOR
+    ),
+    "FP8 of ModelOpt": modelopt("FP8"),
+    "FP8 of ModelOpt, with a KV cache": modelopt("FP8", kv_cache_scheme=MODELOPT_CACHE),
+    "FP8 of ModelOpt, by its own file": modelopt_file("FP8", kv_cache_quant_algo="FP8"),
+    "mixed precision of ModelOpt": modelopt(
+        "MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}
     ),
     "auto-round": auto_round(block_name_to_quantize="model.layers"),
     "auto-round, asymmetric": auto_round(sym=False),
@@ -150,8 +168,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": None},
         "without config_groups is not supported",
     ),
-    "NVFP4 of ModelOpt": (modelopt("NVFP4", group_size=16), "quantization modelopt is not supported"),
-    "FP4 of ModelOpt by vLLM's name": ({"quant_method": "modelopt_fp4"}, "modelopt_fp4 is not supported"),
+    "W4A8 of ModelOpt": (modelopt("W4A8_AWQ"), "quant_algo W4A8_AWQ is not supported; supported: FP8"),
+    "SVD of ModelOpt": (modelopt_file("NVFP4_SVD", lora_rank=32), "quant_algo NVFP4_SVD is not supported"),
+    "ModelOpt without an algorithm": (modelopt_file(""), "quant_algo  is not supported"),
+    "NVFP4 cache of ModelOpt": (
+        modelopt_file("FP8", kv_cache_quant_algo="NVFP4"),
+        "kv_cache_scheme NVFP4 is not supported; supported: none, 8-bit floats",
+    ),
+    "scales of the cache by head": (
+        compressed_tensors(FP8, FP8_TOKEN, "float-quantized", kv_cache_scheme=FP8_TENSOR | {"strategy": "attn_head"}),
+        "strategy in kv_cache_scheme attn_head is not supported; supported: tensor",
+    ),
+    "rotated inputs of llm-compressor": (
+        compressed_tensors(INT4, None, "pack-quantized", transform_config={"config_groups": {"R1": {}}}),
+        "transform_config .* is not supported; supported: None",
+    ),
+    "sparse weights of llm-compressor": (
+        compressed_tensors(FP8, FP8_TOKEN, "float-quantized", sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparsity_config sparse-24-bitmask is not supported; supported: dense",
+    ),
     "awq in gemv": (awq(version="gemv"), "version gemv is not supported; supported: gemm"),
     "awq of llm-awq": (awq(version="gemv_fast"), "version gemv_fast is not supported"),
     "gptq in 8 bits": (gptq(bits=8), "bits 8 is not supported; supported: 4"),
@@ -216,3 +251,32 @@ def test_names_of_modules_come_before_patterns_and_these_before_all() -> None:
     assert quantization.format_of("model.layers.1.mlp.up_proj") == PackQuantizedFormat(128, True, False)
     assert quantization.format_of("model.layers.1.self_attn.q_proj") == Fp8Format("channel", static=False)
     assert quantization.format_of("lm_head") is None
+
+
+@pytest.mark.parametrize(
+    ("excluded", "module"), [("*layers.0.*", "model.layers.0.mlp.up_proj"), ("lm_head", "lm_head")]
+)
+def test_modelopt_excludes_modules_by_name_and_pattern(excluded: str, module: str) -> None:
+    quantization = read_quantization(modelopt("FP8", ignore=[excluded]), None)
+    assert quantization.format_of(module) is None
+    assert quantization.format_of("model.layers.1.mlp.up_proj") == Fp8Format("tensor", static=True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "holds_floats_of_8_bits"),
+    [
+        (modelopt("FP8"), False),
+        (modelopt("FP8", kv_cache_scheme=MODELOPT_CACHE), True),
+        (modelopt_file("FP8", kv_cache_quant_algo="FP8"), True),
+        (compressed_tensors(FP8, FP8_TOKEN, "float-quantized"), False),
+        (compressed_tensors(FP8, FP8_TOKEN, "float-quantized", kv_cache_scheme=FP8_TENSOR), True),
+    ],
+)
+def test_the_checkpoint_says_what_the_kv_cache_holds(stored: dict[str, Any], holds_floats_of_8_bits: bool) -> None:
+    assert read_quantization(stored, None).fp8_kv_cache == holds_floats_of_8_bits
+
+
+def test_a_pattern_that_is_no_pattern_is_refused() -> None:
+    stored = compressed_tensors(FP8, FP8_TOKEN, "float-quantized", ignore=["re:("])
+    with pytest.raises(ValueError, match=r"a pattern that cannot be read: '\('"):
+        read_quantization(stored, None).format_of("lm_head")

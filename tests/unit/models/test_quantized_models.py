@@ -170,7 +170,8 @@ def test_a_cache_of_8_bits_gives_nearly_the_logits_of_one_of_floats(tmp_path: Pa
     assert torch.equal(chunks, rounded)
 
 
-def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["k_scale v_scale", "k_proj.k_scale v_proj.v_scale"], ids=["attention", "projection"])
+def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path, place: str) -> None:
     """Scales that are powers of two change only the range: values outside e4m3's range keep their relative error."""
     folder = make_tiny_model(tmp_path, "llama", seed=3, **SIZES)
     tensors = load_file(folder / "model.safetensors")
@@ -184,8 +185,8 @@ def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
     errors = []
     for scale in (1.0, 2.0**10):
         for layer in range(2):
-            tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor(1.0)
-            tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor([scale])
+            for name, value in zip(place.split(), (torch.tensor(1.0), torch.tensor([scale])), strict=True):
+                tensors[f"model.layers.{layer}.self_attn.{name}"] = value
         save_file(tensors, folder / "model.safetensors")
         model = load(folder)
         assert torch.equal(PagedModel(model).prefill(TOKENS), whole), "a cache of floats has no scale"

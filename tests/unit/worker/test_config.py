@@ -22,9 +22,9 @@ from proa_engine.json_configs import SpeculativeConfig
         (
             "quantization",
             "int3",
-            "quantization must be one of auto-round, awq, compressed-tensors, fp8, gptq, got int3",
+            "quantization must be one of auto-round, .*, mxfp4, got int3",
         ),
-        ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got fp8_e5m2"),
+        ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, float32, .*, fp8_e4m3, got fp8_e5m2"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority, got lifo"),
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
         ("encoder_cache_size", 0, "encoder_cache_size must be at least 1, got 0"),

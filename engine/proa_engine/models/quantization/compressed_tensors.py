@@ -7,7 +7,7 @@ name of a class of modules, of which here only `Linear` exists. Names come befor
 from collections.abc import Mapping
 from typing import Any
 
-from proa_engine.models.quantization.fields import entries, only
+from proa_engine.models.quantization.fields import entries, only, reads_fp8_kv_cache
 from proa_engine.models.quantization.formats import (
     BlockFp8Format,
     Format,
@@ -23,6 +23,8 @@ _FORMATS = ("float-quantized", "pack-quantized")
 
 def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
     only("format", stored.get("format"), (*_FORMATS, _MIXED))
+    only("transform_config", stored.get("transform_config") or None, (None,))  # rotations of the inputs
+    only("sparsity_config", (stored.get("sparsity_config") or {}).get("format", "dense"), ("dense",))
     names, patterns, everything = [], [], None
     groups = stored.get("config_groups") or {}
     if not groups:
@@ -36,7 +38,8 @@ def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
                 patterns.append(Rule((target,), stored_as))
             else:
                 names.append(Rule((target,), stored_as))
-    return Quantization(everything, (*names, *patterns)).except_for(*entries(stored, "ignore"))
+    quantization = Quantization(everything, (*names, *patterns)).except_for(*entries(stored, "ignore"))
+    return quantization.with_kv_cache(fp8=reads_fp8_kv_cache(stored.get("kv_cache_scheme")))
 
 
 def _format(group: Mapping[str, Any], stored_as: str) -> Format:

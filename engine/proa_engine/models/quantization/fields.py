@@ -21,3 +21,17 @@ def group_size(stored: Mapping[str, Any]) -> int | None:
     """None: a group is a whole column."""
     size = int(stored.get("group_size", 128))
     return None if size == -1 else size
+
+
+def reads_fp8_kv_cache(scheme: Any) -> bool:
+    """Whether a `kv_cache_scheme` asks for 8-bit floats with one stored scale for keys and one for values; None: there
+    is no scheme. Raises ValueError for another."""
+    if not scheme:
+        return False
+    if not isinstance(scheme, Mapping):
+        raise ValueError(f"quantization with kv_cache_scheme {scheme} is not supported; supported: none, 8-bit floats")
+    only("type in kv_cache_scheme", scheme.get("type"), ("float",))
+    only("num_bits in kv_cache_scheme", scheme.get("num_bits"), (8,))
+    only("strategy in kv_cache_scheme", scheme.get("strategy", "tensor"), ("tensor",))
+    only("dynamic in kv_cache_scheme", scheme.get("dynamic", False), (False,))
+    return True

@@ -2,7 +2,9 @@
 which. Does not import torch."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 
@@ -87,7 +89,7 @@ Format = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, because of the cached properties
 class Rule:
     """The format of some modules; None: they are not quantized."""
 
@@ -95,13 +97,22 @@ class Rule:
     format: Format | None
 
     def names(self, module: str) -> bool:
-        return any(_names(entry, module) for entry in self.modules)
+        parts = module.split(".")
+        runs = (".".join(parts[start:end]) for start, end in combinations(range(len(parts) + 1), 2))
+        return not self._names.isdisjoint(runs) or any(pattern.match(module) for pattern in self._patterns)
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Looked up, because a list may name every matrix of every expert."""
+        return frozenset(entry for entry in self.modules if not entry.startswith("re:"))
 
-def _names(entry: str, module: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), module) is not None
-    return f".{entry}." in f".{module}."
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        entries = [entry.removeprefix("re:") for entry in self.modules if entry.startswith("re:")]
+        try:
+            return tuple(re.compile(entry) for entry in entries)
+        except re.error as error:
+            raise ValueError(f"quantization_config has a pattern that cannot be read: {error.pattern!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +121,14 @@ class Quantization:
 
     format: Format | None  # of the modules that no rule names; None: not quantized
     rules: tuple[Rule, ...] = ()  # of those that name a module, the first holds
+    fp8_kv_cache: bool = False  # the KV cache is meant to hold 8-bit floats, with scales that are stored
 
     def format_of(self, module: str) -> Format | None:
         return next((rule.format for rule in self.rules if rule.names(module)), self.format)
 
     def except_for(self, *modules: str) -> "Quantization":
         """The same with `modules` unquantized, whatever other rules say."""
-        return Quantization(self.format, (Rule(modules, None), *self.rules)) if modules else self
+        return replace(self, rules=(Rule(modules, None), *self.rules)) if modules else self
+
+    def with_kv_cache(self, *, fp8: bool) -> "Quantization":
+        return replace(self, fp8_kv_cache=fp8)

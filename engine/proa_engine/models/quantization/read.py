@@ -13,6 +13,7 @@ from proa_engine.models.quantization.fields import entries
 from proa_engine.models.quantization.formats import Mxfp4Format, OnlineFp8Format, PluginFormat, Quantization
 from proa_engine.models.quantization.fp8 import read_fp8
 from proa_engine.models.quantization.gptq import read_auto_round, read_gptq
+from proa_engine.models.quantization.modelopt import read_modelopt
 
 _8_BITS = "take the unquantized model with quantization fp8, which quantizes it while loading"
 _4_BITS = "take the model in awq or gptq with 4 bits, or the unquantized one with quantization fp8"
@@ -33,8 +34,6 @@ _INSTEAD = {
     "hqq": _4_BITS,
     "marlin": _4_BITS,
     "mlx": _4_BITS,
-    "modelopt": _NVIDIA_4_BITS,
-    "modelopt_fp4": _NVIDIA_4_BITS,
     "quanto": _8_BITS,
     "quark": _8_BITS,
     "quip#": _4_BITS,
@@ -108,5 +107,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
+    "modelopt_fp4": read_modelopt,
     "mxfp4": _read_mxfp4,
 }
