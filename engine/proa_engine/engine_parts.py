@@ -151,11 +151,12 @@ def load_engine(
     """
     check_start(config)
     from proa_engine.executor import make_executor
-    from proa_engine.worker.host import available_cores, set_thread_variables
+    from proa_engine.worker.host import available_cores, importing, set_thread_variables
 
     set_thread_variables(config.ranks_per_node)
     # Not by two threads at once, which fails now and then: modules of triton import each other.
-    import proa_engine.models.config  # noqa: F401
+    with importing():
+        import proa_engine.models.config  # noqa: F401
 
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
         tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights

@@ -10,7 +10,10 @@ from dataclasses import replace
 import pytest
 
 from proa.engine.v1 import service_pb2
+from proa_gateway.engines import client
 from proa_gateway.engines.client import Attempt
+from proa_gateway.engines.convert import wait_until_loaded
+from proa_gateway.engines.discovery import CHANNEL_OPTIONS, insecure_channels
 from support.fake_engine import FakeEngine, say
 from support.gateway import PATIENT, RunningGateway, chat_body, listening_socket, running_gateway, until
 from support.processes import fake_engine_process
@@ -274,13 +277,31 @@ async def test_a_start_and_a_shutdown_as_they_should_be_log_no_warning(caplog: p
     engine.loading = True
     async with engine, running_gateway(engine, ready=False) as gateway:
         await until(lambda: "shutting down" in caplog.text)  # what the engine answers while it loads
-        engine.loading = False
+        await engine.finish_loading()
         await until(lambda: usable(gateway) == 1)
         await engine.drain()
         await until(lambda: "engine gone" in caplog.text)
     records = [each for each in caplog.records if each.name == "proa_gateway.engines.client"]
     assert records[0].message.startswith("engine not connected")
     assert {each.levelname for each in records} == {"INFO"}
+
+
+async def test_an_engine_is_connected_as_soon_as_it_has_loaded_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("FIRST_RECONNECT_DELAY", "LAST_RECONNECT_DELAY"):
+        monkeypatch.setattr(client, name, 3600.0)
+    engine = FakeEngine(script=say("one"))
+    engine.loading = True
+    async with engine, running_gateway(engine, ready=False) as gateway:
+        await until(lambda: engine.health.num_watches)
+        await engine.finish_loading()
+        await until(lambda: usable(gateway) == 1)
+
+
+async def test_an_engine_that_loads_no_model_is_not_waited_for() -> None:
+    async with FakeEngine() as engine, insecure_channels(engine.address, CHANNEL_OPTIONS) as channel:
+        assert not await wait_until_loaded(channel)
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,16 @@ class _Running:
         return extra_keys(self.request.cache_salt, self.request.lora_name, self.request.lora_digest)
 
 
+class _Health(health.aio.HealthServicer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_watches = 0
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        self.num_watches += 1
+        await super().Watch(request, context)
+
+
 class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     """Call `start` and `stop`. Attributes may be changed while it runs.
 
@@ -213,7 +223,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.requests: list[core_pb2.EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.rejection: service_pb2.Rejected | None = None  # if set, the reply to every request
-        self.loading = False  # while true, sessions are rejected
+        self.loading = False  # while true, sessions are rejected; ended by `finish_loading`
         self.stuck = False  # no steps, but heartbeats with the age of the last step
         self.silent = False  # no steps and no heartbeats, on an open connection
         self.sleep_level = 0  # reported
@@ -241,7 +251,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self._waiters: list[tuple[Callable[[FakeEngine], bool], asyncio.Future[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self.health = _Health()
         self.info = service_pb2.GetModelInfoResponse(
             model_name=model_name,
             model=f"/models/{model_name}",
@@ -286,7 +296,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self._draining = False
         self._server = grpc.aio.server(options=_OPTIONS)
         service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         if self.movers is not None:
             self.movers[self.address] = self
@@ -319,6 +329,11 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
+
+    async def finish_loading(self) -> None:
+        """Accept sessions from now on."""
+        self.loading = False
+        await self._set_health(_SERVING)
 
     async def drain(self) -> None:
         """Reject new requests, send `Draining`, and close each session when its last request ends."""
@@ -728,8 +743,9 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                     reached.set_result(None)
 
     async def _set_health(self, status: Any) -> None:
-        for service in ("", SERVICE, "startup", "liveness"):
-            await self._health.set(service, status if service in ("", SERVICE) else _SERVING)
+        startup = _NOT_SERVING if self.loading else _SERVING
+        for service, each in (("", status), (SERVICE, status), ("startup", startup), ("liveness", _SERVING)):
+            await self.health.set(service, each)
 
 
 def _image_hash(image: core_pb2.Image, pixels: bytes) -> bytes:

@@ -5,6 +5,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import partial
@@ -94,11 +95,13 @@ class EngineState(Enum):
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt to connect. `reason`: why there was no session, or why it ended. `is_expected`: the engine loads its
-    model, or had said that it drains. `is_refused`: by the gateway."""
+    model, or had said that it drains. `has_answered`: the engine's process listens, though it accepts no session.
+    `is_refused`: by the gateway."""
 
     reason: str
     connected: bool = False
     is_expected: bool = False
+    has_answered: bool = False
     is_refused: bool = False
     num_requests: int = 0  # that the session left
 
@@ -293,7 +296,18 @@ class EngineClient:
                 attempt.log(self.address)
             last_reason = attempt.reason
             if not self.removed:
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                await self._wait(attempt, delay * random.uniform(0.5, 1.0))
+
+    async def _wait(self, attempt: Attempt, seconds: float) -> None:
+        """Wait for the next attempt, at most `seconds`: an engine that has loaded its model is connected at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if attempt.has_answered:
+                    async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
+                        with suppress(grpc.aio.AioRpcError):  # the next attempt reports what is wrong with the engine
+                            if await convert.wait_until_loaded(channel):
+                                return
+                await asyncio.sleep(seconds)
 
     async def _run_session(self) -> "Attempt":
         """Connect once, and serve the session until it ends."""
@@ -308,10 +322,14 @@ class EngineClient:
             except EngineRefused as error:
                 return Attempt(str(error), is_refused=True)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                is_loading = channel.get_state() is grpc.ChannelConnectivity.READY  # the process answered
-                if is_loading:
+                has_answered = channel.get_state() is grpc.ChannelConnectivity.READY
+                if has_answered:  # it loads its model, or drains
                     self._grace_ends_at = self._end_of_new_grace_period()
-                return Attempt(describe_error(error), is_expected=is_loading or self._is_starting)
+                return Attempt(
+                    describe_error(error),
+                    is_expected=has_answered or self._is_starting,
+                    has_answered=has_answered,
+                )
             events = partial(convert.read_kv_events, channel)
             host_weight = partial(self._host_hit_weight, hello.model)
             following = asyncio.create_task(self._router.follow(self.address, hello, events, host_weight))

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from typing import Any
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from proa.contract import (
     Draining,
@@ -59,6 +61,20 @@ async def read_session(call: SessionCall) -> SessionMessage | None:
         if name is not None:
             return from_pb(_MESSAGES[name], getattr(message, name))
     return None
+
+
+async def wait_until_loaded(channel: grpc.aio.Channel) -> bool:
+    """Wait until an engine that loads its model has loaded it. Returns False at once if the engine loads none.
+
+    Raises `grpc.aio.AioRpcError`.
+    """
+    statuses = aiter(HealthStub(channel).Watch(HealthCheckRequest(service="startup")))
+    if (await anext(statuses)).status == HealthCheckResponse.SERVING:
+        return False
+    async for each in statuses:
+        if each.status == HealthCheckResponse.SERVING:
+            return True
+    return False
 
 
 def open_to_pb(client_id: str) -> SessionRequest:
