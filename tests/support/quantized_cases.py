@@ -15,11 +15,18 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
 )
 from proa_engine.kernels.int4 import Int4Weight
+from proa_engine.kernels.int8 import Int8Form, quantize_int8_reference
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.kernels.skinny_gemm import unnormed_rows
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
+INT8_FORMS = (
+    Int8Form(),
+    Int8Form(scale=torch.tensor([0.011])),
+    Int8Form(symmetric=False),
+    Int8Form(symmetric=False, scale=torch.tensor([0.011]), zero=torch.tensor([-31], dtype=torch.int32)),
+)
 ROUTINGS = (  # of so many experts
     (8, Routing(1, normalize=False)),
     (12, Routing(3, normalize=True)),
@@ -167,6 +174,12 @@ def mxfp4_case(experts: int, outputs: int, groups: int) -> Quantized:
 def routing(tokens: int, k: int, experts: int) -> torch.Tensor:
     """k different experts of each token [tokens, k] int32, uniform."""
     return torch.rand(tokens, experts).topk(k).indices.to(torch.int32)
+
+
+def in_integers(matrices: torch.Tensor) -> Quantized:
+    """Matrices [..., outputs, inputs] as 8-bit integers, and a scale for each output."""
+    rows = quantize_int8_reference(matrices.flatten(0, -2), Int8Form())
+    return rows.values.view(matrices.shape), rows.scales.view(matrices.shape[:-1])
 
 
 def _in_channels(matrices: torch.Tensor) -> Quantized:

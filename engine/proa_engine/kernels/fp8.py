@@ -38,9 +38,10 @@ class Fp8Form:
 class QuantizedRows:
     """x [T, N] of type `dtype`, quantized."""
 
-    values: torch.Tensor  # [T, N] float8_e4m3fn
+    values: torch.Tensor  # [T, N] float8_e4m3fn, or int8
     scales: torch.Tensor  # [T, groups] float32
     dtype: torch.dtype
+    zeros: torch.Tensor | None = None  # [T, 1] int32: the integers that stand for 0; None: 0
 
     @property
     def shape(self) -> torch.Size:

@@ -5,7 +5,8 @@ pairs are not sorted (`moe_few`). On a CPU, the reference: a loop over the exper
 the experts; its sums are then of these alone.
 
 `moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
-Weights are floats, or 8-bit floats with scales as in `fp8_linear`. A program computes a tile [BLOCK_M, BLOCK_N].
+Weights are floats, 8-bit floats with scales as in `fp8_linear`, or 8-bit integers as in `int8_linear`. A program
+computes a tile [BLOCK_M, BLOCK_N].
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import triton.language as tl
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.gpu_linear import store_tile
+from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
 from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
@@ -25,6 +27,7 @@ from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
 
+ExpertForm = Fp8Form | Int8Form
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 
@@ -56,6 +59,8 @@ class ExpertMatrices:
         form: WeightForm = "floats"
         if self.scales is not None:
             form = "fp8 by row" if self.scales.dim() == 2 else "fp8 by block"
+        if self.weight.dtype == torch.int8:
+            form = "int8 by row"
         return ExpertWeights(form, self.weight, self.scales, self.bias, *self.weight.shape[1:])
 
     def multiply(
@@ -134,7 +139,7 @@ def rows_per_block(num_pairs: int, num_experts: int) -> int:
 def moe_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
     x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing
-    weight_ptr,  # [experts, num_outputs, num_inputs]
+    weight_ptr,  # [experts, num_outputs, num_inputs], of x's type
     weight_scales_ptr,  # [experts, num_outputs], [experts, ceil(num_outputs / BLOCK_K), num_inputs / BLOCK_K], nothing
     bias_ptr,  # [experts, num_outputs], or nothing
     out_ptr,  # [num_pairs, num_outputs]
@@ -173,7 +178,7 @@ def moe_matmul_kernel(
     block_scales = weight_scales_ptr  # of this tile's outputs, where they lie in blocks
     if SCALES == 2:
         block_scales += (expert * tl.cdiv(num_outputs, BLOCK_K) + tile_n * BLOCK_N // BLOCK_K) * num_groups
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if weight_ptr.dtype.element_ty == tl.int8 else tl.float32)
     for start in range(0, num_inputs, BLOCK_K):
         inner_mask = start + inner < num_inputs
         x = tl.load(x_place + start, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
@@ -183,11 +188,11 @@ def moe_matmul_kernel(
             x_scale = tl.load(x_scales_ptr + row * num_groups + group, mask=row_mask, other=0.0)
             total += tl.dot(x, weight) * (x_scale * tl.load(block_scales + group))[:, None]
         else:
-            total = tl.dot(x, weight, total, input_precision="ieee")
+            total = tl.dot(x, weight, total, input_precision="ieee", out_dtype=total.dtype)
     if SCALES == 1:
         x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
         weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
-        total = total * x_scale[:, None] * weight_scale[None, :]
+        total = total.to(tl.float32) * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
         bias_ptr += expert * num_outputs
     store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)
@@ -210,22 +215,25 @@ class StackedMatrices(Protocol):
 
 
 class FusedExperts:
-    """The GPU's experts. `gate_up` holds each expert's gate and up rows; `form` is set if weights are 8-bit floats.
+    """The GPU's experts. `gate_up` holds each expert's gate and up rows.
 
-    The matrices are those of `held`; None: of all experts.
+    `form` is how the inputs of 8-bit matrices are quantized, symmetric; `down_form` is that of `down`, if another. The
+    matrices are those of `held`; None: of all experts.
     """
 
     def __init__(
         self,
         gate_up: StackedMatrices,
         down: StackedMatrices,
-        form: Fp8Form | None = None,
+        form: ExpertForm | None = None,
         activation: ExpertActivation = silu_and_mul,
         held: ExpertRange | None = None,
+        down_form: ExpertForm | None = None,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.form = form
+        self.down_form = form if down_form is None else down_form
         self.activation = activation
         self.held = held or ExpertRange.all(gate_up.num_experts)
 
@@ -236,7 +244,7 @@ class FusedExperts:
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))
         # The rows of pairs whose expert is not held are never written, and never read by the second product.
-        hidden = self.gate_up.multiply(x if self.form is None else quantize(x, self.form), blocks, None, k)
+        hidden = self.gate_up.multiply(_quantized(x, self.form), blocks, None, k)
         pairs = self.down.multiply(self._active(hidden), blocks, weights, k)
         return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
 
@@ -244,14 +252,18 @@ class FusedExperts:
         down, held, constants = self.down.for_few, self.held, self.activation.constants
         arrived = new_counters(down, x.device)
         hidden = gate_pairs(x, experts, held, self.gate_up.for_few, self.form, constants, arrived)
-        return combine_products(hidden, weights, experts, held, down, self.form, arrived)
+        return combine_products(hidden, weights, experts, held, down, self.down_form, arrived)
 
     def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:
-        if self.form is None:
-            return self.activation(hidden)
-        if self.activation is silu_and_mul:
-            return silu_and_mul_fp8(hidden, self.form)
-        return quantize(self.activation(hidden), self.form)
+        if isinstance(self.down_form, Fp8Form) and self.activation is silu_and_mul:
+            return silu_and_mul_fp8(hidden, self.down_form)
+        return _quantized(self.activation(hidden), self.down_form)
+
+
+def _quantized(x: torch.Tensor, form: ExpertForm | None) -> torch.Tensor | QuantizedRows:
+    if form is None:
+        return x
+    return quantize_int8(x, form) if isinstance(form, Int8Form) else quantize(x, form)
 
 
 class LoopedExperts:

@@ -27,7 +27,7 @@ MAX_PAIRS = 64
 BLOCK_M = 16  # the fewest rows of tl.dot
 BLOCK_N = 64  # rows of the weight that a program multiplies by
 
-WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "mxfp4"]
+WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "int8 by row", "mxfp4"]
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 

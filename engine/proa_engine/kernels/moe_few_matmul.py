@@ -5,8 +5,8 @@ turn, so that one product gives both. `combine_products` multiplies by down. The
 end sums each token's pairs there, in order, so the sums do not depend on which program that is. The programs count
 themselves; `gate_pairs` clears the counters.
 
-Inputs of 8-bit products are quantized in the loop, by the numbers of `fp8.quantize`. With one scale for a row each
-program reads its rows once before, for their largest number.
+Inputs of 8-bit products are quantized in the loop, by the numbers of `fp8.quantize` and `int8.quantize_int8`. With one
+scale for a row each program reads its rows once before, for their largest number.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import ROUND_BEFORE, Fp8Form, to_fp8
+from proa_engine.kernels.int8 import Int8Form, round_to_int8
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.moe_few import BLOCK_M, BLOCK_N, MAX_PAIRS, ExpertWeights, find_block, sum_tokens
 from proa_engine.kernels.moe_mxfp4 import mxfp4_tile
@@ -28,7 +29,7 @@ def gate_pairs(
     experts: torch.Tensor,
     held: ExpertRange,
     gate_up: ExpertWeights,
-    form: Fp8Form | None,
+    form: Fp8Form | Int8Form | None,
     activation: Mapping[str, object],
     arrived: torch.Tensor,
 ) -> torch.Tensor:
@@ -65,7 +66,7 @@ def combine_products(
     experts: torch.Tensor,
     held: ExpertRange,
     down: ExpertWeights,
-    form: Fp8Form | None,
+    form: Fp8Form | Int8Form | None,
     arrived: torch.Tensor,
 ) -> torch.Tensor:
     """hidden [T * k, width], weights [T, k] float32, experts [T, k] int32 -> the weighted sum over the held experts of
@@ -95,15 +96,15 @@ def new_counters(down: ExpertWeights, device: torch.device) -> torch.Tensor:
     return torch.empty(cdiv(down.num_outputs, BLOCK_N), dtype=torch.int32, device=device)
 
 
-def _inputs(x: torch.Tensor, matrix: ExpertWeights, form: Fp8Form | None) -> tuple[torch.Tensor | None, ...]:
+def _inputs(x: torch.Tensor, matrix: ExpertWeights, form: Fp8Form | Int8Form | None) -> tuple[torch.Tensor | None, ...]:
     assert x.is_contiguous()
     assert matrix.values.is_contiguous()
     assert matrix.num_outputs * matrix.num_inputs < INT32_END
-    assert (form is None) == (matrix.form in ("floats", "mxfp4"))
+    assert (form is None) != matrix.form.endswith(("by row", "by block"))
     return x, None if form is None else form.scale, matrix.values, matrix.scales, matrix.bias
 
 
-def _constants(x: torch.Tensor, k: int, matrix: ExpertWeights, form: Fp8Form | None) -> dict[str, object]:
+def _constants(x: torch.Tensor, k: int, matrix: ExpertWeights, form: Fp8Form | Int8Form | None) -> dict[str, object]:
     return {
         "K": k,
         "FORM": matrix.form,
@@ -328,7 +329,13 @@ def expert_tile(
         if FORM == "fp8 by block":
             num_groups = num_inputs // BLOCK_K
             scales_ptr += expert * tl.cdiv(num_outputs, BLOCK_K) * num_groups
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if FORM == "int8 by row":
+            if STATIC:
+                x_scale += tl.load(static_ptr)
+            else:
+                most = largest_of_rows(x_place, row_mask, inner, num_inputs, BLOCK_M, BLOCK_K)
+                x_scale = tl.div_rn(most, 127.5)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if FORM == "int8 by row" else tl.float32)
         for start in range(0, num_inputs, BLOCK_K):
             inner_mask = start + inner < num_inputs
             x = tl.load(x_place + start, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
@@ -337,15 +344,18 @@ def expert_tile(
                 total = tl.dot(x, weight, total, input_precision="ieee")
             elif FORM == "fp8 by row":
                 total = tl.dot(to_fp8(x.to(tl.float32) * factor[:, None], ROUND), weight, total)
+            elif FORM == "int8 by row":
+                quantized = round_to_int8(tl.div_rn(x.to(tl.float32), x_scale[:, None]))
+                total = tl.dot(quantized, weight, total, out_dtype=tl.int32)
             else:
                 most = tl.maximum(tl.max(tl.abs(x.to(tl.float32)), axis=1), 1e-10)
                 quantized = to_fp8(x.to(tl.float32) * tl.div_rn(448.0, most)[:, None], ROUND)
                 group = column // BLOCK_K * num_groups + start // BLOCK_K
                 weight_scale = tl.load(scales_ptr + group, mask=column_mask, other=0.0)
                 total += tl.dot(quantized, weight) * (tl.div_rn(most, 448.0)[:, None] * weight_scale[None, :])
-        if FORM == "fp8 by row":
+        if FORM == "fp8 by row" or FORM == "int8 by row":
             weight_scale = tl.load(scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
-            total = total * x_scale[:, None] * weight_scale[None, :]
+            total = total.to(tl.float32) * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
         total += bias.to(tl.float32)[None, :]
