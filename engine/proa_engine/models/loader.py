@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -38,12 +39,12 @@ def load_model(
         report("making random weights")
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
-    checkpoint = SafetensorsCheckpoint(folder, dtype, device)
-    weights = Weights(checkpoint, config.linear_method)
-    layers = (text_weights(weights)[0] / "layers" / "").prefix
-    checkpoint.begin(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers), report)
-    model = build(config, weights, parallel)
-    checkpoint.finish()
+    with SafetensorsCheckpoint(folder, dtype, device) as checkpoint:
+        weights = Weights(checkpoint, config.linear_method)
+        layers = (text_weights(weights)[0] / "layers" / "").prefix
+        checkpoint.begin(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers), report)
+        model = build(config, weights, parallel)
+        checkpoint.finish()
     report(f"weights loaded in {time.monotonic() - started:.1f} s")
     return model
 
@@ -60,17 +61,19 @@ def load_pooling_heads(
     """Load what follows the pooling of `model`: sentence-transformers' layers, and a decoder's `score`, where an
     encoder has a head of its own. Raises ValueError or FileNotFoundError as `load_model` does."""
 
-    def make_source(of: Path) -> WeightSource:
-        if load_format == "dummy":
-            return RandomWeights(seed, torch.float32, device)
-        return SafetensorsCheckpoint(of, torch.float32, device)
+    with ExitStack() as sources:
 
-    pooling = config.pooling
-    dense = [DenseHead.load(each, make_source(each.folder)) for each in pooling.dense]
-    if isinstance(model, Classifier):
-        return PoolingHeads(pooling, dense, model.classify)
-    score = Score.load(pooling, config.hidden_size, make_source(folder)) if pooling.labels else None
-    return PoolingHeads(pooling, dense, score)
+        def make_source(of: Path) -> WeightSource:
+            if load_format == "dummy":
+                return RandomWeights(seed, torch.float32, device)
+            return sources.enter_context(SafetensorsCheckpoint(of, torch.float32, device))
+
+        pooling = config.pooling
+        dense = [DenseHead.load(each, make_source(each.folder)) for each in pooling.dense]
+        if isinstance(model, Classifier):
+            return PoolingHeads(pooling, dense, model.classify)
+        score = Score.load(pooling, config.hidden_size, make_source(folder)) if pooling.labels else None
+        return PoolingHeads(pooling, dense, score)
 
 
 def _is_of_other_stage(name: str, config: ModelConfig, layers: str) -> bool:

@@ -25,6 +25,7 @@ from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.quantization.formats import OnlineFp8Format
 from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
+from proa_engine.models.safetensors_headers import read_header, read_headers
 from proa_engine.models.sources import (
     LORA_CONFIG_FILE,
     LORA_WEIGHTS_FILE,
@@ -33,7 +34,6 @@ from proa_engine.models.sources import (
     resolve_tokenizer,
 )
 from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, read_gpus, runs_on_cpu
-from proa_engine.preflight.headers import read_header, read_headers
 from proa_engine.preflight.ports import check_address
 from proa_engine.preflight.tokenizers import check_vocabulary, read_tokenizer
 from proa_engine.preflight.weights import check_tensors, least_bytes

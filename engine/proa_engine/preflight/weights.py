@@ -7,8 +7,8 @@ Only what all decoders of the registry share is checked here. All tensors are ch
 from collections.abc import Mapping
 from typing import Any
 
+from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor
 from proa_engine.models.text_prefix import text_prefix
-from proa_engine.preflight.headers import ITEM_BYTES, Tensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}

@@ -18,9 +18,9 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import read_config, text_fields, weight_files
 from proa_engine.models.loader import load_model
 from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
+from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
 from proa_engine.preflight import check_start
-from proa_engine.preflight.headers import ITEM_BYTES, Tensor, read_header, read_headers
 from proa_engine.preflight.weights import FLOATS, least_bytes
 from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
@@ -82,10 +82,10 @@ def test_memory_of_weights_is_not_overestimated(architecture: str, tmp_path: Pat
 
 def test_layers_that_are_not_loaded_take_no_memory() -> None:
     tensors = {
-        "model.embed_tokens.weight": Tensor("BF16", (10, 4)),
-        "model.layers.0.mlp.weight": Tensor("I32", (8,)),
-        "model.layers.1.mlp.weight": Tensor("BF16", (100, 100)),  # predicts further tokens
-        "lm_head.weight": Tensor("BF16", (10, 4)),
+        "model.embed_tokens.weight": Tensor("BF16", (10, 4), 0),
+        "model.layers.0.mlp.weight": Tensor("I32", (8,), 0),
+        "model.layers.1.mlp.weight": Tensor("BF16", (100, 100), 0),  # predicts further tokens
+        "lm_head.weight": Tensor("BF16", (10, 4), 0),
     }
 
     assert least_bytes(tensors, {"num_hidden_layers": 1}, dtype="float16", quantizes=False) == 10 * 4 * 2 + 8 * 4

@@ -24,15 +24,21 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`dtype`: safetensors' name of the type."""
+    """`dtype`: safetensors' name of the type. `start`: the offset of the first byte in the file."""
 
     dtype: str
     shape: tuple[int, ...]
+    start: int
 
     @property
     def size(self) -> int:
         """The number of values."""
         return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Raises KeyError for a type that is not in `ITEM_BYTES`."""
+        return self.size * ITEM_BYTES[self.dtype]
 
 
 class _Entry(msgspec.Struct):
@@ -72,7 +78,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a readable safetensors file: {reason}") from error
     data_bytes = size - 8 - length
     _check_offsets(path, tensors, data_bytes)
-    return {name: Tensor(entry.dtype, entry.shape) for name, entry in tensors.items()}
+    return {
+        name: Tensor(entry.dtype, entry.shape, 8 + length + entry.data_offsets[0]) for name, entry in tensors.items()
+    }
 
 
 def _check_offsets(path: Path, tensors: dict[str, _Entry], data_bytes: int) -> None:
