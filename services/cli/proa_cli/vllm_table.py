@@ -109,7 +109,8 @@ _ACCEPTED = (
     )
     | rows(
         Kind.ACCEPTED,
-        "no code of a model's folder is ever run; a model that needs it is refused",
+        "no code of a model's folder is ever run; a model that needs it is refused, unless a plugin adds its "
+        "architecture (docs/plugins.md)",
         "--trust-remote-code",
         None,
     )
@@ -336,7 +337,19 @@ _REFUSED = (
     | rows(
         Kind.REFUSED,
         _PLUGINS,
-        "--logits-processors --io-processor-plugin --tool-parser-plugin --reasoning-parser-plugin --middleware",
+        "--logits-processors --io-processor-plugin --middleware",
+    )
+    | rows(
+        Kind.REFUSED,
+        "install a package with the entry point `proa.tool_formats`, whose name `--tool-call-parser` then knows "
+        "(docs/plugins.md)",
+        "--tool-parser-plugin",
+    )
+    | rows(
+        Kind.REFUSED,
+        "install a package with the entry point `proa.reasoning_formats`, whose name `--reasoning-parser` then knows "
+        "(docs/plugins.md)",
+        "--reasoning-parser-plugin",
     )
     | rows(Kind.REFUSED, "the gateway calls no tools", "--tool-server")
     | rows(
