@@ -33,11 +33,24 @@ class PeerTls:
     authority_file: str
 
 
+@dataclass(frozen=True, slots=True)
+class Downloads:
+    """`folder`: of downloads; None: the hub's cache. `max_bytes`: maximum of those from object stores; None: what
+    the disk has room for."""
+
+    folder: str | None = None
+    max_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Raises `ValueError` naming the field that is out of range. `None`: the engine chooses by model and machine."""
 
-    model: str = option(REQUIRED, "`builtin`, a directory in Hugging Face layout, or a Hugging Face Hub id")
+    model: str = option(
+        REQUIRED,
+        "`builtin`, a directory in Hugging Face layout, a Hugging Face Hub id, or a prefix in an object store: "
+        "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+    )
     revision: str | None = option(None, "branch, tag or commit of a Hub model")
     served_model_name: tuple[str, ...] = option(
         (),
@@ -45,7 +58,9 @@ class EngineConfig:
         "value of --model; proa-builtin for `builtin`)",
         metavar="NAME",
     )
-    tokenizer: str | None = option(None, "directory or Hub id of the tokenizer (default: the model's own)")
+    tokenizer: str | None = option(
+        None, "directory, Hub id or object store URL of the tokenizer (default: the model's own)"
+    )
     skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts and outputs are token ids only")
     runner: Runner = option(
         "auto",
@@ -77,6 +92,20 @@ class EngineConfig:
         'changes of these sampling parameters, as JSON: {"temperature": 0.6, "top_p": 0.95} (default: none)',
         metavar="JSON",
         parse=json_object,
+    )
+    download_dir: str | None = option(
+        None,
+        "folder in which downloads from the hub and from object stores are kept; processes of one machine share it "
+        "(default: the hub's cache, HF_HUB_CACHE)",
+        metavar="FOLDER",
+    )
+    download_cache_size: int | None = option(
+        None,
+        "maximum bytes of all files from object stores in download_dir, such as 500g: those that were used least "
+        "recently, and that no process uses, are deleted (default: what the disk has room for)",
+        metavar="BYTES",
+        parse=parse_count,
+        minimum=1,
     )
     load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
     dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")
@@ -322,6 +351,10 @@ class EngineConfig:
         for field in ("kv_transfer_address", "kv_offloading_path", "kv_disk_path"):
             if getattr(self, field) is not None:
                 raise ValueError(f"{field} cannot be used with nnodes above 1, only kv_offloading_size")
+
+    @property
+    def downloads(self) -> Downloads:
+        return Downloads(self.download_dir, self.download_cache_size)
 
     @property
     def num_ranks(self) -> int:

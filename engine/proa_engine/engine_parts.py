@@ -31,7 +31,7 @@ from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGram
 from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
-from proa_engine.models.sources import resolve_model, resolve_tokenizer
+from proa_engine.models.sources import resolve_model_of, resolve_tokenizer
 from proa_engine.preflight import check_start
 
 
@@ -250,7 +250,7 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
         return None, None
     folder = resolve_tokenizer(config)
     tokenizer_json = read_tokenizer_files(folder)["tokenizer.json"]
-    model_folder = resolve_model(config.model, config.revision, config.load_format)
+    model_folder = resolve_model_of(config)
     model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
     return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
 

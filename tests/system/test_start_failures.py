@@ -36,7 +36,7 @@ def run(*words: str) -> tuple[list[str], float]:
     ("options", "reason"),
     [
         ("--model=/nowhere/model", "model folder /nowhere/model does not exist: / has no nowhere"),
-        ("--model=s3://bucket/model", "model s3://bucket/model is in an object store (S3), from which the engine does"),
+        ("--model=s3://bucket/model --revision=v2", "revision v2: s3://bucket/model has no revisions; give each"),
         (
             "--model=builtin --host=192.0.2.1",
             "cannot serve gRPC on 192.0.2.1:{port} (--port): 192.0.2.1 is not an addr",

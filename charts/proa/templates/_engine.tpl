@@ -108,10 +108,10 @@ not set is at most the limit. Context: the pool */ -}}
 
 {{- /* Whether the pool's model or adapters are downloaded; empty if not. Context: the pool */ -}}
 {{- define "proa.engine.downloads" -}}
-{{- $hubId := `^[A-Za-z0-9][^:]*$` -}}
-{{- if and (ne .model "builtin") (regexMatch $hubId .model) }}yes{{ end -}}
+{{- $remote := `^([A-Za-z0-9][^:]*|(s3a?|gs|az|abfss?)://.+)$` -}}
+{{- if and (ne .model "builtin") (regexMatch $remote .model) }}yes{{ end -}}
 {{- range ternary .lora.modules list .lora.enabled -}}
-{{- if regexMatch $hubId .path }}yes{{ end -}}
+{{- if regexMatch $remote .path }}yes{{ end -}}
 {{- end -}}
 {{- end -}}
 

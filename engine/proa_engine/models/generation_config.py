@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proa_engine.config import EngineConfig
 from proa_engine.models.folders import GENERATION_FILE, read_generation_config, read_tokenizer_files
-from proa_engine.models.sources import resolve_model
+from proa_engine.models.sources import resolve_model_of
 
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:
@@ -28,7 +28,7 @@ def read_prompt_files(config: EngineConfig, tokenizer_folder: Path | None) -> di
     if config.tokenizer is None:
         folder = tokenizer_folder
     else:
-        folder = resolve_model(config.model, config.revision, config.load_format)
+        folder = resolve_model_of(config)
         files.pop(GENERATION_FILE, None)
     folder = generation_folder(config, folder)
     if config.generation_config == "vllm":  # end tokens are the model's, but no sampling parameters

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,29 +18,28 @@ _BYTES_BAR = "huggingface_hub.snapshot_download"  # the library's name for the b
 _log = logging.getLogger(__name__)
 
 
-def download(model: str, revision: str | None, patterns: list[str]) -> Path:
+def download(model: str, revision: str | None, patterns: list[str], cache_dir: str | None = None) -> Path:
     """Return the folder of the files that match `patterns`, after those that are not in the cache are downloaded.
 
-    Raises the errors of the library and of its HTTP client.
+    `cache_dir` None: the hub's, HF_HUB_CACHE. Raises the errors of the library and of its HTTP client.
     """
     use_our_handlers("huggingface_hub")
-    num_bytes = _bytes_to_download(model, revision, patterns)
+    snapshot = partial(snapshot_download, model, revision=revision, allow_patterns=patterns, cache_dir=cache_dir)
+    num_bytes = _bytes_to_download(model, snapshot)
     if not num_bytes:  # all is in the cache; or the hub cannot be reached, and if the cache is not enough this raises
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns, tqdm_class=_no_bars()))
+        return Path(snapshot(tqdm_class=_no_bars()))
     started = time.monotonic()
     _log.info("downloading %s GB of %s", gigabytes(num_bytes), model)
     progress = Progress(_log.info, f"downloading {model}", num_bytes, "GB", scale=1e9)
-    folder = snapshot_download(model, revision=revision, allow_patterns=patterns, tqdm_class=_no_bars(progress))
+    folder = snapshot(tqdm_class=_no_bars(progress))
     _log.info("downloaded %s in %.1f s", model, time.monotonic() - started)
     return Path(folder)
 
 
-def _bytes_to_download(model: str, revision: str | None, patterns: list[str]) -> int:
+def _bytes_to_download(model: str, snapshot: Callable[..., Any]) -> int:
     """0 if the hub does not tell."""
     try:
-        files = snapshot_download(
-            model, revision=revision, allow_patterns=patterns, tqdm_class=_no_bars(), dry_run=True
-        )
+        files = snapshot(tqdm_class=_no_bars(), dry_run=True)
     except Exception as error:  # the download itself raises it, unless the files are in the cache
         _log.debug("the size of %s is not known: %s", model, error)
         return 0

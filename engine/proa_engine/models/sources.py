@@ -1,5 +1,5 @@
 """Where the files of a model, a tokenizer or an adapter are, by the name that the user gives: shipped with the engine,
-in a folder, or on the Hugging Face hub, from which they are downloaded.
+in a folder, or on the Hugging Face hub or in an object store, from which they are downloaded.
 
 `source_of` decides from the name and the file system alone; `resolve_model` and its siblings return the folder. Raises
 ValueError with a sentence for the user, for adapters LoraNotFound. Does not import torch, which takes seconds.
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
-from proa_engine.config import EngineConfig, LoadFormat
+from proa_engine.config import Downloads, EngineConfig, LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.models.folders import INDEX_FILE
 
 CONFIG_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHT_FILE_PATTERNS = ["*.safetensors"]
@@ -20,7 +21,8 @@ LORA_CONFIG_FILE = "adapter_config.json"
 LORA_WEIGHTS_FILE = "adapter_model.safetensors"
 BUILTIN_LORA = "builtin:"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_OBJECT_STORES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+_DEFAULTS = Downloads()
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)", re.IGNORECASE)
 
 
@@ -34,7 +36,12 @@ class HubModel:
     id: str
 
 
-Source = LocalFolder | HubModel
+@dataclass(frozen=True, slots=True)
+class ObjectPrefix:
+    url: str
+
+
+Source = LocalFolder | HubModel | ObjectPrefix
 
 
 def source_of(model: str) -> Source:
@@ -42,6 +49,8 @@ def source_of(model: str) -> Source:
     if model == "builtin":
         return LocalFolder(builtin_model_folder())
     if scheme := _SCHEME.match(model):
+        if scheme[1].lower() in _OBJECT_STORES:
+            return ObjectPrefix(model)
         raise ValueError(_refuse_url(model, scheme[1].lower()))
     if not model.strip():
         raise ValueError("model must not be empty: give a folder or a hub id")
@@ -61,57 +70,77 @@ def source_of(model: str) -> Source:
     return HubModel(model)
 
 
-def resolve_model(model: str, revision: str | None = None, load_format: LoadFormat = "auto") -> Path:
-    """Return the folder of `model`: "builtin", a folder's path, or a Hugging Face hub id, which is downloaded.
+def resolve_model(
+    model: str,
+    revision: str | None = None,
+    load_format: LoadFormat = "auto",
+    downloads: Downloads = _DEFAULTS,
+) -> Path:
+    """Return the folder of `model`: "builtin", a folder's path, or a Hugging Face hub id or a URL of an object store,
+    which is downloaded.
 
     If `load_format` is "dummy", weights are not downloaded.
     """
     source = source_of(model)
     if isinstance(source, LocalFolder):
         return source.path
-    weights = [] if load_format == "dummy" else WEIGHT_FILE_PATTERNS
-    return _download(source.id, revision, CONFIG_FILE_PATTERNS + weights)
+    with_weights = load_format != "dummy"
+    if isinstance(source, ObjectPrefix):
+        if revision is not None:
+            raise ValueError(f"revision {revision}: {model} has no revisions; give each version a prefix of its own")
+        return _fetch(source.url, "config.json", with_weights=with_weights, downloads=downloads)
+    weights = WEIGHT_FILE_PATTERNS if with_weights else []
+    return _download(source.id, revision, CONFIG_FILE_PATTERNS + weights, downloads)
+
+
+def resolve_model_of(config: EngineConfig) -> Path:
+    """Return the folder of the engine's model."""
+    return resolve_model(config.model, config.revision, config.load_format, config.downloads)
 
 
 def resolve_tokenizer(config: EngineConfig) -> Path:
     """Return the folder of the tokenizer. A tokenizer of its own is downloaded without weights."""
     if config.tokenizer is None:
-        return resolve_model(config.model, config.revision, config.load_format)
-    return resolve_model(config.tokenizer, config.revision, "dummy")
+        return resolve_model_of(config)
+    if isinstance(source := source_of(config.tokenizer), ObjectPrefix):
+        return _fetch(source.url, "tokenizer.json", with_weights=False, downloads=config.downloads)
+    return resolve_model(config.tokenizer, config.revision, "dummy", config.downloads)
 
 
-def resolve_lora(path: str) -> Path:
+def resolve_lora(path: str, downloads: Downloads = _DEFAULTS) -> Path:
     """Return the folder of an adapter: "builtin:NAME" for one of the built-in model, a folder's path, or a Hugging Face
-    hub id, which is downloaded. Raises LoraNotFound."""
+    hub id or an object store's URL, which is downloaded. Raises LoraNotFound."""
     try:
+        if (scheme := _SCHEME.match(path)) and scheme[1].lower() in _OBJECT_STORES:
+            return _fetch(path, LORA_CONFIG_FILE, with_weights=True, downloads=downloads)
         folder = Path(path).expanduser()
         if path.startswith(BUILTIN_LORA):
             folder = builtin_adapter_folder(path.removeprefix(BUILTIN_LORA))
         if folder.is_dir():
             return folder
         if path.count("/") == 1 and not path.startswith((BUILTIN_LORA, ".", "/", "~")):
-            return _download(path, None, [LORA_CONFIG_FILE, LORA_WEIGHTS_FILE])
+            return _download(path, None, [LORA_CONFIG_FILE, LORA_WEIGHTS_FILE], downloads)
     except (ValueError, RuntimeError, OSError) as error:  # also of a path that is too long, or in no user's home
         raise LoraNotFound(str(error)) from error
     raise LoraNotFound(f"there is no adapter at {path}")
 
 
-def resolve_module(path: str) -> Path:
+def resolve_module(path: str, downloads: Downloads = _DEFAULTS) -> Path:
     """As `resolve_lora`, for an adapter of the configuration: raises ValueError."""
     try:
-        return resolve_lora(path)
+        return resolve_lora(path, downloads)
     except LoraNotFound as error:
         raise ValueError(f"lora_modules: {error}") from error
 
 
 def download_model(config: EngineConfig) -> None:
-    """Download the model, tokenizer and adapters of `config` that are on the hub. Checks no more than that they are
-    there."""
-    resolve_model(config.model, config.revision, config.load_format)
+    """Download the model, tokenizer and adapters of `config` that are on the hub or in an object store. Checks no more
+    than that they are there."""
+    resolve_model_of(config)
     if not config.skip_tokenizer_init:
         resolve_tokenizer(config)
     for module in config.lora_modules:
-        resolve_module(module.path)
+        resolve_module(module.path, config.downloads)
 
 
 def _refuse_url(model: str, scheme: str) -> str:
@@ -121,11 +150,6 @@ def _refuse_url(model: str, scheme: str) -> str:
         return f"model {model} is written as an id of the hub, without {scheme}://"
     if scheme == "file":
         return f"model {model} is written as a folder's path, without {scheme}://"
-    if store := _OBJECT_STORES.get(scheme):
-        return (
-            f"model {model} is in an object store ({store}), from which the engine does not load: mount the bucket as "
-            "a volume, or copy the model into one, and give the folder"
-        )
     return f"model {model} is a URL, which is not supported: download the model and give the folder"
 
 
@@ -148,11 +172,30 @@ def _absent(model: str, folder: Path) -> str:
     return f"model folder {model} does not exist: {missing.parent} has no {missing.name}"
 
 
-def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
+def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -> Path:
+    """Return the folder of an object store's files. Imports its library here, because most models need none."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from proa_engine.models.download_cache import DownloadCache, Selection
+    from proa_engine.models.object_store import ObjectFolder
+
+    if needed == LORA_CONFIG_FILE:
+        selection = Selection(needed, [LORA_CONFIG_FILE], [LORA_WEIGHTS_FILE])
+    else:
+        selection = Selection(needed, CONFIG_FILE_PATTERNS, WEIGHT_FILE_PATTERNS, INDEX_FILE, with_weights)
+    folder = Path(downloads.folder or HF_HUB_CACHE).expanduser()
+    try:
+        return DownloadCache(folder, downloads.max_bytes).fetch(ObjectFolder.open(url), selection)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"{url} could not be kept in {folder} (download_dir): {error.filename}: {reason}") from error
+
+
+def _download(model: str, revision: str | None, patterns: list[str], downloads: Downloads) -> Path:
     from proa_engine.models.hub_download import download
 
     try:
-        return download(model, revision, patterns)
+        return download(model, revision, patterns, downloads.folder)
     except Exception as error:  # the library raises those of its HTTP client too, which versions of it change
         raise ValueError(_explain_download(model, revision, error)) from error
 

@@ -1,7 +1,7 @@
 """check_start: everything that can be known to fail a start before torch is imported, in the order of its cost.
 
-Configuration and machine first, then what is on the hub is downloaded, then the files are read: all of the JSON files,
-of weights the headers alone.
+Configuration and machine first, then the JSON files, which are downloaded if the model is on the hub or in an object
+store, then the weights, of which the headers alone are read.
 """
 
 import logging
@@ -30,6 +30,7 @@ from proa_engine.models.sources import (
     LORA_CONFIG_FILE,
     LORA_WEIGHTS_FILE,
     resolve_model,
+    resolve_model_of,
     resolve_module,
     resolve_tokenizer,
 )
@@ -55,8 +56,8 @@ class _Model:
 
 
 def check_start(config: EngineConfig) -> None:
-    """Raise ValueError if the engine cannot start. Downloads what is on the hub. Logs a warning for what limits an
-    engine that can start."""
+    """Raise ValueError if the engine cannot start. Downloads what is on the hub or in an object store. Logs a warning
+    for what limits an engine that can start."""
     try:
         gpus = None if config.device == "cpu" else read_gpus()
         _check_machine(config, gpus)
@@ -66,7 +67,7 @@ def check_start(config: EngineConfig) -> None:
         if not config.skip_tokenizer_init:
             _check_tokenizer(config, model)
         for module in config.lora_modules:
-            _check_adapter(resolve_module(module.path))
+            _check_adapter(resolve_module(module.path, config.downloads))
     except OSError as error:
         raise ValueError(f"{error.filename or config.model} cannot be read: {error.strerror or error}") from error
 
@@ -82,7 +83,7 @@ def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
 
 
 def _read_model(config: EngineConfig) -> _Model:
-    folder = resolve_model(config.model, config.revision, config.load_format)
+    folder = resolve_model(config.model, config.revision, "dummy", config.downloads)
     stored = read_config(folder, config.hf_overrides)
     fields, (architecture, form) = text_fields(stored), architecture_of(stored)
     read_generation_config(generation_folder(config, folder))
@@ -101,7 +102,7 @@ def _read_model(config: EngineConfig) -> _Model:
 
 
 def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> None:
-    tensors = read_headers(weight_files(model.folder))
+    tensors = read_headers(weight_files(resolve_model_of(config)))
     if model.decoder is None:
         return
     check_tensors(tensors, model.fields, architecture=model.architecture, folder=str(model.folder))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from proa_engine.config import Downloads
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
@@ -31,16 +32,19 @@ class LoraAdapters:
     `EMPTY_LORA` is always loaded.
     """
 
-    def __init__(self, products: LoraProducts, other_layers: Collection[str] = ()) -> None:
+    def __init__(
+        self, products: LoraProducts, other_layers: Collection[str] = (), downloads: Downloads | None = None
+    ) -> None:
         """`other_layers`: numbers of the layers that other pipeline stages compute. Their matrices are not read."""
         self._products = products
+        self._downloads = downloads or Downloads()
         self._other_layers = other_layers
         self._loaded: dict[int, Prepared] = {EMPTY_LORA: [None] * len(products.adapters)}
         self._held: dict[int, int] = {}  # adapter by slot, as the next step will find it
 
     def load(self, lora_id: int, path: str) -> str:
         """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
-        folder = resolve_lora(path)
+        folder = resolve_lora(path, self._downloads)
         with unchanged(folder):
             content = digest(folder)
             prepared = self._read(folder)

@@ -23,7 +23,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.models.folders import read_config
 from proa_engine.models.loader import load_model, load_pooling_heads
-from proa_engine.models.sources import resolve_model
+from proa_engine.models.sources import resolve_model_of
 from proa_engine.mover.disk import MIN_SEGMENTS
 from proa_engine.mover.disk_slots import delete_abandoned, take_slot
 from proa_engine.mover.layout import ArenaLayout
@@ -130,7 +130,7 @@ class Worker:
             torch.cuda.set_device(self.device)
         else:
             auto_config.limit_torch_threads(config.ranks_per_node)
-        self._folder = resolve_model(config.model, config.revision, config.load_format)
+        self._folder = resolve_model_of(config)
         self.model_config = self._read_model_config()
         self.max_model_len = self.model_config.max_position_embeddings
         split = self.model_config.expert_split(config.tensor_parallel_size)
@@ -405,7 +405,8 @@ class Worker:
             self._folder, model_config, model, device=self.device, load_format=config.load_format, seed=config.seed
         )
         if config.enable_lora and self._loras is None:
-            self._loras = LoraAdapters(products, model_config.stage.others(len(model_config.layers)))
+            others = model_config.stage.others(len(model_config.layers))
+            self._loras = LoraAdapters(products, others, config.downloads)
         elif self._loras is not None:
             self._loras.move_to(products)
         return LoadedModel(self.model_config, model, heads, self._loras)

@@ -64,6 +64,7 @@ _SAME = (
         "is not enough memory names the longest that fits",
         "--max-model-len",
     )
+    | rows(Kind.SAME, "also for downloads from object stores", "--download-dir")
     | rows(Kind.SAME, "default: 4 times `--max-loras`", "--max-cpu-loras")
     | rows(Kind.SAME, "at most 256", "--max-lora-rank")
     | rows(Kind.SAME, "default: 4", "--max-loras")
@@ -233,7 +234,6 @@ _ELSEWHERE = (
         "start the engine by `numactl`",
         "--numa-bind --numa-bind-nodes --numa-bind-cpus",
     )
-    | rows(Kind.ELSEWHERE, "the variable `HF_HUB_CACHE`", "--download-dir")
     | rows(Kind.ELSEWHERE, "the variable `HF_TOKEN`", "--hf-token")
     | rows(Kind.ELSEWHERE, "give `--tokenizer` a folder", "--tokenizer-revision")
     | rows(

@@ -102,13 +102,25 @@ def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts() -> None:
     make_parser().parse_args(download["args"])
 
 
-@pytest.mark.parametrize("model", ["builtin", "/models/big", "./big", "~/big", "s3://bucket/big"])
+@pytest.mark.parametrize("model", ["s3://bucket/big", "gs://bucket/big", "az://container/big", "abfss://c@a.host/big"])
+def test_a_model_in_an_object_store_is_downloaded_by_an_init_container(model: str) -> None:
+    (download,) = engine_pod({"enginePool.model": model})["initContainers"]
+    assert f"--model={model}" in download["args"]
+    make_parser().parse_args(download["args"])
+
+
+@pytest.mark.parametrize("model", ["builtin", "/models/big", "./big", "~/big", "https://host/big"])
 def test_nothing_else_is_downloaded(model: str) -> None:
     assert "initContainers" not in engine_pod({"enginePool.model": model})
 
 
-def test_adapters_of_the_hub_are_downloaded_too() -> None:
-    for path, downloads in (("org/sql", True), ("/adapters/sql", False), ("builtin:sailor", False)):
+def test_adapters_of_the_hub_and_of_object_stores_are_downloaded_too() -> None:
+    for path, downloads in (
+        ("org/sql", True),
+        ("s3://bucket/sql", True),
+        ("/adapters/sql", False),
+        ("builtin:sailor", False),
+    ):
         lora = {"enabled": True, "modules": [{"name": "sql", "path": path}]}
         assert ("initContainers" in engine_pod({"enginePool.lora": lora})) is downloads
 

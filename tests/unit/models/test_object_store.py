@@ -1,0 +1,138 @@
+"""Each way in which an object store refuses has a sentence of its own; other versions of an object are not read."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from obstore.store import MemoryStore
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.models.object_store import ObjectChanged, ObjectFile, ObjectFolder, ObjectStoreError, StoreUnreachable
+from proa_engine.models.sources import LocalFolder, ObjectPrefix, download_model, resolve_lora, resolve_model, source_of
+from support.processes import free_port
+
+URL = "s3://bucket/model"
+
+
+class FakeStore(BaseHTTPRequestHandler):
+    """Answers all requests with `status` and an error of this `code`, as S3, Google and Azure write it."""
+
+    status = 404
+    code = ""
+
+    def do_GET(self) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>No.</Message></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeStore]]:
+    handler = type("Handler", (FakeStore,), {})
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    set_endpoint(monkeypatch, server.server_port)
+    yield handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def set_endpoint(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sentence"),
+    [
+        (404, "NoSuchBucket", f"{URL}: there is no such bucket"),
+        (
+            403,
+            "AccessDenied",
+            f"{URL}: access denied \\(AccessDenied\\); the engine must be allowed to list the prefix",
+        ),
+        (403, "SignatureDoesNotMatch", f"{URL}: access denied \\(SignatureDoesNotMatch\\)"),
+        (400, "ExpiredToken", f"{URL}: access denied \\(ExpiredToken\\)"),
+        (400, "AuthorizationHeaderMalformed", f"{URL}: the bucket is in another region: set AWS_REGION"),
+        (400, "Strange", f"{URL} could not be read: .*Strange"),
+    ],
+)
+def test_an_answer_of_the_store_is_one_sentence(status: int, code: str, sentence: str, store: type[FakeStore]) -> None:
+    store.status, store.code = status, code
+    with pytest.raises(ObjectStoreError, match=sentence) as raised:
+        ObjectFolder.open(URL).files()
+    assert "\n" not in str(raised.value)
+    assert not isinstance(raised.value, StoreUnreachable)
+
+
+def test_an_endpoint_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    set_endpoint(monkeypatch, port)
+    sentence = rf"the store cannot be reached: .*Connection refused.*; AWS_ENDPOINT_URL is http://127.0.0.1:{port}$"
+    with pytest.raises(StoreUnreachable, match=sentence):
+        ObjectFolder.open(URL).files()
+
+
+def test_without_credentials_the_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The identity of the machine is asked for at an address that refuses."""
+    set_endpoint(monkeypatch, free_port())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    sentence = "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true"
+    with pytest.raises(ObjectStoreError, match=sentence):
+        ObjectFolder.open(URL).files()
+
+
+def test_a_container_without_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ObjectStoreError, match="az://c/model names no account: set AZURE_STORAGE_ACCOUNT_NAME"):
+        resolve_model("az://c/model")
+
+
+@pytest.mark.parametrize("file", [ObjectFile("a", 3, "0"), ObjectFile("a", 4, "1"), ObjectFile("b", 3, "1")])
+def test_an_object_that_is_not_the_listed_one_is_not_read(file: ObjectFile) -> None:
+    memory = MemoryStore()
+    for data in (b"old", b"new"):
+        memory.put("a", data)
+    source = ObjectFolder(URL, memory)
+    (listed,) = source.files()
+    assert b"".join(source.read(listed, 1, 3)) == b"ew"
+    with pytest.raises(ObjectChanged):
+        list(source.read(file, 0, 3))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs", "abfss", "S3"])
+def test_urls_of_object_stores_are_known(scheme: str) -> None:
+    assert source_of(f"{scheme}://bucket/model") == ObjectPrefix(f"{scheme}://bucket/model")
+    assert isinstance(source_of("builtin"), LocalFolder)
+
+
+def test_an_object_store_has_no_revisions() -> None:
+    with pytest.raises(ValueError, match="revision v2: s3://bucket/model has no revisions; give each version a prefix"):
+        resolve_model(URL, "v2")
+
+
+def test_the_tokenizer_of_another_source_has_no_revision(store: type[FakeStore]) -> None:
+    store.code = "NoSuchBucket"
+    config = EngineConfig(model="builtin", revision="v2", tokenizer=URL)
+    with pytest.raises(ObjectStoreError, match="there is no such bucket"):
+        download_model(config)
+
+
+def test_an_adapter_that_cannot_be_had_is_not_found(store: type[FakeStore]) -> None:
+    store.code = "NoSuchBucket"
+    with pytest.raises(LoraNotFound, match="s3://bucket/sql: there is no such bucket"):
+        resolve_lora("s3://bucket/sql")
