@@ -1,5 +1,5 @@
-"""The package of examples/plugin, installed by pip beside Proa: two ranks serve its architecture in its quantization, and
-the gateway reads its tool format."""
+"""The package of examples/plugin, installed by pip beside Proa: two ranks serve its architecture in its quantization,
+also with an adapter, and the gateway reads its tool format."""
 
 import json
 import os
@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from support.adapters import ADAPTERS, merged, write_adapter
 from support.greedy import greedy
 from support.int8_rows import quantize_rows
 from support.plugins import EXAMPLE
 from support.processes import engine_process, gateway_process
 from support.tiny_models import CHAT_TEMPLATE, make_tiny_model
 
-MODEL = "arcee"
+MODEL, ADAPTER = "arcee", "adapted"
+SOME = ADAPTERS[1]  # of projections of attention and of the feed-forward layer
 TOOLS_TEMPLATE = "{% if tools %}Write =>call NAME ARGUMENTS for one of {{ tools | tojson }}{% endif %}"
 PROMPT = "A proa is a boat with two unlike hulls"
 NUM_TOKENS = 16
@@ -61,10 +63,17 @@ def quantized(dense: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(environment: Mapping[str, str], quantized: Path) -> Iterator[OpenAI]:
+def adapter(dense: Path, quantized: Path) -> Path:
+    """Of the weights in `dense`, as `quantized` has left them."""
+    return write_adapter(dense, dense.with_name("adapter"), SOME)
+
+
+@pytest.fixture(scope="module")
+def client(environment: Mapping[str, str], quantized: Path, adapter: Path) -> Iterator[OpenAI]:
     arguments = (f"--model={quantized}", f"--served-model-name={MODEL}", "--tensor-parallel-size=2")
+    adapters = ("--enable-lora", "--lora-modules", f"{ADAPTER}={adapter}")
     with (
-        engine_process(*arguments, env=environment) as (_, address),
+        engine_process(*arguments, *adapters, env=environment) as (_, address),
         gateway_process(address, "--reasoning-parser=thoughts", env=environment) as (_, port),
         OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
     ):
@@ -72,11 +81,21 @@ def client(environment: Mapping[str, str], quantized: Path) -> Iterator[OpenAI]:
 
 
 def test_tokens_are_those_of_transformers(client: OpenAI, dense: Path) -> None:
+    check_tokens(client, MODEL, dense)
+
+
+def test_an_adapter_has_the_tokens_of_the_merged_weights(client: OpenAI, dense: Path, adapter: Path) -> None:
+    folder = dense.with_name("merged")
+    merged(dense, adapter, SOME).save_pretrained(folder)
+    check_tokens(client, ADAPTER, folder)
+
+
+def check_tokens(client: OpenAI, model: str, folder: Path) -> None:
     extra: Any = {"ignore_eos": True, "return_token_ids": True}
     completion: Any = client.completions.create(
-        model=MODEL, prompt=PROMPT, temperature=0, max_tokens=NUM_TOKENS, extra_body=extra
+        model=model, prompt=PROMPT, temperature=0, max_tokens=NUM_TOKENS, extra_body=extra
     )
-    (expected,) = greedy(dense, [list(PROMPT.encode())], NUM_TOKENS)
+    (expected,) = greedy(folder, [list(PROMPT.encode())], NUM_TOKENS)
     assert expected.num_sure >= NUM_TOKENS // 2
     assert completion.choices[0].token_ids[: expected.num_sure] == expected.token_ids[: expected.num_sure]
 
@@ -84,11 +103,10 @@ def test_tokens_are_those_of_transformers(client: OpenAI, dense: Path) -> None:
 def test_a_call_in_the_packages_format_is_constrained_and_read(client: OpenAI) -> None:
     question: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
     tools: Any = [WEATHER]
-    completion = client.chat.completions.create(
+    completion: Any = client.chat.completions.create(
         model=MODEL, messages=question, tools=tools, tool_choice="required", max_tokens=100, parallel_tool_calls=False
     )
-    (call,) = completion.choices[0].message.tool_calls or ()
-    assert call.type == "function"
+    (call,) = completion.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
 
 

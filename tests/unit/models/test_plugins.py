@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def logits_of_transformers(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("fields", [{}, {"mlp_bias": True, "attention_bias": True}], ids=["plain", "biases"])
 def test_the_examples_architecture_has_the_logits_of_transformers(
-    fields: dict[str, bool], example: None, tmp_path: Path
+    fields: dict[str, Any], example: None, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", "arcee", seed=3, **fields)
     assert not is_adapted("ArceeForCausalLM")
