@@ -94,8 +94,9 @@ class SafetensorsCheckpoint:
         if problem is not None:
             self._problems.append(problem)
             return torch.zeros(wanted, dtype=dtype, device=self.device)
-        stored = _TYPES[self._stored[name][1].dtype]
-        tensor = self._reader.read(name, part, lambda later: not self._ignored(later)).view(stored)
+        stored = self._stored[name][1]
+        aligned = part if part is None else _aligned(part, shape, stored.shape)
+        tensor = self._reader.read(name, aligned, lambda later: not self._ignored(later)).view(_TYPES[stored.dtype])
         return tensor.to(dtype).view(wanted)
 
     def leave(self, prefix: str) -> None:
@@ -117,7 +118,7 @@ class SafetensorsCheckpoint:
         if name not in self._stored:
             return f"missing {name} {list(shape)}"
         tensor = self._stored[name][1]
-        if tensor.shape != shape and not (tensor.shape == () and shape == (1,)):
+        if _without_ones(tensor.shape) != _without_ones(shape):
             return f"{name} has shape {list(tensor.shape)}, not {list(shape)}"
         if tensor.dtype not in STORED_AS.get(dtype, FLOATS):
             return f"{name} is stored as {tensor.dtype}, not as {str(dtype).removeprefix('torch.')}"
@@ -185,6 +186,20 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         return torch.empty(shape, device=generator.device).normal_(0.0, 1.0, generator=generator).to(dtype)
     mean = 1.0 if name.endswith("norm.weight") else 0.0
     return torch.empty(shape, dtype=dtype, device=generator.device).normal_(mean, DUMMY_STD, generator=generator)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    """The sizes that say how numbers lie: writers of scales differ in dimensions of 1."""
+    return [size for size in shape if size != 1]
+
+
+def _aligned(part: Slice, shape: tuple[int, ...], stored: tuple[int, ...]) -> Slice | None:
+    """`part` of a tensor of `shape`, as a part of the same tensor in the shape `stored`; None: all."""
+    if shape[part.dim] == 1:
+        return None
+    place = len(_without_ones(shape[: part.dim]))
+    dims = [dim for dim, size in enumerate(stored) if size != 1]
+    return Slice(dims[place], part.start, part.length)
 
 
 def tensor_names(folder: Path) -> list[str]:

@@ -92,6 +92,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         FP8, FP8_TOKEN, "float-quantized", kv_cache_scheme=FP8_TENSOR
     ),
     "FP8 of ModelOpt": modelopt("FP8"),
+    "FP8 of ModelOpt, channels": modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+    "FP8 of ModelOpt, blocks": modelopt("fp8_pb_wo"),
     "FP8 of ModelOpt, with a KV cache": modelopt("FP8", kv_cache_scheme=MODELOPT_CACHE),
     "FP8 of ModelOpt, by its own file": modelopt_file("FP8", kv_cache_quant_algo="FP8"),
     "mixed precision of ModelOpt": modelopt(

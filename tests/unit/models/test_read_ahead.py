@@ -105,6 +105,18 @@ def test_a_float_is_converted_and_a_scalar_may_be_asked_for_as_a_vector(tmp_path
         assert torch.equal(checkpoint.take("b", (3,), dtype=torch.float64), torch.ones(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("stored", [(4, 6), (4, 1, 6, 1), (1, 4, 6)])
+def test_dimensions_of_1_may_be_stored_or_not(stored: tuple[int, ...], tmp_path: Path) -> None:
+    numbers = torch.arange(24.0)
+    save_file({"a": numbers.view(stored), "b": numbers[:4].clone()}, tmp_path / "model.safetensors")
+    with SafetensorsCheckpoint(tmp_path, torch.float32, CPU) as checkpoint:
+        assert torch.equal(checkpoint.take("a", (4, 6), Slice(1, 2, 3)), numbers.view(4, 6)[:, 2:5])
+        assert torch.equal(checkpoint.take("a", (4, 1, 6), Slice(0, 1, 2)), numbers.view(4, 1, 6)[1:3])
+        assert torch.equal(checkpoint.take("b", (4, 1), Slice(0, 2, 2)), numbers[2:4, None])
+        assert torch.equal(checkpoint.take("b", (4, 1), Slice(1, 0, 1)), numbers[:4, None])
+        checkpoint.finish()
+
+
 def test_a_tensor_can_be_changed_without_changing_what_is_read_later(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors")
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from proa_engine.models.quantization.fields import entries, reads_fp8_kv_cache
-from proa_engine.models.quantization.formats import Format, Fp8Format, Quantization, Rule
+from proa_engine.models.quantization.formats import BlockFp8Format, Format, Fp8Format, Quantization, Rule
 
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION")
 _MIXED = "MIXED_PRECISION"  # `quantized_layers` names the modules, each with its algorithm
 
 
@@ -25,8 +26,12 @@ def _format(algorithm: str, fields: Mapping[str, Any]) -> Format:
     match algorithm:
         case "FP8":
             return Fp8Format("tensor", static=True)
+        case "FP8_PER_CHANNEL_PER_TOKEN":
+            return Fp8Format("channel", static=False)
+        case "FP8_PB_WO":
+            return BlockFp8Format("weight_scale")
     raise ValueError(
-        f"quantization with quant_algo {algorithm} is not supported; supported: FP8, {_MIXED}; "
+        f"quantization with quant_algo {algorithm} is not supported; supported: {', '.join(_ALGORITHMS)}; "
         "take the model in one of these, or the unquantized one with quantization fp8"
     )
 
