@@ -21,6 +21,7 @@ Quantizer = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
 FP8 = torch.float8_e4m3fn
 INPUT_SCALE = 0.02
+INPUT_ZERO = -9
 
 # Sizes that every format can cut in two: blocks of 128, groups of 32, packs of 8.
 SIZES: dict[str, Any] = {
@@ -67,11 +68,28 @@ def fp8_block(scale_name: str) -> Quantizer:
     return quantize
 
 
-def compressed_tensors(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    common = {"num_bits": 8, "type": "float", "symmetric": True}
+def int8(scale_of: str, **inputs: float) -> Quantizer:
+    """compressed-tensors' int-quantized. `inputs`: static `input_scale` and `input_zero_point`."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        most = weight.abs().max().view(1, 1) if scale_of == "tensor" else weight.abs().amax(1, keepdim=True)
+        scale = (most / 127.5).bfloat16()
+        values = (weight / scale.float()).clamp(-128, 127).round().to(torch.int8)
+        stored = {"weight": values, "weight_scale": scale.view(1) if scale_of == "tensor" else scale}
+        if inputs:
+            stored["input_scale"] = torch.tensor([inputs["input_scale"]])
+        if "input_zero_point" in inputs:
+            stored["input_zero_point"] = torch.tensor([inputs["input_zero_point"]], dtype=torch.int8)
+        return stored, values.float() * scale.float()
+
+    return quantize
+
+
+def compressed_tensors(weights: Mapping[str, Any], inputs: Mapping[str, Any], kind: str = "float") -> dict[str, Any]:
+    common = {"num_bits": 8, "type": kind, "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": f"{kind}-quantized",
         "quantization_status": "compressed",
         "kv_cache_scheme": None,
         "ignore": ["lm_head", r"re:.*layers\.1\.mlp\..*"],
@@ -138,6 +156,28 @@ FP8_FORMATS = {
     ),
     "fp8, tensors, static": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_tensor_static_scalars
+    ),
+}
+ASYMMETRIC = {"symmetric": False}
+INT8_FORMATS = {
+    "int8, channels, by token": Format(
+        compressed_tensors({"strategy": "channel"}, DYNAMIC_TOKEN, "int"), int8("channel"), SECOND_MLP
+    ),
+    "int8, tensors, by token": Format(
+        compressed_tensors({"strategy": "tensor"}, DYNAMIC_TOKEN, "int"), int8("tensor"), SECOND_MLP
+    ),
+    "int8, static": Format(
+        compressed_tensors({"strategy": "channel"}, STATIC_TENSOR, "int"),
+        int8("channel", input_scale=INPUT_SCALE),
+        SECOND_MLP,
+    ),
+    "int8, by token, asymmetric": Format(
+        compressed_tensors({"strategy": "channel"}, DYNAMIC_TOKEN | ASYMMETRIC, "int"), int8("channel"), SECOND_MLP
+    ),
+    "int8, static, asymmetric": Format(
+        compressed_tensors({"strategy": "channel"}, STATIC_TENSOR | ASYMMETRIC, "int"),
+        int8("channel", input_scale=INPUT_SCALE, input_zero_point=INPUT_ZERO),
+        SECOND_MLP,
     ),
 }
 INT4_FORMATS = {

@@ -104,6 +104,17 @@ def dequantize_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tenso
     return weight.float() * by_output.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
 
 
+def quantize_blocks_reference(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [out_features, in_features] -> the same as 8-bit floats, and the scales of its blocks [ceil(out_features
+    / 128), in_features / 128] float32."""
+    num_outputs, num_inputs = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, 0, 0, -num_outputs % BLOCK))
+    blocks = padded.view(-1, BLOCK, num_inputs // BLOCK, BLOCK)
+    most = blocks.abs().amax((1, 3), keepdim=True).clamp_(min=SMALLEST)
+    values = (blocks * (FP8_MAX / most)).clamp_(-FP8_MAX, FP8_MAX).to(FP8).view(-1, num_inputs)
+    return values[:num_outputs], (most / FP8_MAX)[:, 0, :, 0].contiguous()
+
+
 def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> QuantizedRows:
     """Allocate quantized rows [rows, size] on the device of `like`, uninitialised."""
     num_groups = size // (form.group or size)

@@ -3,73 +3,142 @@
 Defines the tensors of a matrix and how they are sharded; the products are in `kernels.fp8_linear`.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
-from proa_engine.kernels.fp8 import BLOCK, FP8, Fp8Form, dequantize_blocks, quantize_reference
+from proa_engine.kernels.fp8 import (
+    BLOCK,
+    FP8,
+    Fp8Form,
+    dequantize_blocks,
+    quantize_blocks_reference,
+    quantize_reference,
+)
 from proa_engine.kernels.fp8_linear import MULTIPLE, Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.layers.linear import take_weight
+from proa_engine.layers.experts import make_experts, take_biases, take_matrices
+from proa_engine.layers.linear import Unquantized, take_weight
+from proa_engine.layers.scaled_matrices import (
+    Tensors,
+    make_scaled_experts,
+    take_input_scale,
+    take_scales,
+    take_values,
+)
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
-Tensors = tuple[torch.Tensor, torch.Tensor]  # values and scales
+_log = logging.getLogger(__name__)
 
 
 class Fp8Method:
     """What the methods share. A derived class takes the tensors of a matrix, and overrides how inputs are quantized."""
 
     __slots__ = ()
-    product: ClassVar[type[Fp8Linear] | type[Fp8BlockLinear]] = Fp8Linear
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether scales are those of blocks; False: of outputs."""
+        return False
 
     @property
     def width_unit(self) -> int:
-        return MULTIPLE
+        return BLOCK if self.in_blocks else MULTIPLE
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        form = self._form(projections)
-        product = self.product(*self._tensors(projections), bias, form)
+        product = self._product(*self._tensors(projections), bias, self._form(projections))
         return LoadedLinear(product, product.input_form, product.gated)
 
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
-        form = self._expert_form()
+        forms = self._form([each for pair in gate_up for each in pair]), self._form(down)
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
-        if matrices[0][0][0].is_cpu:
-            first, second = ([self.product(*tensors, None, form) for tensors in each] for each in matrices)
-            return LoopedExperts(first, second, held=held)
-        return FusedExperts(_stack(matrices[0]), _stack(matrices[1]), form, held=held)
+        return make_scaled_experts(matrices, forms, self._product, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
 
-    def _form(self, projections: Sequence[Projection]) -> Fp8Form:
-        return self._expert_form()
+    @property
+    def _product(self) -> type[Fp8Linear] | type[Fp8BlockLinear]:
+        return Fp8BlockLinear if self.in_blocks else Fp8Linear
 
-    def _expert_form(self) -> Fp8Form:
-        return Fp8Form()
+    def _form(self, projections: Sequence[Projection]) -> Fp8Form:
+        """How the input of `projections` is quantized."""
+        return Fp8Form(group=BLOCK) if self.in_blocks else Fp8Form()
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         """This rank's parts of the matrices, concatenated."""
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
 class OnlineFp8(Fp8Method):
-    """Unquantized weights on disk; in memory 8-bit floats with one scale for each output."""
+    """Unquantized weights on disk; in memory 8-bit floats with one scale for each output, or for each 128 x 128 block.
+
+    Blocks are counted from the beginning of this rank's part of merged matrices. Matrices of sizes that the products do
+    not have stay unquantized, which is logged once for each name and size.
+    """
+
+    by_block: bool = False
+    logged: set[str] = field(default_factory=set, compare=False)
+
+    @property
+    def in_blocks(self) -> bool:
+        return self.by_block
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        outputs, inputs = sum(each.local_shape[0] for each in projections), projections[0].local_shape[1]
+        names = "+".join(each.weights.prefix.rpartition(".")[2] for each in projections)
+        if self._fits(names, outputs, inputs):
+            return Fp8Method.load(self, projections, bias)
+        return Unquantized().load(projections, bias)
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return take_weight([projection])
 
+    def load_experts(
+        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+    ) -> Experts:
+        shapes = [each.local_shape for each in (gate_up[0][0], down[0])]
+        if all(self._fits("experts", *shape) for shape in shapes):
+            return Fp8Method.load_experts(self, gate_up, down, held)
+        return Unquantized().load_experts(gate_up, down, held)
+
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor cannot be quantized to 8-bit floats")
+        """The unquantized matrices of one layer are in memory at a time."""
+        matrices, biases = take_matrices(experts), take_biases(experts)
+        if not all(self._fits("experts", *each.shape[1:]) for each in matrices):
+            return make_experts(matrices, biases, activation, experts.held)
+        first, second = ([self._quantize(one) for one in each] for each in matrices)
+        form = self._form(())
+        return make_scaled_experts((first, second), (form, form), self._product, experts.held, activation, biases)
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
-        rows = quantize_reference(take_weight(projections), Fp8Form())
+        return self._quantize(take_weight(projections))
+
+    def _quantize(self, weight: torch.Tensor) -> Tensors:
+        if self.by_block:
+            return quantize_blocks_reference(weight)
+        rows = quantize_reference(weight, Fp8Form())
         return rows.values, rows.scales.flatten()
+
+    def _fits(self, name: str, outputs: int, inputs: int) -> bool:
+        multiple = 1 if self.by_block else MULTIPLE
+        if outputs % multiple == 0 and inputs % self.width_unit == 0:
+            return True
+        line = (
+            f"{name} stays unquantized: {outputs} outputs and {inputs} inputs on a rank are not multiples of "
+            f"{multiple} and {self.width_unit}"
+        )
+        if line not in self.logged:
+            self.logged.add(line)
+            _log.info("%s", line)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +146,8 @@ class StoredFp8(Fp8Method):
     """`weight` as 8-bit floats with `weight_scale`, one for the tensor or one for each output.
 
     Activation scales are the checkpoint's (`input_scale`) if `static`, else one for each token: finer than the one for
-    a whole batch that some checkpoints ask for, and independent of the other tokens.
+    a whole batch that some checkpoints ask for, and independent of the other tokens. Experts have the largest static
+    scale of those that a rank holds.
     """
 
     scale_of: Literal["tensor", "channel"]
@@ -88,23 +158,10 @@ class StoredFp8(Fp8Method):
         return values.float() * scales[:, None]
 
     def _form(self, projections: Sequence[Projection]) -> Fp8Form:
-        return Fp8Form(scale=_input_scale(projections) if self.static else None)
-
-    def _expert_form(self) -> Fp8Form:
-        if self.static:
-            raise ValueError("experts with static scales of activations are not supported; supported: dynamic ones")
-        return Fp8Form()
+        return Fp8Form(scale=take_input_scale(projections) if self.static else None)
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
-        return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
-
-    def _scales(self, projection: Projection) -> torch.Tensor:
-        """[outputs of this rank] float32"""
-        num_outputs, weights = projection.local_shape[0], projection.weights
-        if self.scale_of == "tensor":
-            return weights.take("weight_scale", (1,), dtype=torch.float32).expand(num_outputs)
-        part = projection.part if projection.part.dim == 0 else None
-        return weights.take("weight_scale", (projection.out_features, 1), part, torch.float32).flatten()
+        return take_values(projections, FP8), take_scales(projections, self.scale_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +171,19 @@ class BlockFp8(Fp8Method):
 
     scale_name: str  # "weight_scale_inv" in Hugging Face's format (not an inverse), or "weight_scale"
 
-    product = Fp8BlockLinear
-
     @property
-    def width_unit(self) -> int:
-        return BLOCK
+    def in_blocks(self) -> bool:
+        return True
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         part, blocks = projection.part, _in_whole_blocks(projection)
         rows = dequantize_blocks(*self._tensors([replace(projection, part=blocks)]))
         return rows.narrow(part.dim, part.start - blocks.start, part.length)
 
-    def _expert_form(self) -> Fp8Form:
-        return Fp8Form(group=BLOCK)
-
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         for projection in projections:
             _check_blocks(projection, is_last=projection is projections[-1])
-        return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
+        return take_values(projections, FP8), torch.cat([self._scales(projection) for projection in projections])
 
     def _scales(self, projection: Projection) -> torch.Tensor:
         """[ceil(outputs / 128), inputs / 128] float32 of this rank"""
@@ -139,22 +191,6 @@ class BlockFp8(Fp8Method):
         shape = (-(-projection.out_features // BLOCK), projection.in_features // BLOCK)
         blocks = Slice(part.dim, part.start // BLOCK, -(-part.length // BLOCK))
         return projection.weights.take(self.scale_name, shape, blocks, torch.float32)
-
-
-def _stack(tensors: list[Tensors]) -> ExpertMatrices:
-    weights, scales = zip(*tensors, strict=True)
-    return ExpertMatrices(torch.stack(weights), torch.stack(scales))
-
-
-def _take_values(projections: Sequence[Projection]) -> torch.Tensor:
-    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part, FP8) for p in projections]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _input_scale(projections: Sequence[Projection]) -> torch.Tensor:
-    """The scale of the input that the projections share: the largest of theirs, so that none overflows."""
-    scales = [p.weights.take("input_scale", (1,), dtype=torch.float32) for p in projections]
-    return torch.stack(scales).amax(0)
 
 
 def _in_whole_blocks(projection: Projection) -> Slice:

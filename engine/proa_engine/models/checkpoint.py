@@ -177,7 +177,9 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
     if dtype == torch.uint8:
         low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if name.endswith("scales") else (0, 256)
         return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
-    if dtype in (torch.int8, torch.int32):
+    if dtype == torch.int8:
+        return torch.randint(-8, 9, shape, dtype=dtype, device=generator.device, generator=generator)
+    if dtype == torch.int32:
         bits = torch.iinfo(dtype)
         return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)
     if "scale" in name.rpartition(".")[2]:

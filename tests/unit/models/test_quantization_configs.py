@@ -10,6 +10,7 @@ from proa_engine.models.quantization.read import read_quantization
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+INT8_TOKEN = INT8 | {"strategy": "token", "dynamic": True}
 FP8_TENSOR = FP8 | {"strategy": "tensor"}
 FP8_TOKEN = FP8 | {"strategy": "token", "dynamic": True}
 FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
@@ -73,6 +74,13 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         FP8 | {"strategy": "group", "group_size": 128, "dynamic": True},
         "float-quantized",
     ),
+    "W8A8 integers of llm-compressor": compressed_tensors(INT8, INT8_TOKEN, "int-quantized"),
+    "W8A8 integers of llm-compressor, asymmetric": compressed_tensors(
+        INT8, INT8_TOKEN | {"symmetric": False}, "int-quantized"
+    ),
+    "W8A8 integers of llm-compressor, static": compressed_tensors(INT8, INT8 | {"strategy": "tensor"}, "int-quantized"),
+    "W8A8 integers by the naive name": compressed_tensors(INT8, INT8_TOKEN, "naive-quantized"),
+    "FP8 by the naive name": compressed_tensors(FP8, FP8_TOKEN, "naive-quantized"),
     "W4A16 of llm-compressor": compressed_tensors(INT4, None, "pack-quantized"),
     "W4A16 of llm-compressor, asymmetric": compressed_tensors(INT4 | {"symmetric": False}, None, "pack-quantized"),
     "W4A16 of llm-compressor, channels": compressed_tensors(
@@ -116,9 +124,17 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "W8A8 integers of llm-compressor": (
-        compressed_tensors(INT8, INT8 | {"strategy": "token", "dynamic": True}, "int-quantized"),
-        "format int-quantized is not supported",
+    "W4A8 integers of llm-compressor": (
+        compressed_tensors(INT4, INT8_TOKEN, "int-quantized"),
+        "num_bits 4 is not supported; supported: 8",
+    ),
+    "W8A8 integers, asymmetric weights": (
+        compressed_tensors(INT8 | {"symmetric": False}, INT8_TOKEN, "int-quantized"),
+        "symmetric False is not supported",
+    ),
+    "integer weights alone": (
+        compressed_tensors(INT8, None, "naive-quantized"),
+        "input_activations null is not supported; supported: 8-bit integers",
     ),
     "W8A16 of llm-compressor": (
         compressed_tensors(INT4 | {"num_bits": 8}, None, "pack-quantized"),
@@ -152,7 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mixed formats of llm-compressor without their names": (
         compressed_tensors(FP8, FP8_TOKEN, "mixed-precision"),
-        "format mixed-precision is not supported; supported: float-quantized, pack-quantized",
+        "format mixed-precision is not supported; supported: float-quantized, int-quantized, naive-quantized, ",
     ),
     "FP8 weights alone of llm-compressor": (
         compressed_tensors(FP8, None, "float-quantized"),

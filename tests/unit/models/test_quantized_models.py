@@ -23,7 +23,17 @@ from proa_engine.models.loader import load_model
 from support.int4_packing import pack_quantized_tensors
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
-from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
+from support.quantized_models import (
+    FP8,
+    FP8_FORMATS,
+    INPUT_SCALE,
+    INPUT_ZERO,
+    INT4_FORMATS,
+    INT8_FORMATS,
+    SIZES,
+    Format,
+    write_quantized,
+)
 from support.stored_weights import StoredWeights
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -71,14 +81,45 @@ def round_inputs(group: int | None, static: bool) -> Callable[..., Any]:
     return hook
 
 
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor, unrounded: torch.Tensor) -> None:
+def round_inputs_to_integers(name: str) -> Callable[..., Any]:
+    """Forward pre-hook of a linear layer: round its input to 8-bit integers, by compressed-tensors' formulas."""
+
+    def hook(module: torch.nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (x,) = args
+        zero: torch.Tensor | int = 0
+        if "static" in name:
+            scale, zero = torch.tensor(INPUT_SCALE), INPUT_ZERO if "asymmetric" in name else 0
+        elif "asymmetric" in name:
+            least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+            scale = (most - least) / 255
+            zero = (-128 - least / scale).round()
+        else:
+            scale = x.abs().amax(-1, keepdim=True) / 127.5
+        return (((x / scale + zero).clamp(-128, 127).round() - zero) * scale,)
+
+    return hook
+
+
+def with_rounded_inputs(folder: Path, format: Format, hook: Callable[..., Any]) -> torch.Tensor:
+    """Logits of a dense twin whose inputs are rounded before each matrix that is quantized."""
+
+    def prepare(module_name: str, module: torch.nn.Linear) -> None:
+        if module_name.endswith("_proj") and not module_name.startswith(format.plain):
+            module.register_forward_pre_hook(hook)
+
+    return logits_of_transformers(folder, prepare)
+
+
+def assert_near(
+    ours: torch.Tensor, theirs: torch.Tensor, unrounded: torch.Tensor, mean: float = 0.1, median: float = 0.02
+) -> None:
     """A number in the middle between two of 8 bits may be rounded up here and down there, and its row feels that; but
-    what they differ by is little beside what rounding changes, and most of the rows are equal."""
+    what they differ by is little beside what rounding changes, `mean` and `median` of it at most."""
     error = (ours - theirs).abs()
     effect = (ours - unrounded).abs()
     print(f"error {error.mean():.5f} (median {error.median():.7f}), effect of rounding {effect.mean():.5f}")
-    assert error.mean() < 0.1 * effect.mean()
-    assert error.median() < 0.02 * effect.median()
+    assert error.mean() < mean * effect.mean()
+    assert error.median() < median * effect.median()
 
 
 @pytest.mark.parametrize("name", FP8_FORMATS)
@@ -86,13 +127,21 @@ def test_fp8_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_pat
     format = FP8_FORMATS[name]
     source = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
     quantized, dense = write_quantized(source, tmp_path, format)
-
-    def prepare(module_name: str, module: torch.nn.Linear) -> None:
-        if module_name.endswith("_proj") and not module_name.startswith(format.plain):
-            module.register_forward_pre_hook(round_inputs(128 if "blocks" in name else None, "static" in name))
-
+    hook = round_inputs(128 if "blocks" in name else None, "static" in name)
     ours = logits(quantized)
-    assert_near(ours, logits_of_transformers(dense, prepare), logits(dense))
+    assert_near(ours, with_rounded_inputs(dense, format, hook), logits(dense))
+    assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
+
+
+@pytest.mark.parametrize("name", INT8_FORMATS)
+def test_checkpoints_of_8_bit_integers_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
+    format = INT8_FORMATS[name]
+    source = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
+    quantized, dense = write_quantized(source, tmp_path, format)
+    ours = logits(quantized)
+    theirs = with_rounded_inputs(dense, format, round_inputs_to_integers(name))
+    # The steps of integers are all equal, so more numbers lie near the middle than of floats.
+    assert_near(ours, theirs, logits(dense), mean=0.3, median=0.3)
     assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
 
 
@@ -124,10 +173,16 @@ def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) 
     assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
 
 
-@pytest.mark.parametrize("name", ["fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order"),
+        *("int8, channels, by token", "int8, static, asymmetric"),
+    ],
+)
 def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
-    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
+    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS | INT8_FORMATS)[name])
     (quantized / "model.safetensors").unlink()
     assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
 

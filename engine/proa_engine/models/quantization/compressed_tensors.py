@@ -12,13 +12,14 @@ from proa_engine.models.quantization.formats import (
     BlockFp8Format,
     Format,
     Fp8Format,
+    Int8Format,
     PackQuantizedFormat,
     Quantization,
     Rule,
 )
 
 _MIXED = "mixed-precision"  # each group has a format of its own
-_FORMATS = ("float-quantized", "pack-quantized")
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 
 
 def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
@@ -50,6 +51,10 @@ def _format(group: Mapping[str, Any], stored_as: str) -> Format:
             return _pack_quantized(weights, inputs)
         case "float-quantized":
             return _float_quantized(weights, inputs)
+        case "int-quantized":
+            return _int_quantized(weights, inputs)
+        case "naive-quantized":  # the name of both when only the weights are quantized
+            return (_int_quantized if weights["type"] == "int" else _float_quantized)(weights, inputs)
     raise ValueError(f"quantization with format {stored_as} is not supported; supported: {', '.join(_FORMATS)}")
 
 
@@ -68,6 +73,20 @@ def _float_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | Non
         return BlockFp8Format("weight_scale")
     only("strategy", inputs["strategy"], ("tensor", "token"))
     return Fp8Format(weights["strategy"], static=not inputs.get("dynamic", False))
+
+
+def _int_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
+    if inputs is None:
+        raise ValueError("input_activations null is not supported; supported: 8-bit integers")
+    for tensor in (weights, inputs):
+        only("type", tensor.get("type", "int"), ("int",))
+        only("num_bits", tensor.get("num_bits", 8), (8,))
+    only("symmetric", weights.get("symmetric", True), (True,))
+    only("strategy", weights["strategy"], ("tensor", "channel"))
+    only("strategy", inputs["strategy"], ("tensor", "token"))
+    return Int8Format(
+        weights["strategy"], static=not inputs.get("dynamic", False), symmetric=inputs.get("symmetric", True)
+    )
 
 
 def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:

@@ -42,6 +42,15 @@ class BlockFp8Format:
 
 
 @dataclass(frozen=True, slots=True)
+class Int8Format:
+    """Integers, of the inputs too."""
+
+    strategy: Literal["tensor", "channel"]  # what has a scale
+    static: bool  # the scale of the inputs is stored
+    symmetric: bool  # the inputs; False: a static scale has a zero beside it
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4Format:
     """Experts in the tensors of gpt-oss."""
 
@@ -67,6 +76,8 @@ class Nvfp4Format:
 class OnlineFp8Format:
     """Stored unquantized, and quantized while loading."""
 
+    by_block: bool = False  # each 128 x 128 block has a scale; False: each output
+
 
 @dataclass(frozen=True, slots=True)
 class PluginFormat:
@@ -81,6 +92,7 @@ Format = (
     | PackQuantizedFormat
     | Fp8Format
     | BlockFp8Format
+    | Int8Format
     | Mxfp4Format
     | Mxfp4PackedFormat
     | Nvfp4Format

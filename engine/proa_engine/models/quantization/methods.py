@@ -7,6 +7,7 @@ from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int4 import Awq, Gptq, PackQuantized
+from proa_engine.layers.quant_int8 import StoredInt8
 from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization.by_module import ByModule
@@ -16,6 +17,7 @@ from proa_engine.models.quantization.formats import (
     Format,
     Fp8Format,
     GptqFormat,
+    Int8Format,
     Mxfp4Format,
     OnlineFp8Format,
     PackQuantizedFormat,
@@ -38,8 +40,8 @@ def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> Linea
     match stored:
         case None:
             return Unquantized()
-        case OnlineFp8Format():
-            return OnlineFp8()
+        case OnlineFp8Format(by_block):
+            return OnlineFp8(by_block)
         case AwqFormat(group_size):
             return Awq(group_size)
         case GptqFormat():
@@ -55,6 +57,8 @@ def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> Linea
             return StoredFp8(strategy, static=static)
         case BlockFp8Format(scale_name):
             return BlockFp8(scale_name)
+        case Int8Format(strategy, static, symmetric):
+            return StoredInt8(strategy, static=static, symmetric=symmetric)
         case Mxfp4Format():
             return Mxfp4()
         case PluginFormat(quant_method):

@@ -18,6 +18,7 @@ from proa_engine.models.quantization.modelopt import read_modelopt
 _8_BITS = "take the unquantized model with quantization fp8, which quantizes it while loading"
 _4_BITS = "take the model in awq or gptq with 4 bits, or the unquantized one with quantization fp8"
 _NVIDIA_4_BITS = "take the model in fp8, awq or gptq with 4 bits, or the unquantized one with quantization fp8"
+_ONLINE = {"fp8": OnlineFp8Format(), "fp8_per_block": OnlineFp8Format(by_block=True)}  # the second by vLLM's name
 # What to use in place of methods that are not supported, by their quant_method.
 _INSTEAD = {
     "aqlm": _4_BITS,
@@ -48,13 +49,13 @@ _INSTEAD = {
 def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Quantization:
     """`stored`: a checkpoint's quantization_config. `wanted`: the user's `quantization`.
 
-    For a quantized checkpoint `wanted` may only repeat its method. For others, "fp8" quantizes them while loading.
+    For a quantized checkpoint `wanted` may only repeat its method. Others are quantized while loading, by `_ONLINE`.
     """
     plugins = quantization_plugins()
     if not stored:
-        if wanted not in (None, "fp8"):
+        if wanted is not None and wanted not in _ONLINE:
             raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
-        return Quantization(OnlineFp8Format() if wanted else None)
+        return Quantization(None if wanted is None else _ONLINE[wanted])
     name = _method_name(stored)
     if wanted not in (None, name):
         raise ValueError(f"quantization {wanted} does not fit the checkpoint, which is quantized by {name}")
