@@ -85,7 +85,8 @@ def check_kubectl(command: Command) -> None:
 
 def check_pip(command: Command) -> None:
     for flag, value in zip(command.words, command.words[1:], strict=False):
-        assert flag not in ("-e", "-r") or (ROOT / value).exists()
+        is_path = flag in ("-e", "-r") or (flag == "install" and "/" in value)
+        assert not is_path or (ROOT / value).exists()
     for package, extra in re.findall(r"proa-(\w+)\[(\w+)\]", command.text):
         project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
         assert extra in project["optional-dependencies"]
