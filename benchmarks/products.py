@@ -22,10 +22,10 @@ from proa_engine.kernels import moe
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
-from proa_engine.kernels.int4 import Int4Linear
+from proa_engine.kernels.int_linear import IntLinear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.moe_few import MAX_PAIRS
-from support.quantized_cases import ExpertCase, expert_case, int4_case, matrix_in_blocks
+from support.quantized_cases import ExpertCase, expert_case, int_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read
 COLD_BYTES = 300e6  # more than any L2 cache holds
@@ -58,14 +58,14 @@ def matrices(shape: tuple[int, int]) -> Iterator[tuple[str, float, Callable[[], 
     def by_block() -> Product:
         return taking(groups, Fp8BlockLinear(*matrix_in_blocks(outputs, inputs), None, groups))
 
-    def in_4_bits() -> Product:
-        case = int4_case(outputs=outputs, inputs=inputs, group_size=128, shuffled=False, dtype=torch.bfloat16)
-        return Int4Linear(case, None)
+    def in_integers(bits: int) -> Product:
+        return IntLinear(int_case(outputs, inputs, bits=bits, dtype=torch.bfloat16), None)
 
     yield "bfloat16", 2.0 * outputs * inputs, floats
     yield "fp8 by row", 1.0 * outputs * inputs, by_row
     yield "fp8 by block", 1.0 * outputs * inputs, by_block
-    yield "int4", 0.5 * outputs * inputs, in_4_bits
+    yield "int4", 0.5 * outputs * inputs, partial(in_integers, 4)
+    yield "int8 weights", 1.0 * outputs * inputs, partial(in_integers, 8)
 
 
 def taking(form: Fp8Form, product: Callable[[QuantizedRows], object]) -> Product:

@@ -10,22 +10,24 @@ import pytest
 import torch
 
 from proa_engine import LLM
-from proa_engine.kernels import fp8, int4, moe_route, rms_norm, silu_and_mul
+from proa_engine.kernels import fp8, moe_route, rms_norm, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels.fp4 import pack_fp4
+from proa_engine.kernels.fp4_linear import Fp4Linear
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts, rows_per_block
-from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
+from proa_engine.kernels.moe_fp4 import Fp4Experts
 from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs, align_pairs_reference
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
+from support.fp4_cases import KINDS, Kind, every_scale, experts_of, fp4_case
 from support.kernel_cases import attention_case
 from support.paged_model import PagedModel
 from support.perplexity import perplexity, unseen_documents
@@ -34,18 +36,21 @@ from support.quantized_cases import (
     assert_same_blocks,
     assert_same_rows,
     expert_case,
-    int4_case,
     matrix_in_blocks,
-    mxfp4_case,
     routing,
 )
-from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
+from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
+EXPERT_FORMATS = {
+    "experts, fp8 blocks": FP8_FORMATS["fp8, blocks"],
+    "experts, awq": INT_FORMATS["awq"],
+    "experts, gptq, 8 bits": INT_FORMATS["gptq, 8 bits"],
+}
 
 
 def on_gpu(form: Fp8Form) -> Fp8Form:
@@ -101,21 +106,6 @@ def in_channels(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("rows", [1, 5, 33, 200])
-def test_products_of_4_bits(rows: int, shuffled: bool, dtype: torch.dtype) -> None:
-    weight = int4_case(outputs=1032, inputs=2048, group_size=128, shuffled=shuffled, dtype=dtype)
-    x = torch.randn(rows, 2048).to(dtype)
-    on_device = int4.Int4Weight(
-        weight.packed.cuda(),
-        weight.scales.cuda(),
-        weight.zeros.cuda(),
-        None if weight.groups is None else weight.groups.cuda(),
-    )
-    near(int4.Int4Linear(on_device, None)(x.cuda()), int4.Int4Linear(weight, None)(x))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 2, 16, 64, 300, 3000])  # 16: the most pairs that are not sorted
 def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> None:
     case = expert_case(tokens, hidden=512, inner=256, experts=32, k=4, dtype=dtype)
@@ -138,19 +128,36 @@ def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> Non
         near(fused(*on_device), looped(*arguments), 0.02)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 17, 40, 100, 300, 3000])
+def test_products_of_4_bit_floats(rows: int, kind: Kind, dtype: torch.dtype) -> None:
+    """By one program for each tile of outputs, and by several."""
+    for outputs, inputs in ((1032, 4064), (6144, 4096), (28672, 1024)):
+        stored, bias, x = fp4_case(kind, outputs, inputs), torch.randn(outputs).to(dtype), torch.randn(rows, inputs)
+        ours = Fp4Linear(stored.to("cuda"), bias.cuda())
+        theirs = Fp4Linear(stored, bias)(x.to(dtype))
+        for _ in range(3):  # the counters are zeros again after each
+            near(ours(x.to("cuda", dtype)), theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_4_bit_float_is_exact(dtype: torch.dtype) -> None:
+    stored = every_scale()
+    weights = Fp4Linear(stored.to("cuda"), None)(torch.eye(16, dtype=dtype, device="cuda"))
+    assert torch.equal(weights.t().cpu(), stored.dequantize().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 2, 16, 64, 300, 3000])  # 16: the most pairs that are not sorted
-def test_experts_of_4_bits(tokens: int, dtype: torch.dtype) -> None:
+def test_experts_of_4_bit_floats(tokens: int, kind: Kind, dtype: torch.dtype) -> None:
     case = expert_case(tokens, hidden=480, inner=352, experts=32, k=4, dtype=dtype)
-    stored = mxfp4_case(32, 704, 15), mxfp4_case(32, 480, 11)
+    stored = fp4_case(kind, 32, 704, 480), fp4_case(kind, 32, 480, 352)
     biases = torch.randn(32, 704).to(dtype), torch.randn(32, 480).to(dtype)
-    first, second = (
-        [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
-        for each, bias in zip(stored, biases, strict=True)
-    )
+    (_, first), (_, second) = (experts_of(*each) for each in zip(stored, biases, strict=True))
     gate_up, down = (
-        pack_mxfp4(blocks.cuda(), scales.cuda(), bias.cuda())
-        for (blocks, scales), bias in zip(stored, biases, strict=True)
+        Fp4Experts(pack_fp4(each.to("cuda"), bias.cuda())) for each, bias in zip(stored, biases, strict=True)
     )
     activation = ClampedSwiGLU(alpha=1.702, limit=7.0)
     ours = FusedExperts(gate_up, down, activation=activation)(case.x.cuda(), case.weights.cuda(), case.experts.cuda())
@@ -227,13 +234,13 @@ def test_a_cache_of_8_bits_is_written_and_read(dtype: torch.dtype) -> None:
         torch.testing.assert_close(out.float().cpu(), expected.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", [*FP8_FORMATS, *INT4_FORMATS, "fp8 while loading", "experts", "experts, fp8 blocks"])
+@pytest.mark.parametrize("name", [*FP8_FORMATS, *INT_FORMATS, "fp8 while loading", "experts", *EXPERT_FORMATS])
 def test_models_give_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
-    quantization, format = None, (FP8_FORMATS | INT4_FORMATS).get(name)
+    quantization, format = None, (FP8_FORMATS | INT_FORMATS).get(name)
     if "experts" in name:
         sizes = SIZES | {"moe_intermediate_size": 256}
         folder = make_tiny_model(tmp_path / "source", "qwen3_moe", seed=3, **sizes)
-        format = FP8_FORMATS["fp8, blocks"] if "fp8" in name else None
+        format = EXPERT_FORMATS.get(name)
     else:
         folder = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
         quantization = "fp8" if name == "fp8 while loading" else None

@@ -20,7 +20,7 @@ from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import InvariantLinear
-from proa_engine.kernels.int4 import Int4Linear, Int4Weight
+from proa_engine.kernels.int_linear import IntLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_route import Routing, route
@@ -34,7 +34,7 @@ from proa_engine.kernels.token_limits import token_limits, token_limits_referenc
 from proa_engine.preflight.devices import read_gpus
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases
 from support.launch_chain import check_captured_chain
-from support.quantized_cases import expert_case, few_rows_cases, int4_case, matrix_in_blocks
+from support.quantized_cases import expert_case, few_rows_cases, int_case, int_weight_on, matrix_in_blocks
 from support.shape_models import make_shape_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -166,9 +166,9 @@ def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
             kind(weight.to(DEVICE), scales.to(DEVICE), None, form)(on_device),
             kind(weight, scales, None, form)(quantized),
         )
-    int4 = int4_case(outputs=SIZES.hidden, inputs=SIZES.hidden, group_size=128, shuffled=False, dtype=SIZES.dtype)
-    there = Int4Weight(int4.packed.to(DEVICE), int4.scales.to(DEVICE), int4.zeros.to(DEVICE), None)
-    near(Int4Linear(there, None)(x.to(DEVICE)), Int4Linear(int4, None)(x))
+    for bits in (4, 8):
+        weight = int_case(SIZES.hidden, SIZES.hidden, bits=bits, dtype=SIZES.dtype)
+        near(IntLinear(int_weight_on(weight, DEVICE), None)(x.to(DEVICE)), IntLinear(weight, None)(x))
     weight = rows(SIZES.hidden, SIZES.hidden)
     near(InvariantLinear(weight.to(DEVICE))(x.to(DEVICE)), Linear(weight)(x))
 

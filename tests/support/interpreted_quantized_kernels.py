@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels import fp8, fp8_linear, int4, moe_pairs, moe_route, rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import fp8, fp8_linear, moe_pairs, moe_route, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
@@ -28,7 +28,6 @@ from support.quantized_cases import (
     assert_same_blocks,
     assert_same_rows,
     expert_case,
-    int4_case,
     matrix_in_blocks,
     mxfp4_case,
     routing,
@@ -115,16 +114,6 @@ def check_block_matmul(dtype: torch.dtype) -> None:
         x = quantize_reference(torch.randn(rows, 256).to(dtype), Fp8Form(group=128))
         expected = Linear(fp8.dequantize_blocks(weight, scales), bias)(dequantize_rows(x)).to(dtype)
         close(fp8_linear.fp8_block_matmul(x, weight, scales, bias), expected)
-
-
-def check_int4_matmul(dtype: torch.dtype) -> None:
-    for rows, shuffled, bias in ((1, False, None), (5, True, torch.randn(72)), (70, False, None)):
-        weight = int4_case(outputs=72, inputs=128, group_size=64, shuffled=shuffled, dtype=dtype)
-        x = torch.randn(rows, 128).to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-        expected = torch.nn.functional.linear(x, int4.dequantize_int4(weight), bias)
-        ours = int4.int4_matmul(x, weight, bias)
-        close(ours, expected, 10 * TOLERANCE[dtype])
 
 
 def check_route(dtype: torch.dtype) -> None:
@@ -297,7 +286,6 @@ CHECKS = (
     check_norm_and_silu,
     check_cache,
     check_block_matmul,
-    check_int4_matmul,
     check_route,
     check_align,
     check_combine,

@@ -14,8 +14,8 @@ from proa_engine.kernels.fp8 import (
     dequantize_rows,
     quantize_reference,
 )
-from proa_engine.kernels.int4 import Int4Weight
 from proa_engine.kernels.int8 import Int8Form, quantize_int8_reference
+from proa_engine.kernels.int_weights import IntWeight
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.kernels.skinny_gemm import unnormed_rows
@@ -127,15 +127,25 @@ def few_rows_cases(
         )
 
 
-def int4_case(*, outputs: int, inputs: int, group_size: int, shuffled: bool, dtype: torch.dtype) -> Int4Weight:
+def int_case(
+    *shape: int, bits: int = 4, group_size: int = 128, shuffled: bool = False, dtype: torch.dtype
+) -> IntWeight:
+    """`shape`: outputs and inputs, or experts before them."""
+    *lead, inputs = shape
     num_groups = inputs // group_size
-    groups = (torch.randperm(inputs) // group_size).to(torch.int32) if shuffled else None
-    return Int4Weight(
-        packed=torch.randint(-(2**31), 2**31 - 1, (inputs // 8, outputs), dtype=torch.int32),
-        scales=(torch.rand(num_groups, outputs) * 0.05 + 0.01).to(dtype),
-        zeros=torch.randint(0, 17, (num_groups, outputs), dtype=torch.int8),
-        groups=groups,
+    return IntWeight(
+        numbers=torch.randint(0, 1 << bits, shape, dtype=torch.uint8),
+        scales=((torch.rand(*lead, num_groups) * 0.2 + 0.05) / (1 << bits)).to(dtype),
+        zeros=torch.randint(0, (1 << bits) + 1, (*lead, num_groups)).to(dtype),
+        bits=bits,
+        groups=(torch.randperm(inputs) // group_size).to(torch.int32) if shuffled else None,
     )
+
+
+def int_weight_on(weight: IntWeight, device: torch.device | str) -> IntWeight:
+    groups = None if weight.groups is None else weight.groups.to(device)
+    tensors = (each.to(device) for each in (weight.numbers, weight.scales, weight.zeros))
+    return IntWeight(*tensors, weight.bits, groups, weight.is_part)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.int4_packing import awq_tensors, gptq_tensors, pack_quantized_tensors
+from support.int_packing import awq_tensors, gptq_tensors, pack_quantized_tensors
 
 Tensors = dict[str, torch.Tensor]
 # weight [out, in] float32 -> what is stored instead (by the last part of the name), and what that stands for
@@ -180,7 +180,7 @@ INT8_FORMATS = {
         SECOND_MLP,
     ),
 }
-INT4_FORMATS = {
+INT_FORMATS = {
     "awq": Format(
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
         lambda weight: awq_tensors(weight, 32),
@@ -192,6 +192,17 @@ INT4_FORMATS = {
     ),
     "gptq, inputs out of order": Format(
         gptq(desc_act=True, sym=False), lambda weight: gptq_tensors(weight, 32, sym=False, shuffled=True)
+    ),
+    "gptq, 8 bits": Format(
+        gptq(desc_act=False, sym=False, bits=8), lambda weight: gptq_tensors(weight, 32, sym=False, bits=8)
+    ),
+    "gptq, 8 bits, symmetric, inputs out of order": Format(
+        gptq(desc_act=True, sym=True, bits=8), lambda weight: gptq_tensors(weight, 32, sym=True, shuffled=True, bits=8)
+    ),
+    "gptq, other modules unquantized": Format(
+        gptq(desc_act=False, sym=True, dynamic={r"-:model\.layers\.1\.mlp": {}}),
+        lambda weight: gptq_tensors(weight, 32, sym=True),
+        SECOND_MLP,
     ),
     "gptq version 2": Format(
         gptq(desc_act=False, sym=False, checkpoint_format="gptq_v2"),
@@ -205,6 +216,10 @@ INT4_FORMATS = {
         lambda weight: gptq_tensors(weight, 32, sym=True),
         SECOND_MLP,
     ),
+    "auto-round, 8 bits": Format(auto_round(bits=8), lambda weight: gptq_tensors(weight, 32, sym=True, bits=8)),
+    "auto-round as awq": Format(
+        auto_round(sym=False, packing_format="auto_round:auto_awq"), lambda weight: awq_tensors(weight, 32)
+    ),
     "auto-round, asymmetric": Format(auto_round(sym=False), lambda weight: gptq_tensors(weight, 32, sym=False)),
     "compressed-tensors, groups": Format(
         pack_quantized(symmetric=True), lambda weight: pack_quantized_tensors(weight, 32, sym=True), SECOND_MLP
@@ -212,6 +227,16 @@ INT4_FORMATS = {
     "compressed-tensors, asymmetric groups": Format(
         pack_quantized(symmetric=False, actorder="static"),
         lambda weight: pack_quantized_tensors(weight, 32, sym=False),
+        SECOND_MLP,
+    ),
+    "compressed-tensors, 8 bits": Format(
+        pack_quantized(symmetric=True, num_bits=8),
+        lambda weight: pack_quantized_tensors(weight, 32, sym=True, bits=8),
+        SECOND_MLP,
+    ),
+    "compressed-tensors, 8 bits, asymmetric, one group": Format(
+        pack_quantized(symmetric=False, num_bits=8, strategy="channel", group_size=None),
+        lambda weight: pack_quantized_tensors(weight, -1, sym=False, bits=8),
         SECOND_MLP,
     ),
     "compressed-tensors, inputs out of order": Format(
@@ -235,7 +260,7 @@ def write_quantized(source: Path, folder: Path, format: Format) -> tuple[Path, P
     for name, tensor in load_file(source / "model.safetensors").items():
         module, _, last = name.rpartition(".")
         stored[name], twin[name] = tensor, tensor
-        if last == "weight" and module.endswith("_proj") and not module.startswith(format.plain):
+        if last == "weight" and module.endswith(("_proj", "_proj_with_mqa")) and not module.startswith(format.plain):
             parts, twin[name] = format.quantize(tensor)
             del stored[name]
             stored |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}

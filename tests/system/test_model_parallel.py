@@ -11,7 +11,7 @@ from proa_engine.models.registry import MODULES
 from support.image_models import make_image_model
 from support.model_rank import Job, RankResult, run_jobs
 from support.mxfp4_models import write_mxfp4
-from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, Format, write_quantized
+from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 SECONDS = 400  # a loaded machine imports torch slowly
@@ -82,9 +82,9 @@ QUANTIZED: dict[str, Format] = {
     "fp8, blocks": FP8_FORMATS["fp8, blocks"],
     "fp8, channels": FP8_FORMATS["compressed-tensors, channels, by token"],
     "fp8, static": FP8_FORMATS["fp8, tensors, static"],
-    "awq": INT4_FORMATS["awq"],
-    "gptq": INT4_FORMATS["gptq"],
-    "gptq, inputs out of order": INT4_FORMATS["gptq, inputs out of order"],
+    "awq": INT_FORMATS["awq"],
+    "gptq": INT_FORMATS["gptq"],
+    "gptq, inputs out of order": INT_FORMATS["gptq, inputs out of order"],
 }
 # Mean differences of logits. Where a token has one scale, each rank has its own for its share; elsewhere only sums
 # differ, and the roundings of what lies in the middle.

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from proa_engine.kernels.fp8 import ROUND_BEFORE, Fp8Form, to_fp8
 from proa_engine.kernels.int8 import Int8Form, round_to_int8
+from proa_engine.kernels.int_weights import int_tile
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.moe_few import BLOCK_M, BLOCK_N, MAX_PAIRS, ExpertWeights, find_block, sum_tokens
 from proa_engine.kernels.moe_mxfp4 import mxfp4_tile
@@ -108,6 +109,7 @@ def _constants(x: torch.Tensor, k: int, matrix: ExpertWeights, form: Fp8Form | I
     return {
         "K": k,
         "FORM": matrix.form,
+        "GROUP": matrix.group,
         "STATIC": form is not None and form.scale is not None,
         "ROUND": ROUND_BEFORE,
         "HAS_BIAS": matrix.bias is not None,
@@ -138,6 +140,7 @@ def moe_few_gate_matmul_kernel(
     num_counters,
     K: tl.constexpr,
     FORM: tl.constexpr,
+    GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -180,6 +183,7 @@ def moe_few_gate_matmul_kernel(
         2 * num_outputs,
         num_inputs,
         FORM,
+        GROUP,
         STATIC,
         ROUND,
         HAS_BIAS,
@@ -216,6 +220,7 @@ def moe_few_down_matmul_kernel(
     num_inputs,
     K: tl.constexpr,
     FORM: tl.constexpr,
+    GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -255,6 +260,7 @@ def moe_few_down_matmul_kernel(
         num_outputs,
         num_inputs,
         FORM,
+        GROUP,
         STATIC,
         ROUND,
         HAS_BIAS,
@@ -290,6 +296,7 @@ def expert_tile(
     num_outputs,
     num_inputs,
     FORM: tl.constexpr,
+    GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -310,6 +317,24 @@ def expert_tile(
             column_mask,
             num_outputs,
             num_inputs,
+            BLOCK_M,
+            BLOCK_N,
+        )
+    elif FORM == "int4" or FORM == "int8":
+        total = int_tile(
+            x_ptr,
+            weight_ptr,
+            scales_ptr,
+            row,
+            row_mask,
+            num_inputs,
+            expert,
+            column,
+            column_mask,
+            num_outputs,
+            num_inputs,
+            4 if FORM == "int4" else 8,
+            GROUP,
             BLOCK_M,
             BLOCK_N,
         )

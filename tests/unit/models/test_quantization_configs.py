@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proa_engine.models.quantization.formats import Fp8Format, PackQuantizedFormat, Quantization
+from proa_engine.models.quantization.formats import Fp8Format, GptqFormat, PackQuantizedFormat, Quantization
 from proa_engine.models.quantization.methods import linear_method
 from proa_engine.models.quantization.read import read_quantization
 
@@ -107,7 +107,10 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "mixed precision of ModelOpt": modelopt(
         "MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}
     ),
+    "W8A16 of llm-compressor": compressed_tensors(INT4 | {"num_bits": 8}, None, "pack-quantized"),
     "auto-round": auto_round(block_name_to_quantize="model.layers"),
+    "auto-round for AWQ": auto_round(packing_format="auto_round:auto_awq"),
+    "auto-round, bits by module": auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 8}}),
     "auto-round, asymmetric": auto_round(sym=False),
     "auto-round, some modules in 16 bits": auto_round(extra_config={"lm_head": {"bits": 16, "data_type": "float"}}),
     "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
@@ -119,6 +122,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "gptq, asymmetric": gptq(sym=False),
     "gptq, inputs out of order": gptq(desc_act=True, static_groups=False, true_sequential=True),
     "gptq, one group": gptq(group_size=-1),
+    "gptq in 8 bits": gptq(bits=8),
+    "gptq, bits by module": gptq(dynamic={"-:.*mlp.gate": {}, r".*\.down_proj": {"bits": 8}}),
     "gptq version 2": gptq(checkpoint_format="gptq_v2"),
     "mxfp4 of gpt-oss": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]},
 }
@@ -136,24 +141,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         compressed_tensors(INT8, None, "naive-quantized"),
         "input_activations null is not supported; supported: 8-bit integers",
     ),
-    "W8A16 of llm-compressor": (
-        compressed_tensors(INT4 | {"num_bits": 8}, None, "pack-quantized"),
-        "num_bits 8 is not supported; supported: 4",
-    ),
     "W4A8 of llm-compressor": (
         compressed_tensors(INT4, FP8_TOKEN, "pack-quantized"),
         "input_activations .* is not supported; supported: None",
     ),
-    "auto-round for AWQ": (
-        auto_round(packing_format="auto_round:auto_awq"),
-        "packing_format auto_round:auto_awq is not supported",
-    ),
     "auto-round in 2 bits": (auto_round(bits=2), "bits 2 is not supported"),
-    "auto-round in mxfp4": (auto_round(data_type="mx_fp"), "data_type mx_fp is not supported; supported: int"),
-    "auto-round, bits by module": (
-        auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 8}}),
-        r"bits 8 for model.layers.0.mlp.up_proj \(extra_config\) is not supported",
+    "auto-round in 2 bits of some modules": (
+        auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 2}}),
+        r"extra_config of model.layers.0.mlp.up_proj: quantization with bits 2 is not supported; supported: 4, 8",
     ),
+    "auto-round for AWQ in 8 bits": (
+        auto_round(packing_format="auto_round:auto_awq", bits=8),
+        "bits 8 is not supported; supported: 4",
+    ),
+    "auto-round in mxfp4": (auto_round(data_type="mx_fp"), "data_type mx_fp is not supported; supported: int"),
     "2:4 sparse of llm-compressor": (
         compressed_tensors(FP8, FP8_TOKEN, "marlin-24"),
         "format marlin-24 is not supported",
@@ -207,9 +208,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "awq in gemv": (awq(version="gemv"), "version gemv is not supported; supported: gemm"),
     "awq of llm-awq": (awq(version="gemv_fast"), "version gemv_fast is not supported"),
-    "gptq in 8 bits": (gptq(bits=8), "bits 8 is not supported; supported: 4"),
+    "gptq in 3 bits of some modules": (gptq(dynamic={"+:.*mlp": {"bits": 3}}), "bits 3 is not supported"),
     "gptq in 3 bits": (gptq(bits=3), "bits 3 is not supported"),
-    "gptq, bits by module": (gptq(dynamic={"-:.*mlp.gate": {}}), "dynamic .* is not supported"),
     "gptq with LM head": (gptq(lm_head=True), "lm_head True is not supported"),
     "gptq in marlin's layout": (gptq(checkpoint_format="marlin"), "checkpoint_format marlin is not supported"),
     "gptq with a wrong group size": (gptq(group_size=None), "cannot be read"),
@@ -266,7 +266,7 @@ def test_names_of_modules_come_before_patterns_and_these_before_all() -> None:
     )
     quantization = read_quantization(stored, None)
     assert quantization.format_of("model.layers.0.mlp.up_proj") == Fp8Format("tensor", static=True)
-    assert quantization.format_of("model.layers.1.mlp.up_proj") == PackQuantizedFormat(128, True, False)
+    assert quantization.format_of("model.layers.1.mlp.up_proj") == PackQuantizedFormat(4, 128, True, False)
     assert quantization.format_of("model.layers.1.self_attn.q_proj") == Fp8Format("channel", static=False)
     assert quantization.format_of("lm_head") is None
 
@@ -298,3 +298,27 @@ def test_a_pattern_that_is_no_pattern_is_refused() -> None:
     stored = compressed_tensors(FP8, FP8_TOKEN, "float-quantized", ignore=["re:("])
     with pytest.raises(ValueError, match=r"a pattern that cannot be read: '\('"):
         read_quantization(stored, None).format_of("lm_head")
+
+
+def test_the_first_pattern_of_gptq_holds_and_changes_only_its_fields() -> None:
+    dynamic = {
+        r"-:.*\.mlp\.gate$": {},
+        r"+:.*\.down_proj": {"bits": 8, "group_size": 32},
+        r".*\.mlp\.": {"desc_act": True},
+    }
+    quantization = read_quantization(gptq(dynamic=dynamic), None)
+    assert quantization.format_of("model.layers.0.mlp.gate") is None
+    assert quantization.format_of("model.layers.0.mlp.down_proj") == GptqFormat(8, 32, False, True, 1)
+    assert quantization.format_of("model.layers.0.mlp.up_proj") == GptqFormat(4, 128, True, True, 1)
+    assert quantization.format_of("model.layers.0.self_attn.q_proj") == GptqFormat(4, 128, False, True, 1)
+
+
+def test_names_of_auto_round_come_before_patterns_that_are_searched_for() -> None:
+    modules = {
+        r"layers\.1\.mlp\.(gate|up)": {"bits": 8},
+        "model.layers.1.mlp.up_proj": {"bits": 16, "data_type": "float"},
+    }
+    quantization = read_quantization(auto_round(extra_config=modules), None)
+    assert quantization.format_of("model.layers.1.mlp.up_proj") is None
+    assert quantization.format_of("model.layers.1.mlp.gate_proj") == GptqFormat(8, 128, False, True, 1)
+    assert quantization.format_of("model.layers.1.mlp.down_proj") == GptqFormat(4, 128, False, True, 1)

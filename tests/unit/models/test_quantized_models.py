@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.quant_fp8 import BlockFp8
-from proa_engine.layers.quant_int4 import PackQuantized
+from proa_engine.layers.quant_int import PackQuantized
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
-from support.int4_packing import pack_quantized_tensors
+from support.int_packing import pack_quantized_tensors
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import (
@@ -28,14 +28,14 @@ from support.quantized_models import (
     FP8_FORMATS,
     INPUT_SCALE,
     INPUT_ZERO,
-    INT4_FORMATS,
     INT8_FORMATS,
+    INT_FORMATS,
     SIZES,
     Format,
     write_quantized,
 )
 from support.stored_weights import StoredWeights
-from support.tiny_models import VOCAB_SIZE, make_tiny_model
+from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -157,12 +157,40 @@ def test_online_fp8_gives_the_logits_of_weights_rounded_by_output(tmp_path: Path
     assert_near(logits(source, "fp8"), logits_of_transformers(source, prepare), logits(source))
 
 
-@pytest.mark.parametrize("name", INT4_FORMATS)
-def test_int4_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", INT_FORMATS)
+def test_checkpoints_of_integers_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "llama", seed=3, mlp_bias=True, attention_bias=True, **SIZES)
-    quantized, dense = write_quantized(source, tmp_path, INT4_FORMATS[name])
+    quantized, dense = write_quantized(source, tmp_path, INT_FORMATS[name])
     expected = logits_of_transformers(dense, lambda module_name, module: None)
     torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["awq", "gptq", "gptq, 8 bits", "auto-round", "compressed-tensors, groups", "compressed-tensors, 8 bits"],
+)
+def test_experts_of_integers_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3_moe", seed=3, moe_intermediate_size=96, **SIZES)
+    quantized, dense = write_quantized(source, tmp_path, INT_FORMATS[name])
+    expected = logits_of_transformers(dense, lambda module_name, module: None)
+    torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
+
+
+def test_experts_whose_inputs_are_out_of_order_are_refused_by_name(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3_moe", moe_intermediate_size=96, **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, INT_FORMATS["gptq, inputs out of order"])
+    with pytest.raises(
+        ValueError, match=r"experts.0.down_proj: experts quantized by gptq with desc_act .* not supported"
+    ):
+        load(quantized)
+
+
+def test_latent_attention_of_integers_gives_the_logits_of_its_dense_twin(tmp_path: Path) -> None:
+    heads = {"qk_nope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+    source = make_tiny_model(tmp_path / "source", "deepseek_v3", seed=3, **LATENT | heads | sizes)
+    quantized, dense = write_quantized(source, tmp_path, INT_FORMATS["awq"])
+    torch.testing.assert_close(logits(quantized), logits(dense), atol=2e-4, rtol=0)
 
 
 def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) -> None:
@@ -176,13 +204,13 @@ def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     [
-        *("fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order"),
+        *("fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order", "awq"),
         *("int8, channels, by token", "int8, static, asymmetric"),
     ],
 )
 def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
-    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS | INT8_FORMATS)[name])
+    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT_FORMATS | INT8_FORMATS)[name])
     (quantized / "model.safetensors").unlink()
     assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
 
@@ -251,7 +279,7 @@ def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path, place: str
 
 def test_biases_of_zeros_that_the_model_has_not_are_passed_over(tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "llama", seed=3, **SIZES)
-    quantized, _ = write_quantized(source, tmp_path, INT4_FORMATS["gptq"])
+    quantized, _ = write_quantized(source, tmp_path, INT_FORMATS["gptq"])
     expected = logits(quantized)
     tensors = load_file(quantized / "model.safetensors")
     for name in [name for name in tensors if name.endswith(".scales")]:
@@ -286,7 +314,7 @@ def test_two_ranks_share_a_pack_quantized_matrix(dim: int, group_size: int | Non
     stored = {
         f"up.{name}": tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
     }
-    weights = Weights(StoredWeights(stored), PackQuantized(group_size, sym, shuffled), "up")
+    weights = Weights(StoredWeights(stored), PackQuantized(4, group_size, sym, shuffled), "up")
     half = weight.shape[dim] // 2
     parts = [
         weights.method.load([Projection(weights, 128, 256, Slice(dim, start, half))], None).product(

@@ -22,7 +22,7 @@ from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor, read_head
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
 from proa_engine.preflight import check_start
 from proa_engine.preflight.weights import FLOATS, least_bytes
-from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
+from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
 
@@ -94,7 +94,7 @@ def test_layers_that_are_not_loaded_take_no_memory() -> None:
 @pytest.mark.parametrize("name", ["fp8, blocks", "awq"])
 def test_quantized_folders_pass(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", **SIZES)
-    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
+    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT_FORMATS)[name])
 
     check_start(EngineConfig(model=str(quantized)))
 

@@ -92,10 +92,11 @@ def _int_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None)
 def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
     only("input_activations", inputs, (None,))
     only("type", weights.get("type", "int"), ("int",))
-    only("num_bits", weights.get("num_bits"), (4,))
+    only("num_bits", weights.get("num_bits"), (4, 8))
     only("strategy", weights.get("strategy"), ("group", "channel"))
     only("actorder", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
     return PackQuantizedFormat(
+        weights["num_bits"],
         int(weights["group_size"]) if weights["strategy"] == "group" else None,
         symmetric=weights.get("symmetric", True),
         group_order=weights.get("actorder") in ("group", "dynamic"),

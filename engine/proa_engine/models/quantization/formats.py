@@ -15,6 +15,7 @@ class AwqFormat:
 
 @dataclass(frozen=True, slots=True)
 class GptqFormat:
+    bits: Literal[4, 8]
     group_size: int | None
     desc_act: bool
     symmetric: bool
@@ -23,6 +24,7 @@ class GptqFormat:
 
 @dataclass(frozen=True, slots=True)
 class PackQuantizedFormat:
+    bits: Literal[4, 8]
     group_size: int | None
     symmetric: bool
     group_order: bool  # the group of each input is stored

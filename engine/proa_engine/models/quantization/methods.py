@@ -6,7 +6,7 @@ from typing import Any
 from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
-from proa_engine.layers.quant_int4 import Awq, Gptq, PackQuantized
+from proa_engine.layers.quant_int import Awq, Gptq, PackQuantized
 from proa_engine.layers.quant_int8 import StoredInt8
 from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.weights import LinearMethod
@@ -46,13 +46,14 @@ def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> Linea
             return Awq(group_size)
         case GptqFormat():
             return Gptq(
+                stored.bits,
                 stored.group_size,
                 desc_act=stored.desc_act,
                 symmetric=stored.symmetric,
                 zero_offset=stored.zero_offset,
             )
-        case PackQuantizedFormat(group_size, symmetric, group_order):
-            return PackQuantized(group_size, symmetric, group_order)
+        case PackQuantizedFormat(bits, group_size, symmetric, group_order):
+            return PackQuantized(bits, group_size, symmetric, group_order)
         case Fp8Format(strategy, static):
             return StoredFp8(strategy, static=static)
         case BlockFp8Format(scale_name):
