@@ -21,16 +21,16 @@ from proa.logs import with_fields
 
 
 class Group(Enum):
-    """The groups of entry points, and what one of them adds, for messages."""
+    """The groups of entry points: their names, and what one entry point adds, for messages."""
 
     MODELS = "proa.models", "architecture"
     QUANTIZATION = "proa.quantization", "quantization"
     TOOL_FORMATS = "proa.tool_formats", "tool format"
     REASONING_FORMATS = "proa.reasoning_formats", "reasoning format"
 
-    @property
-    def noun(self) -> str:
-        return self.value[1]
+    def __init__(self, key: str, noun: str) -> None:
+        self.key = key
+        self.noun = noun
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def installed() -> Sequence[Plugin]:
     found = (
         Plugin(group, each.name, f"{each.dist.name} {each.dist.version}", each)
         for group in Group
-        for each in entries.select(group=group.value[0])
+        for each in entries.select(group=group.key)
         if each.dist is not None
     )
     order = list(Group)
@@ -81,7 +81,10 @@ def plugins_of(group: Group, built_in: Collection[str]) -> dict[str, Plugin]:
         if each.group is not group:
             continue
         if each.name in built_in:
-            raise ValueError(f"the package {each.package} adds the {group.noun} {each.name}, which Proa has itself")
+            raise ValueError(
+                f"the package {each.package} adds the {group.noun} {each.name}, which Proa has itself; uninstall the "
+                "package"
+            )
         if each.name in found:
             raise ValueError(
                 f"two packages add the {group.noun} {each.name}: {found[each.name].package} and {each.package}; "

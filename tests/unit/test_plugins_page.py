@@ -47,7 +47,7 @@ def test_the_example_imports_public_names_only() -> None:
 
 def test_every_group_is_on_the_page_and_in_the_example() -> None:
     entry_points = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
-    groups = {group.value[0] for group in Group}
+    groups = {group.key for group in Group}
     assert set(re.findall(r"^\| `(proa\.\w+)` \|", PAGE, re.MULTILINE)) == groups
     assert entry_points.keys() == groups
     assert not entry_points["proa.models"].keys() & MODULES.keys()

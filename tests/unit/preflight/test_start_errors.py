@@ -143,7 +143,7 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "unknown quantization": (
         configure(quantization_config={"quant_method": "bitsandbytes"}),
         "quantization bitsandbytes is not supported; supported: none, auto-round, awq, compressed-tensors, fp8, gptq, "
-        "mxfp4; take the model in awq or",
+        "modelopt, modelopt_fp4, mxfp4; take the model in awq or",
     ),
     "quantization in other bits": (
         configure(quantization_config={"quant_method": "awq", "bits": 8}),
