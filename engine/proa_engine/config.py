@@ -184,6 +184,12 @@ class EngineConfig:
         "certificate for exchanging KV cache blocks and for nodes; None: in plaintext",
         internal=True,
     )
+    compile_cache: str | None = option(
+        None,
+        "folder that keeps compiled GPU kernels, where later starts find them. Engines may share it at the same path "
+        "(default: Triton's cache, which is in the home directory)",
+        metavar="FOLDER",
+    )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
     batch_invariant: bool = option(

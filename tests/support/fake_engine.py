@@ -169,7 +169,7 @@ class _Running:
         return extra_keys(self.request.cache_salt, self.request.lora_name, self.request.lora_digest)
 
 
-class _Health(health.aio.HealthServicer):
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
     def __init__(self) -> None:
         super().__init__()
         self.num_watches = 0

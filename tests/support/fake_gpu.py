@@ -1,7 +1,8 @@
 """A fake Triton driver for machines without a GPU. Run as a program, it prints which kernels were compiled in advance.
 
-The compile pool compiles the kernels; a MetaWorker then rehearses all launches, which do nothing. Each kernel is
-printed as "found" or "missed" in Triton's cache. Do not import it into pytest: Triton's driver is process-global.
+The compile pool compiles the kernels, and a second one finds them; a MetaWorker then rehearses all launches, which do
+nothing. Each kernel is printed as "found" or "missed" in Triton's cache. Do not import it into pytest: Triton's driver
+is process-global.
 """
 
 import sys
@@ -12,7 +13,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.compile_pool import CompilePool, use_compile_cache
 from proa_engine.worker.meta_worker import MetaWorker
 
 MAX_PROGRAMS = 2**31  # Triton multiplies the grid's sizes as 32-bit integers
@@ -51,11 +52,13 @@ class FakeGpu:
         return 0
 
 
-def main(model: str) -> None:
-    config = EngineConfig(model=model, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4)
-    pool = CompilePool(config)
-    pool.compile(90)
-    print(pool.wait())
+def main(model: str, cache: str) -> None:
+    config = EngineConfig(model=model, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4, compile_cache=cache)
+    use_compile_cache(config)
+    for _start in range(2):
+        pool = CompilePool(config)
+        pool.compile(90)
+        print(pool.wait())
 
     def note(*, metadata: dict[str, Any], cache_hit: bool, **_: object) -> None:
         print("found" if cache_hit else "missed", metadata["name"])

@@ -1,6 +1,7 @@
 """CompilePool compiles the kernels that a worker then launches."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +17,21 @@ TESTS = Path(__file__).parents[1]
 TRACING = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}  # an exporter has threads, and the pool forks
 
 
-def test_a_worker_finds_every_kernel_that_the_pool_compiled(tmp_path: Path) -> None:
+def test_a_second_start_and_a_worker_find_every_kernel_that_the_pool_compiled(tmp_path: Path) -> None:
     model = make_shape_model(tmp_path, QWEN3_06B)
     result = subprocess.run(
-        [sys.executable, "-m", "support.fake_gpu", str(model)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(tmp_path / "cache")} | TRACING,
+        [sys.executable, "-m", "support.fake_gpu", str(model), str(tmp_path / "cache")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])} | TRACING,
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    first, *kernels = result.stdout.splitlines()
-    assert first.startswith("compiled "), first
+    first, second, *kernels = result.stdout.splitlines()
+    assert (match := re.fullmatch(r"compiled (\d+) kernels in [0-9.]+ s, 0 of (\d+) were in the cache", first)), first
+    assert match[1] == match[2]
+    assert re.fullmatch(rf"compiled 0 kernels in [0-9.]+ s, {match[1]} of {match[1]} were in the cache", second), second
     assert len(kernels) >= 10
     assert all(line.startswith("found ") for line in kernels), kernels
 

@@ -105,6 +105,9 @@ another command that takes the flags of `serve` */ -}}
 {{- with include "proa.engine.kvArguments" . | trim }}
 {{ . }}
 {{- end }}
+{{- if .pool.compileCache.claimName }}
+- --compile-cache=/compile-cache
+{{- end }}
 {{- with .root.Values.tls.existingSecret }}
 {{ include "proa.tlsArguments" . }}
 {{- end }}

@@ -16,6 +16,9 @@ volumeMounts:
   {{- if .pool.diskCache.sizeGb }}
   - {name: kv-disk, mountPath: /kv-disk}
   {{- end }}
+  {{- if .pool.compileCache.claimName }}
+  - {name: compile-cache, mountPath: /compile-cache}
+  {{- end }}
   {{- if or .pool.modelVolume.claimName .pool.modelVolume.image }}
   - {name: model, mountPath: {{ $.pool.modelVolume.path }}, readOnly: true}
   {{- end }}
@@ -46,6 +49,9 @@ volumeMounts:
 - {name: kv-disk, persistentVolumeClaim: {claimName: {{ .pool.diskCache.claimName }}}}
 {{- else if .pool.diskCache.sizeGb }}
 - {name: kv-disk, emptyDir: {sizeLimit: {{ include "proa.engine.diskVolumeGb" .pool }}Gi}}
+{{- end }}
+{{- with .pool.compileCache.claimName }}
+- {name: compile-cache, persistentVolumeClaim: {claimName: {{ . }}}}
 {{- end }}
 {{- with .pool.modelVolume.claimName }}
 - {name: model, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.compile_pool import begin_compile_pool
+from proa_engine.worker.compile_pool import begin_compile_pool, use_compile_cache
 from proa_engine.worker.host import importing, set_thread_variables
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcE
     if config.node_rank:
         raise ValueError(f"node_rank must be 0 for an engine: node {config.node_rank} is run by `proa-engine serve`")
     set_thread_variables(config.ranks_per_node)
+    use_compile_cache(config)
     compile_pool = begin_compile_pool(config)
     try:
         with importing():

@@ -79,6 +79,17 @@ def on_compilation(tell: Callable[[str], None]) -> None:
     knobs.runtime.jit_post_compile_hook = note
 
 
+def on_cache_miss(tell: Callable[[], object]) -> None:
+    """Call `tell` each time this process, or a child that it forks, compiles a kernel that Triton's cache on disk does
+    not have."""
+
+    def note(*, cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            tell()
+
+    knobs.compilation.listener = note
+
+
 class _NamedGpu:
     """A Triton driver that only names its target."""
 

@@ -47,6 +47,7 @@ class EngineArguments(TypedDict, total=False):
     kv_disk_size: float
     kv_disk_write_mb_per_second: float
     role: Role
+    compile_cache: str | None
     async_scheduling: bool
     enforce_eager: bool
     batch_invariant: bool

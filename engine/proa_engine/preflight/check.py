@@ -5,6 +5,7 @@ store, then the weights, of which the headers alone are read.
 """
 
 import logging
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,10 +77,24 @@ def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
     if config.device == "cuda":
         check_driver()
     check_gpus(config.device, config.ranks_here, gpus)
+    if config.compile_cache is not None:
+        _check_compile_cache(Path(config.compile_cache))
+        if runs_on_cpu(config.device, gpus):
+            _log.warning("compile_cache has no effect on a CPU: kernels are compiled for GPUs alone")
     if config.kv_transfer_address is not None:
         host, _, port = config.kv_transfer_address.rpartition(":")
         for rank in range(config.ranks_here if int(port) else 0):
             check_address(host.strip("[]"), int(port) + rank, "--kv-transfer-address")
+
+
+def _check_compile_cache(folder: Path) -> None:
+    """Raise ValueError unless files can be written there. Makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"compiled kernels cannot be kept in {folder} (--compile-cache): {reason}") from error
 
 
 def _read_model(config: EngineConfig) -> _Model:

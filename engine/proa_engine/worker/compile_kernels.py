@@ -21,12 +21,12 @@ import msgspec
 from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
-from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, record
+from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, on_cache_miss, record
 from proa_engine.worker.meta_worker import run_starts
 
 
 def main(num_processes: int, max_seconds: float) -> int:
-    """Compile all variants and print their number. Returns the exit code."""
+    """Compile all variants. Print the number of those that were not in the cache, and of all. Returns the exit code."""
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     # Functions of meta tensors import it when they are first called, which takes a second: use the time of waiting.
@@ -38,12 +38,16 @@ def main(num_processes: int, max_seconds: float) -> int:
     driver = _fork(compile_driver)
     variants = record(partial(run_starts, config), target)
     with_launchers = _has_succeeded(driver)  # launchers need the driver
+    misses = os.pipe()  # a byte for each; it has room for thousands before it is read
+    on_cache_miss(lambda: os.write(misses[1], b"."))
     children = [
         _fork(partial(_compile, variants[share::num_processes], target, with_launchers))
         for share in range(num_processes)
     ]
     succeeded = [_has_succeeded(child) for child in children]
-    print(len(variants))
+    os.close(misses[1])
+    with os.fdopen(misses[0], "rb") as bytes_of_misses:
+        print(len(bytes_of_misses.read()), len(variants))
     return 0 if all(succeeded) else 1
 
 

@@ -18,11 +18,23 @@ import msgspec
 from proa_engine.config import EngineConfig
 from proa_engine.worker.host import available_cores
 
+_CACHE_VARIABLE = "TRITON_CACHE_DIR"
 _PROGRAM = "proa_engine.worker.compile_kernels"
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
 _MAX_SECONDS = 180.0  # several times what one process takes
 _GRACE_SECONDS = 5.0  # time for the processes to end by themselves
+
+
+def use_compile_cache(config: EngineConfig) -> None:
+    """Let this process and those that it starts keep the kernels that they compile in the configuration's folder.
+
+    Triton finds an entry by a hash of the kernel's source with its constants and argument types, the GPU's
+    architecture, and the versions of Triton and of ptxas, and writes it by renaming a file: processes and machines may
+    share the folder. Entries contain absolute paths, so that at another path they are not found.
+    """
+    if config.compile_cache is not None:
+        os.environ[_CACHE_VARIABLE] = str(Path(config.compile_cache).absolute())
 
 
 class CompilePool:
@@ -68,7 +80,10 @@ class CompilePool:
                 assert pipe is not None
                 pipe.close()
         if self._process.returncode == 0:
-            return f"compiled {int(output)} kernels in {time.monotonic() - self._started:.1f} s"
+            num_compiled, num_kernels = map(int, output.split())
+            seconds = time.monotonic() - self._started
+            num_found = num_kernels - num_compiled
+            return f"compiled {num_compiled} kernels in {seconds:.1f} s, {num_found} of {num_kernels} were in the cache"
         if self._process.returncode < 0:
             name = signal.Signals(-self._process.returncode).name
             reason = f"the program was ended by {name}, its limit is {self._max_seconds:g} s"

@@ -19,7 +19,7 @@ from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import Stream, encode
 from proa_engine.worker import wire
-from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.compile_pool import start_compile_pool, use_compile_cache
 from proa_engine.worker.device_thread import run_beside_steps
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.mover_process import MoverProcess
@@ -59,6 +59,7 @@ class RankServer:
         self._samples_each_step = config.pipeline_parallel_size == 1
         # rank 0 logs the progress of all
         worker = Worker(config, self._rank, _log.debug, ranks_here=config.ranks_here)
+        use_compile_cache(config)
         compile_pool = start_compile_pool(config, self._rank)
         worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.num_ranks))
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))

@@ -74,6 +74,10 @@ CASES = {
     "enginePool.diskCache.writeMbPerSecond": Case(
         value=500, at=ARGUMENTS, contains="--kv-disk-write-mb-per-second=500", also=DISK_CACHE
     ),
+    "enginePool.compileCache.claimName": Case(
+        value="kernels", at=(*ENGINE_POD, "volumes"),
+        contains={"name": "compile-cache", "persistentVolumeClaim": {"claimName": "kernels"}},
+    ),
     "enginePool.kvTransfer.enabled": Case(
         value=True, at=ARGUMENTS, contains="--kv-transfer-address=:50061", also=HOST_CACHE
     ),

@@ -30,6 +30,14 @@ def test_the_gateway_knows_the_adapters_of_all_pools() -> None:
     assert "--enable-lora" not in lookup(objects, *ENGINE, "args")
 
 
+def test_the_containers_of_all_ranks_keep_compiled_kernels_at_the_same_path() -> None:
+    pod = engine_pod({**SIDECAR, "enginePool.compileCache.claimName": "kernels"})
+    (engine,) = pod["containers"]
+    assert "--compile-cache=/compile-cache" in engine["args"]
+    for container in (engine, *pod["initContainers"]):
+        assert {"name": "compile-cache", "mountPath": "/compile-cache"} in container["volumeMounts"]
+
+
 def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:
     objects = render({"engines": {"builtin": {}, "big": {"model": "org/big"}}})
     for pool in ("builtin", "big"):

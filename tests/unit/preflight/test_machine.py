@@ -137,6 +137,20 @@ def test_memory_that_an_earlier_engine_has_left_to_this_one_is_room_for_weights(
     check_start(EngineConfig(model="builtin", device="cpu", kv_offloading_size=1, kv_offloading_path=str(tmp_path)))
 
 
+def test_a_folder_for_compiled_kernels_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be kept in .*/file \(--compile-cache\): File exists"):
+        check_start(EngineConfig(model="builtin", compile_cache=str(tmp_path / "file")))
+
+
+def test_a_folder_for_compiled_kernels_is_made_and_on_a_cpu_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_start(EngineConfig(model="builtin", device="cpu", compile_cache=str(tmp_path / "a" / "b")))
+    assert (tmp_path / "a" / "b").is_dir()
+    assert "compile_cache has no effect on a CPU" in caplog.text
+
+
 def test_an_address_in_use_or_of_another_machine_is_refused_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
