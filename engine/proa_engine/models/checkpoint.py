@@ -96,7 +96,7 @@ class SafetensorsCheckpoint:
             return torch.zeros(wanted, dtype=dtype, device=self.device)
         stored = self._stored[name][1]
         aligned = part if part is None else _aligned(part, shape, stored.shape)
-        tensor = self._reader.read(name, aligned, lambda later: not self._ignored(later)).view(_TYPES[stored.dtype])
+        tensor = self._reader.read(name, aligned, self._is_needed).view(_TYPES[stored.dtype])
         return tensor.to(dtype).view(wanted)
 
     def leave(self, prefix: str) -> None:
@@ -125,14 +125,18 @@ class SafetensorsCheckpoint:
         return None
 
     def finish(self) -> None:
-        """Raises ValueError naming tensors that were missing, wrong, or neither taken nor left to
-        other ranks nor ignored."""
+        """Raises ValueError naming tensors that were missing, wrong, or neither taken nor left to other ranks nor
+        ignored."""
         names = sorted(self._stored.keys() - self._taken)
-        unexpected = [name for name in names if self._left.isdisjoint(_prefixes(name)) and not self._ignored(name)]
+        unexpected = [name for name in names if self._is_needed(name)]
         problems = self._problems + [f"unexpected {name}" for name in unexpected]
         if problems:
             shown = "; ".join(problems[:20]) + (f"; and {len(problems) - 20} more" if len(problems) > 20 else "")
             raise ValueError(f"the weights in {self._folder} do not fit the model: {shown}")
+
+    def _is_needed(self, name: str) -> bool:
+        """False if other ranks have the tensor, or no rank needs it."""
+        return self._left.isdisjoint(_prefixes(name)) and not self._ignored(name)
 
     def _count(self, name: str) -> None:
         self._taken.add(name)

@@ -190,6 +190,29 @@ def test_tensors_that_are_not_needed_or_differ_are_not_read_ahead(
     asked.reader.close()
 
 
+def test_of_the_first_layer_the_next_experts_are_read_but_not_those_of_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"layers.{layer}.experts.{expert}.w" for layer in (0, 1) for expert in range(6)]
+    save_file({name: torch.zeros(8) for name in names}, tmp_path / "model.safetensors")
+    starts_read: list[int] = []
+    read = os.preadv
+
+    def recorded(file: int, buffers: list[bytearray], start: int) -> int:
+        starts_read.append(start)
+        return read(file, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", recorded)
+
+    with SafetensorsCheckpoint(tmp_path, torch.float32, CPU) as checkpoint:
+        starts = {name: checkpoint._stored[name][1].start for name in names}
+        for left in ("layers.0.experts.0", "layers.0.experts.4", "layers.0.experts.5"):
+            checkpoint.leave(left)
+        checkpoint.take("layers.0.experts.1.w", (8,))
+        checkpoint._reader._threads.shutdown()
+    assert {name for name in names if starts[name] in starts_read} == {names[1], names[2], names[3], names[7]}
+
+
 def test_an_error_of_a_reading_thread_reaches_the_caller_and_ends_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
