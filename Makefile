@@ -64,8 +64,9 @@ test-all: test system ## test with more random cases, then the tests that start 
 unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=3)
 	OMP_NUM_THREADS=1 pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
-# Two workers, each with whole files: a module's processes are started once.
+# Two workers, each with whole files: a module's processes are started once. The S3 server is compiled in two minutes.
 system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
+	@scripts/with-tool versitygw true
 	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
 
 browser: setup ## the chat page in headless Chromium, which must be installed

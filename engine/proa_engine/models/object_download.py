@@ -22,7 +22,7 @@ from threading import Event, Lock
 
 from proa_engine.models.object_store import ObjectFile, ObjectFolder, ObjectStoreError
 
-RANGE_BYTES = 32 << 20
+RANGE_BYTES = 16 << 20
 NUM_THREADS = 16
 _PART, _DONE = ".part", ".part.done"
 _MD5 = re.compile(r"[0-9a-f]{32}")

@@ -23,6 +23,8 @@ class EngineArguments(TypedDict, total=False):
     tokenizer: str | None
     skip_tokenizer_init: bool
     runner: Runner
+    download_dir: str | None
+    download_cache_size: int | None
     load_format: LoadFormat
     dtype: DType
     quantization: Quantization | None

@@ -270,7 +270,7 @@ def test_a_model_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: py
     class Usage:
         free = 3_000
 
-    monkeypatch.setattr(download_cache.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
     with pytest.raises(ObjectStoreError, match=r"more than there is room for.*give a larger one \(download_dir\)"):
         DownloadCache(tmp_path).fetch(Bucket(), MODEL)
 
