@@ -26,11 +26,13 @@ from static_steps import CONTEXT, WORKLOADS, StepCost, StepCounter
 from floors import Card, Step, floor_seconds, parts
 from support.compiled_kernels import CASES, compile_all, users
 from support.kernel_facts import KernelFacts
+from support.shape_models import INT8
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": ("Qwen3-0.6B", {}),
     "Llama-3.1-8B": ("Llama-3.1-8B", {}),
     "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
+    "Llama-3.1-8B int8": ("Llama-3.1-8B", {"hf_overrides": {"quantization_config": INT8}}),
     "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
     "gpt-oss-20b": ("gpt-oss-20b", {}),
 }
@@ -95,7 +97,7 @@ def count_steps() -> Iterator[tuple[str, str, StepCost]]:
 
 def step_row(name: str, workload: str, cost: StepCost) -> list[str]:
     model, settings = MODELS[name]
-    step, fp8 = Step.of_workload(workload, CONTEXT), "quantization" in settings
+    step, fp8 = Step.of_workload(workload, CONTEXT), bool(settings)  # of 8 bits, floats or integers
     floor_bytes = sum(part.num_bytes for part in parts(SHAPES[model], step, fp8=fp8))
     return [
         name,

@@ -22,10 +22,12 @@ from proa_engine.kernels import moe
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
+from proa_engine.kernels.int8 import Int8Form
+from proa_engine.kernels.int8_linear import Int8Linear
 from proa_engine.kernels.int_linear import IntLinear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.moe_few import MAX_PAIRS
-from support.quantized_cases import ExpertCase, expert_case, int_case, matrix_in_blocks
+from support.quantized_cases import ExpertCase, expert_case, in_integers, int_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read
 COLD_BYTES = 300e6  # more than any L2 cache holds
@@ -58,14 +60,19 @@ def matrices(shape: tuple[int, int]) -> Iterator[tuple[str, float, Callable[[], 
     def by_block() -> Product:
         return taking(groups, Fp8BlockLinear(*matrix_in_blocks(outputs, inputs), None, groups))
 
-    def in_integers(bits: int) -> Product:
+    def in_int8() -> Product:
+        """With the quantization of its input, a launch of its own."""
+        return Int8Linear(*in_integers(torch.randn(outputs, inputs)), None, Int8Form())
+
+    def with_int_weights(bits: int) -> Product:
         return IntLinear(int_case(outputs, inputs, bits=bits, dtype=torch.bfloat16), None)
 
     yield "bfloat16", 2.0 * outputs * inputs, floats
     yield "fp8 by row", 1.0 * outputs * inputs, by_row
     yield "fp8 by block", 1.0 * outputs * inputs, by_block
-    yield "int4", 0.5 * outputs * inputs, partial(in_integers, 4)
-    yield "int8 weights", 1.0 * outputs * inputs, partial(in_integers, 8)
+    yield "int8", 1.0 * outputs * inputs, in_int8
+    yield "int4", 0.5 * outputs * inputs, partial(with_int_weights, 4)
+    yield "int8 weights", 1.0 * outputs * inputs, partial(with_int_weights, 8)
 
 
 def taking(form: Fp8Form, product: Callable[[QuantizedRows], object]) -> Product:
@@ -117,6 +124,7 @@ def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
     for name, quantized, form in (
         ("fp8 by row", case.in_channels(), Fp8Form()),
         ("fp8 by block", case.in_blocks(), Fp8Form(group=128)),
+        ("int8", (in_integers(case.gate_up), in_integers(case.down)), Int8Form()),
     ):
         first, second = (ExpertMatrices(values, scales) for values, scales in quantized)
         yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes

@@ -60,6 +60,7 @@ CASES = [
     Case("Llama-3.1-8B fp8, fp8 KV", models.LLAMA_8B, {"quantization": "fp8"} | _FP8_CACHE),
     Case("Llama-3.1-8B static fp8", stored_as(models.LLAMA_8B, models.FP8_STATIC)),
     Case("Llama-3.1-8B fp8 blocks", stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
+    Case("Llama-3.1-8B int8", stored_as(models.LLAMA_8B, models.INT8)),
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
     Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
     Case("Llama-3.1-8B n-gram of 32", models.LLAMA_8B, _MANY_DRAFTS),
@@ -96,6 +97,7 @@ CASES = [
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
     Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),
+    Case("Qwen3-30B-A3B int8", stored_as(models.QWEN3_30B_A3B, models.INT8)),
     Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),
 ]
 

@@ -33,6 +33,7 @@ HOT = {
     "invariant_linear_kernel",
     "fp8_block_matmul_kernel",
     "int_matmul_kernel",
+    "int8_matmul_kernel",
     "moe_few_down_matmul_kernel",
     "moe_few_gate_matmul_kernel",
     "moe_int_matmul_kernel",
@@ -41,9 +42,10 @@ HOT = {
     "rms_norm_kernel",
     "rotate_and_cache_kernel",
     "activate_and_mul_kernel",
+    "quantize_int8_kernel",
     "quantize_kernel",
 }
-HOT_TYPES = ("*bf16", "*fp8e4nv")  # of a kernel's first argument: of the models that are benchmarked
+HOT_TYPES = ("*bf16", "*fp8e4nv", "*i8")  # of a kernel's first argument: of the models that are benchmarked
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")

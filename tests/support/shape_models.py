@@ -94,6 +94,19 @@ QWEN35_35B_A3B = (
 
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": _INT8 | {"strategy": "channel"},
+            "input_activations": _INT8 | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
 GPTQ_OUT_OF_ORDER = GPTQ | {"desc_act": True}
 

@@ -22,6 +22,7 @@ AMONG_THEM = {
     "draw_chunk_kernel",
     "fp8_block_matmul_kernel",
     "int_matmul_kernel",
+    "int8_matmul_kernel",
     "invariant_linear_kernel",
     "lora_expand_kernel",
     "lora_shrink_kernel",

@@ -11,7 +11,7 @@ from proa_engine.models.registry import MODULES
 from support.image_models import make_image_model
 from support.model_rank import Job, RankResult, run_jobs
 from support.mxfp4_models import write_mxfp4
-from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
+from support.quantized_models import FP8_FORMATS, INT8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 SECONDS = 400  # a loaded machine imports torch slowly
@@ -82,13 +82,20 @@ QUANTIZED: dict[str, Format] = {
     "fp8, blocks": FP8_FORMATS["fp8, blocks"],
     "fp8, channels": FP8_FORMATS["compressed-tensors, channels, by token"],
     "fp8, static": FP8_FORMATS["fp8, tensors, static"],
+    "int8": INT8_FORMATS["int8, channels, by token"],
+    "int8, static": INT8_FORMATS["int8, static, asymmetric"],
     "awq": INT_FORMATS["awq"],
     "gptq": INT_FORMATS["gptq"],
     "gptq, inputs out of order": INT_FORMATS["gptq, inputs out of order"],
 }
+# Experts of 8 bits: their formats, of experts whose width four ranks can cut.
+EXPERTS_OF_8_BITS: dict[str, Format] = {
+    "int8 experts": INT8_FORMATS["int8, channels, by token"],
+    "fp8 experts, static": FP8_FORMATS["fp8, tensors, static"],
+}
 # Mean differences of logits. Where a token has one scale, each rank has its own for its share; elsewhere only sums
 # differ, and the roundings of what lies in the middle.
-TOLERANCES = {"fp8, channels": 0.2, "fp8 experts, blocks": 0.05}
+TOLERANCES = {"fp8, channels": 0.2, "int8": 0.1, "int8 experts": 0.1, "fp8 experts, blocks": 0.05}
 EXPERTS_IN_BLOCKS = "fp8 experts, blocks"  # 256 and 256; 128 for each of four
 NARROW_IN_BLOCKS = "fp8 experts, narrow"  # 128 and 128; in four by expert. The shared one has 5 blocks
 EXPERTS_IN_4_BITS = "4-bit experts"
@@ -99,6 +106,7 @@ NAMES = [
     *QUANTIZED,
     EXPERTS_IN_BLOCKS,
     NARROW_IN_BLOCKS,
+    *EXPERTS_OF_8_BITS,
     EXPERTS_IN_4_BITS,
     NARROW_IN_4_BITS,
     "dummy weights",
@@ -108,7 +116,7 @@ NAMES = [
 MIXTURES = [
     *("qwen3 moe", "qwen3 next", "qwen3.5 moe", "qwen2 moe", "gpt-oss", "mixtral", "olmoe", "glm 4.5", "gemma 4"),
     *("deepseek v2", "deepseek v3", "glm 4.7 flash, five heads", "qwen3_vl_moe", "qwen3_5_moe"),
-    *(EXPERTS_IN_BLOCKS, EXPERTS_IN_4_BITS, "dummy mixture"),
+    *(EXPERTS_IN_BLOCKS, *EXPERTS_OF_8_BITS, EXPERTS_IN_4_BITS, "dummy mixture"),
 ]
 
 
@@ -122,6 +130,7 @@ def make_folders(root: Path) -> dict[str, Path]:
     widths: dict[str, Any] = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 640}
     narrow = make_tiny_model(root / "narrow experts", "qwen2_moe", **SIZES_IN_FOUR, **widths)
     folders[NARROW_IN_BLOCKS] = write_quantized(narrow, root / "narrow fp8 experts", QUANTIZED["fp8, blocks"])[0]
+    folders |= {name: write_quantized(experts, root / name, each)[0] for name, each in EXPERTS_OF_8_BITS.items()}
     folders[EXPERTS_IN_4_BITS] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
     narrow = make_tiny_model(root / "narrow gpt-oss", "gpt_oss", intermediate_size=96)
     folders[NARROW_IN_4_BITS] = write_mxfp4(narrow, root / "narrow 4-bit experts")[0]
