@@ -16,7 +16,7 @@ _STATES = "the recurrent states of a model have the types, sizes and kernels tha
 _IMAGES = "images are read as the model's own processor reads them"
 _IMAGE_CACHE = "`--mm-processor-cache-gb` on the engine and `--image-cache-bytes` on the gateway set the caches' sizes"
 _SLEEP = "what sleep frees is chosen by the request `/sleep`, for which `--enable-dev-endpoints` is needed"
-_LOAD = "safetensors files are read in one way, which no flag changes"
+_LOAD = "threads always read weights ahead, in pieces, while others are copied to the device"
 _RATE = "which figures the metrics have is fixed"
 _SPECULATIVE = '`--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'`'
 _CUDA_GRAPHS = "CUDA graphs are captured for sizes up to `--max-num-seqs`; `--enforce-eager` captures none"
@@ -44,9 +44,18 @@ _SAME = (
     | rows(Kind.SAME, "1 or `--tensor-parallel-size`, for latent attention", "--decode-context-parallel-size")
     | rows(Kind.SAME, "over the tensor-parallel ranks", "--enable-expert-parallel")
     | rows(Kind.SAME, "default: 0.9", "--gpu-memory-utilization")
-    | rows(Kind.SAME, "`auto`, which follows the checkpoint, the types of activations, `fp8` and `fp8_e4m3`", "--kv-cache-dtype")
+    | rows(
+        Kind.SAME,
+        "`auto`, which follows the checkpoint, the types of activations, `fp8` and `fp8_e4m3`",
+        "--kv-cache-dtype",
+    )
     | rows(Kind.SAME, "images only; default: 16", "--limit-mm-per-prompt")
-    | rows(Kind.SAME, "`auto`, which reads safetensors, and `dummy`", "--load-format")
+    | rows(
+        Kind.SAME,
+        "`auto`, which reads safetensors as `fastsafetensors` and `runai_streamer` do, ahead and in several threads, "
+        "and `dummy`",
+        "--load-format",
+    )
     | rows(
         Kind.SAME,
         "objects are changed field by field, as by a JSON merge patch; where `config.json` has `rope_parameters`, "
@@ -151,6 +160,13 @@ _ACCEPTED = (
         "what a model is for is read from its files; `--runner pooling` makes embeddings of a language model",
         "--convert --task",
         ["auto"],
+    )
+    | rows(Kind.ACCEPTED, _LOAD, "--safetensors-load-strategy", ["lazy", "eager", "prefetch"])
+    | rows(
+        Kind.ACCEPTED,
+        _LOAD,
+        "--safetensors-prefetch-num-threads --safetensors-prefetch-block-size --max-parallel-loading-workers",
+        None,
     )
     | rows(Kind.ACCEPTED, "there is one backend, Proa's own", "--kv-offloading-backend", ["native"])
     | rows(Kind.ACCEPTED, "answers have the role `assistant`", "--response-role", ["assistant"])
@@ -428,12 +444,7 @@ _REFUSED = (
         "--swap-space --preemption-mode",
         ["0", "recompute"],
     )
-    | rows(
-        Kind.REFUSED,
-        _LOAD,
-        "--safetensors-load-strategy --safetensors-prefetch-num-threads --safetensors-prefetch-block-size "
-        "--model-loader-extra-config --max-parallel-loading-workers",
-    )
+    | rows(Kind.REFUSED, _LOAD, "--model-loader-extra-config")
     | rows(
         Kind.REFUSED,
         "`--decode-context-parallel-size` divides the cache in equal runs of each block",
