@@ -27,7 +27,7 @@ from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
-from support.fp4_cases import KINDS, Kind, every_scale, experts_of, fp4_case
+from support.fp4_cases import KINDS, Kind, every_scale, experts_of, fp4_case, on_device
 from support.kernel_cases import attention_case
 from support.paged_model import PagedModel
 from support.perplexity import perplexity, unseen_documents
@@ -135,7 +135,7 @@ def test_products_of_4_bit_floats(rows: int, kind: Kind, dtype: torch.dtype) -> 
     """By one program for each tile of outputs, and by several."""
     for outputs, inputs in ((1032, 4064), (6144, 4096), (28672, 1024)):
         stored, bias, x = fp4_case(kind, outputs, inputs), torch.randn(outputs).to(dtype), torch.randn(rows, inputs)
-        ours = Fp4Linear(stored.to("cuda"), bias.cuda())
+        ours = Fp4Linear(on_device(stored, "cuda"), bias.cuda())
         theirs = Fp4Linear(stored, bias)(x.to(dtype))
         for _ in range(3):  # the counters are zeros again after each
             near(ours(x.to("cuda", dtype)), theirs)
@@ -144,7 +144,7 @@ def test_products_of_4_bit_floats(rows: int, kind: Kind, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_4_bit_float_is_exact(dtype: torch.dtype) -> None:
     stored = every_scale()
-    weights = Fp4Linear(stored.to("cuda"), None)(torch.eye(16, dtype=dtype, device="cuda"))
+    weights = Fp4Linear(on_device(stored, "cuda"), None)(torch.eye(16, dtype=dtype, device="cuda"))
     assert torch.equal(weights.t().cpu(), stored.dequantize().to(dtype))
 
 
@@ -157,7 +157,7 @@ def test_experts_of_4_bit_floats(tokens: int, kind: Kind, dtype: torch.dtype) ->
     biases = torch.randn(32, 704).to(dtype), torch.randn(32, 480).to(dtype)
     (_, first), (_, second) = (experts_of(*each) for each in zip(stored, biases, strict=True))
     gate_up, down = (
-        Fp4Experts(pack_fp4(each.to("cuda"), bias.cuda())) for each, bias in zip(stored, biases, strict=True)
+        Fp4Experts(pack_fp4(on_device(each, "cuda"), bias.cuda())) for each, bias in zip(stored, biases, strict=True)
     )
     activation = ClampedSwiGLU(alpha=1.702, limit=7.0)
     ours = FusedExperts(gate_up, down, activation=activation)(case.x.cuda(), case.weights.cuda(), case.experts.cuda())

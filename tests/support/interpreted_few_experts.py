@@ -11,7 +11,6 @@ from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, StackedMatrices
 from proa_engine.kernels.moe_few import MAX_PAIRS, combine_products_reference, gate_pairs_reference
 from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
-from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.moe_route import Routing, route, route_reference
 from proa_engine.kernels.silu_and_mul import (
@@ -21,9 +20,9 @@ from proa_engine.kernels.silu_and_mul import (
     clamped_swiglu_reference,
     silu_and_mul,
 )
-from proa_engine.layers.quant_mxfp4 import DequantizedLinear
+from support.fp4_cases import KINDS, Kind, experts_of, fp4_case
 from support.interpreter import TOLERANCE, close
-from support.quantized_cases import ExpertCase, Quantized, expert_case, mxfp4_case
+from support.quantized_cases import ExpertCase, expert_case
 
 CLAMPED = ClampedSwiGLU(alpha=1.702, limit=1.5)
 DEEPSEEK = Routing(8, normalize=True, scoring="sigmoid", num_groups=8, num_chosen_groups=4, scale=2.5)
@@ -68,15 +67,10 @@ def in_8_bits(case: ExpertCase, form: Fp8Form) -> Stored:
     return Stored(ExpertMatrices(gate_up, gate_up_scales), ExpertMatrices(down, down_scales), (first, second), form)
 
 
-def in_4_bits(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> Stored:
-    stored: tuple[Quantized, Quantized]
-    stored = mxfp4_case(experts, 2 * inner, hidden // 32), mxfp4_case(experts, hidden, inner // 32)
+def in_4_bits(kind: Kind, experts: int, hidden: int, inner: int, dtype: torch.dtype) -> Stored:
     biases = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden).to(dtype)
-    gate_up, down = (pack_mxfp4(*each, bias) for each, bias in zip(stored, biases, strict=True))
-    first, second = (
-        [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
-        for each, bias in zip(stored, biases, strict=True)
-    )
+    gate_up, first = experts_of(fp4_case(kind, experts, 2 * inner, hidden), biases[0])
+    down, second = experts_of(fp4_case(kind, experts, hidden, inner), biases[1])
     return Stored(gate_up, down, (first, second))
 
 
@@ -126,7 +120,7 @@ def check_few_pairs_get_the_numbers_of_many(dtype: torch.dtype) -> None:
         in_8_bits(case, Fp8Form()),
         in_8_bits(case, static),
         in_8_bits(case, Fp8Form(group=128)),
-        in_4_bits(3, 128, 128, dtype),
+        *(in_4_bits(kind, 3, 128, 128, dtype) for kind in KINDS),
     ):
         fused = stored.fused()
         arguments = case.x, case.weights, case.experts

@@ -13,13 +13,12 @@ from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.kernels.store_kv import cache_rows
-from proa_engine.layers.quant_mxfp4 import DequantizedLinear
+from support.fp4_cases import KINDS, experts_of, fp4_case
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import (
@@ -29,7 +28,6 @@ from support.quantized_cases import (
     assert_same_rows,
     expert_case,
     matrix_in_blocks,
-    mxfp4_case,
     routing,
 )
 
@@ -234,20 +232,18 @@ def check_clamped_swiglu(dtype: torch.dtype) -> None:
     close(options(x), silu_and_mul.clamped_swiglu_reference(x, options))
 
 
-def check_experts_in_4_bits(dtype: torch.dtype) -> None:
-    for tokens, hidden, inner in ((1, 96, 32), (9, 128, 160), (100, 192, 64)):
-        case = expert_case(tokens, hidden=hidden, inner=inner, experts=6, k=2, dtype=dtype)
-        stored = mxfp4_case(6, 2 * inner, hidden // 32), mxfp4_case(6, hidden, inner // 32)
-        biases = torch.randn(6, 2 * inner).to(dtype), torch.randn(6, hidden).to(dtype)
-        gate_up, down = (pack_mxfp4(*each, bias) for each, bias in zip(stored, biases, strict=True))
-        fused = FusedExperts(gate_up, down)
-        first, second = (
-            [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
-            for each, bias in zip(stored, biases, strict=True)
-        )
-        arguments = (case.x, case.weights, case.experts)
-        ours, theirs = fused(*arguments), LoopedExperts(first, second)(*arguments)
-        close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 5 * TOLERANCE[dtype])
+def check_experts_in_4_bit_floats(dtype: torch.dtype) -> None:
+    for kind in KINDS:
+        for tokens, hidden, inner, has_bias in ((1, 96, 32, True), (9, 128, 160, False), (100, 192, 64, True)):
+            case = expert_case(tokens, hidden=hidden, inner=inner, experts=6, k=2, dtype=dtype)
+            both = torch.randn(6, 2 * inner).to(dtype), torch.randn(6, hidden).to(dtype)
+            biases = both if has_bias else (None, None)
+            gate_up, first = experts_of(fp4_case(kind, 6, 2 * inner, hidden), biases[0])
+            down, second = experts_of(fp4_case(kind, 6, hidden, inner), biases[1])
+            arguments = (case.x, case.weights, case.experts)
+            ours = FusedExperts(gate_up, down)(*arguments)
+            theirs = LoopedExperts(first, second)(*arguments)
+            close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 5 * TOLERANCE[dtype])
 
 
 def check_experts_in_8_bits(dtype: torch.dtype) -> None:
@@ -294,5 +290,5 @@ CHECKS = (
     check_experts_with_biases,
     check_ranges_of_experts,
     check_experts_in_8_bits,
-    check_experts_in_4_bits,
+    check_experts_in_4_bit_floats,
 )

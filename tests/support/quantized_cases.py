@@ -175,12 +175,6 @@ def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, d
     )
 
 
-def mxfp4_case(experts: int, outputs: int, groups: int) -> Quantized:
-    """Blocks and scales of a checkpoint: every number of 4 bits, and exponents that differ."""
-    blocks = torch.randint(0, 256, (experts, outputs, groups, 16), dtype=torch.uint8)
-    return blocks, torch.randint(119, 125, (experts, outputs, groups), dtype=torch.uint8)
-
-
 def routing(tokens: int, k: int, experts: int) -> torch.Tensor:
     """k different experts of each token [tokens, k] int32, uniform."""
     return torch.rand(tokens, experts).topk(k).indices.to(torch.int32)

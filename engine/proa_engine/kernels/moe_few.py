@@ -27,7 +27,7 @@ MAX_PAIRS = 64
 BLOCK_M = 16  # the fewest rows of tl.dot
 BLOCK_N = 64  # rows of the weight that a program multiplies by
 
-WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "int8 by row", "int4", "int8", "mxfp4"]
+WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "int8 by row", "int4", "int8", "fp4"]
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 
@@ -36,8 +36,8 @@ class ExpertWeights:
     """One matrix of every expert that a rank holds, as the kernels read it."""
 
     form: WeightForm
-    values: torch.Tensor  # [experts, outputs, inputs]; of mxfp4 and integers words as in their matrices
-    scales: torch.Tensor | None  # as in `ExpertMatrices`; of mxfp4 and integers as in their matrices
+    values: torch.Tensor  # [experts, outputs, inputs]; of fp4 and integers words as in their matrices
+    scales: torch.Tensor | None  # as in `ExpertMatrices`; of fp4 and integers as in their matrices
     bias: torch.Tensor | None  # [experts, outputs]
     num_outputs: int
     num_inputs: int

@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.fp4 import fp4_tile
 from proa_engine.kernels.fp8 import ROUND_BEFORE, Fp8Form, to_fp8
 from proa_engine.kernels.int8 import Int8Form, round_to_int8
 from proa_engine.kernels.int_weights import int_tile
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.moe_few import BLOCK_M, BLOCK_N, MAX_PAIRS, ExpertWeights, find_block, sum_tokens
-from proa_engine.kernels.moe_mxfp4 import mxfp4_tile
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import activate
 
@@ -305,17 +305,20 @@ def expert_tile(
     BLOCK_K: tl.constexpr,
 ):
     """x @ weight.T + bias of these rows and columns, [BLOCK_M, BLOCK_N] float32."""
-    if FORM == "mxfp4":
-        total = mxfp4_tile(
+    if FORM == "fp4":
+        total = fp4_tile(
             x_ptr,
             weight_ptr,
             scales_ptr,
             row,
             row_mask,
+            num_inputs,
             expert,
             column,
             column_mask,
             num_outputs,
+            num_inputs,
+            0,
             num_inputs,
             BLOCK_M,
             BLOCK_N,

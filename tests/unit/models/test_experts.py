@@ -11,7 +11,7 @@ from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertTensors
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.mlp import GatedMLPOptions, MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.layers.parallel import LayerContext, ParallelContext
-from proa_engine.layers.quant_mxfp4 import Mxfp4
+from proa_engine.layers.quant_fp4 import Mxfp4
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Weights
 from support.mxfp4_models import mxfp4_tensors

@@ -5,10 +5,10 @@ from typing import Any
 
 from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
+from proa_engine.layers.quant_fp4 import Mxfp4, Mxfp4Packed, Nvfp4
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int import Awq, Gptq, PackQuantized
 from proa_engine.layers.quant_int8 import StoredInt8
-from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization.by_module import ByModule
 from proa_engine.models.quantization.formats import (
@@ -19,6 +19,8 @@ from proa_engine.models.quantization.formats import (
     GptqFormat,
     Int8Format,
     Mxfp4Format,
+    Mxfp4PackedFormat,
+    Nvfp4Format,
     OnlineFp8Format,
     PackQuantizedFormat,
     PluginFormat,
@@ -62,6 +64,10 @@ def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> Linea
             return StoredInt8(strategy, static=static, symmetric=symmetric)
         case Mxfp4Format():
             return Mxfp4()
+        case Mxfp4PackedFormat(weight_name):
+            return Mxfp4Packed(weight_name)
+        case Nvfp4Format(weight_name, global_scale_name, divides, input_scale_name):
+            return Nvfp4(weight_name, global_scale_name, divides, input_scale_name)
         case PluginFormat(quant_method):
             return _method_of_plugin(quantization_plugins()[quant_method], fields or {})
 

@@ -1,0 +1,44 @@
+"""Dense products of 4-bit floats against their references in Triton's interpreter."""
+
+import torch
+
+from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
+from proa_engine.kernels.fp4_linear import choose_tiling, fp4_matmul, new_counters
+from support.fp4_cases import KINDS, every_scale, fp4_case
+from support.interpreter import close
+
+CPU = torch.device("cpu")
+
+
+def product(x: torch.Tensor, stored: StoredFp4, bias: torch.Tensor | None = None) -> torch.Tensor:
+    arrived = new_counters(CPU)
+    y = fp4_matmul(x, pack_fp4(stored.stacked(), None if bias is None else bias[None]), arrived)
+    assert not arrived.any()
+    return y
+
+
+def check_every_weight_is_exact(dtype: torch.dtype) -> None:
+    """Of each number of 4 bits with each scale, those that are zero, negative or subnormal among them."""
+    for stored in (every_scale(), fp4_case("mxfp4", 70, 160)):
+        num_inputs = 2 * stored.codes.shape[1]
+        weights = product(torch.eye(num_inputs, dtype=dtype), stored).t()
+        assert torch.equal(weights, stored.dequantize().to(dtype))
+
+
+def check_dense_products(dtype: torch.dtype) -> None:
+    """Odd sizes; inputs that end within a block; and tiles that one program or several compute."""
+    sizes = {"nvfp4": ((1, 24, 16), (3, 200, 208), (17, 72, 656), (65, 130, 1040), (130, 65, 1552))}
+    sizes["mxfp4"] = ((1, 24, 32), (3, 200, 224), (17, 72, 672), (65, 130, 1056), (130, 65, 1568))
+    assert choose_tiling(17, 72, 656, 132).num_parts == 2
+    assert choose_tiling(3, 200, 208, 132).num_parts == 1
+    for kind in KINDS:
+        for rows, outputs, inputs in sizes[kind]:
+            stored, bias = fp4_case(kind, outputs, inputs), torch.randn(outputs).to(dtype) if rows != 17 else None
+            x = torch.randn(rows, inputs + 16).to(dtype)[:, :inputs]
+            expected = x.double() @ stored.dequantize().double().t()
+            expected += 0 if bias is None else bias.double()
+            scale = expected.abs().max()
+            close((product(x, stored, bias) / scale).to(dtype), (expected / scale).to(dtype))
+
+
+CHECKS = (check_every_weight_is_exact, check_dense_products)
