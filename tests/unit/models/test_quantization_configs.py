@@ -14,6 +14,7 @@ INT8_TOKEN = INT8 | {"strategy": "token", "dynamic": True}
 FP8_TENSOR = FP8 | {"strategy": "tensor"}
 FP8_TOKEN = FP8 | {"strategy": "token", "dynamic": True}
 FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+MXFP4 = FP4 | {"strategy": "group", "group_size": 32}
 
 
 def compressed_tensors(
@@ -90,6 +91,10 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         INT4 | {"actorder": "weight"}, None, "pack-quantized"
     ),
     "W4A16 of llm-compressor, actorder group": compressed_tensors(INT4 | {"actorder": "group"}, None, "pack-quantized"),
+    "NVFP4 of llm-compressor": compressed_tensors(FP4, FP4 | {"dynamic": "local"}, "nvfp4-pack-quantized"),
+    "NVFP4A16 of llm-compressor": compressed_tensors(FP4, None, "nvfp4-pack-quantized"),
+    "MXFP4 of llm-compressor": compressed_tensors(MXFP4, MXFP4 | {"dynamic": True}, "mxfp4-pack-quantized"),
+    "MXFP4A16 of llm-compressor": compressed_tensors(MXFP4, None, "mxfp4-pack-quantized"),
     "mixed formats of llm-compressor": mixed(
         **{
             "re:.*self_attn.*": (FP8, FP8_TOKEN, "float-quantized"),
@@ -159,13 +164,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         compressed_tensors(FP8, FP8_TOKEN, "marlin-24"),
         "format marlin-24 is not supported",
     ),
-    "NVFP4 of llm-compressor": (
-        compressed_tensors(FP4, FP4, "nvfp4-pack-quantized"),
-        "format nvfp4-pack-quantized is not supported",
+    "NVFP4 of llm-compressor in other groups": (
+        compressed_tensors(FP4 | {"group_size": 32}, FP4, "nvfp4-pack-quantized"),
+        "group_size 32 is not supported; supported: 16",
     ),
-    "MXFP4 of llm-compressor": (
-        compressed_tensors(FP4 | {"strategy": "group", "group_size": 32}, None, "mxfp4-pack-quantized"),
-        "format mxfp4-pack-quantized is not supported",
+    "MXFP4 of llm-compressor in other groups": (
+        compressed_tensors(MXFP4 | {"group_size": 64}, MXFP4, "mxfp4-pack-quantized"),
+        "group_size 64 is not supported; supported: 32",
+    ),
+    "MXFP4 of llm-compressor with inputs of 8 bits": (
+        compressed_tensors(MXFP4, FP8_TOKEN, "mxfp4-pack-quantized"),
+        "num_bits 8 is not supported; supported: 4",
     ),
     "mixed formats of llm-compressor without their names": (
         compressed_tensors(FP8, FP8_TOKEN, "mixed-precision"),

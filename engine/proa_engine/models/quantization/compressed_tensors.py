@@ -13,13 +13,16 @@ from proa_engine.models.quantization.formats import (
     Format,
     Fp8Format,
     Int8Format,
+    Mxfp4PackedFormat,
+    Nvfp4Format,
     PackQuantizedFormat,
     Quantization,
     Rule,
 )
 
 _MIXED = "mixed-precision"  # each group has a format of its own
-_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+_4_BIT_FLOATS = ("mxfp4-pack-quantized", "nvfp4-pack-quantized")
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", *_4_BIT_FLOATS)
 
 
 def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
@@ -55,6 +58,12 @@ def _format(group: Mapping[str, Any], stored_as: str) -> Format:
             return _int_quantized(weights, inputs)
         case "naive-quantized":  # the name of both when only the weights are quantized
             return (_int_quantized if weights["type"] == "int" else _float_quantized)(weights, inputs)
+        case "mxfp4-pack-quantized":
+            _check_4_bit_floats(weights, inputs, "group", 32)
+            return Mxfp4PackedFormat("weight_packed")
+        case "nvfp4-pack-quantized":
+            _check_4_bit_floats(weights, inputs, "tensor_group", 16)
+            return Nvfp4Format("weight_packed", "weight_global_scale", True, "input_global_scale")
     raise ValueError(f"quantization with format {stored_as} is not supported; supported: {', '.join(_FORMATS)}")
 
 
@@ -101,3 +110,15 @@ def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
         symmetric=weights.get("symmetric", True),
         group_order=weights.get("actorder") in ("group", "dynamic"),
     )
+
+
+def _check_4_bit_floats(
+    weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, strategy: str, group_size: int
+) -> None:
+    """Inputs of 4 bits are multiplied unquantized, as if only the weights were quantized."""
+    for tensor in (weights, inputs or weights):
+        only("type", tensor.get("type", "float"), ("float",))
+        only("num_bits", tensor.get("num_bits"), (4,))
+        only("symmetric", tensor.get("symmetric", True), (True,))
+    only("strategy", weights.get("strategy"), (strategy,))
+    only("group_size", weights.get("group_size"), (group_size,))
