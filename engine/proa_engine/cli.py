@@ -15,10 +15,10 @@ from types import FrameType
 import msgspec
 
 from proa.environment import HELP
+from proa.imports import importing
 from proa.logs import LogOptions, configure
 from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa_engine.server.options import ServeOptions
-from proa_engine.worker.host import importing
 
 _PROGRAM = "engine"  # in lines of the log
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import KvTransfer
+from proa.imports import importing
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
@@ -151,7 +152,7 @@ def load_engine(
     """
     check_start(config)
     from proa_engine.executor import make_executor
-    from proa_engine.worker.host import available_cores, importing, set_thread_variables
+    from proa_engine.worker.host import available_cores, set_thread_variables
 
     set_thread_variables(config.ranks_per_node)
     # Not by two threads at once, which fails now and then: modules of triton import each other.

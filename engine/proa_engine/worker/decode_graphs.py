@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proa.imports import no_garbage_collection
 from proa_engine.core.types import NO_LORA, NO_STATE
-from proa_engine.worker.host import no_garbage_collection
 from proa_engine.worker.staging import IntArray
 
 STATE_COLUMNS = slice(3, 5)  # of `pad_rows`, in models with states: the slots that are read and written

@@ -4,11 +4,9 @@ Reads /proc and the cgroup file systems (versions 1 and 2) under `root`, which t
 because its thread count must be set before the import.
 """
 
-import gc
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,30 +59,6 @@ def set_thread_variables(num_ranks: int) -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks, available_cores())))
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector within the context."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import large modules within the context: without the garbage collector, which then ignores what exists.
-
-    It would go through all of their objects again and again, and free none: 14 % of the CPU time of an engine's imports
-    with torch 2.13.
-    """
-    with no_garbage_collection():
-        yield
-    gc.freeze()
 
 
 def _memory_limit_files(root: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from proa.environment import HELP
+from proa.imports import importing
 from proa.logs import LogOptions, configure
 from proa.options import HelpFormatter, Parser, add_options, environment_warnings, from_arguments
 from proa.tls import TlsSource
@@ -54,7 +55,8 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         from proa_gateway.http.middleware import write_access_log
 
         write_access_log(config.logs.log_format)
-    from proa_gateway.server import serve  # slow to import, and --help does not need it
+    with importing():
+        from proa_gateway.server import serve  # slow to import, and --help does not need it
 
     serve(config)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams
+from proa.imports import no_garbage_collection
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
@@ -16,7 +17,6 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.worker.cache_plan import CacheMemory
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, pad_rows
-from proa_engine.worker.host import no_garbage_collection
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import decode_step, prefill_step
 from support.paged_model import nan_caches
