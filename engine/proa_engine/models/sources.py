@@ -176,16 +176,20 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
     """Return the folder of an object store's files. Imports its library here, because most models need none."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from proa_engine.models.download_cache import DownloadCache, Selection
+    from proa_engine.models.cached_versions import Selection
+    from proa_engine.models.download_cache import DownloadCache
     from proa_engine.models.object_store import ObjectFolder
 
-    if needed == LORA_CONFIG_FILE:
+    is_adapter = needed == LORA_CONFIG_FILE  # which is read at once; a model is read again after sleeping
+    if is_adapter:
         selection = Selection(needed, [LORA_CONFIG_FILE], [LORA_WEIGHTS_FILE])
     else:
         selection = Selection(needed, CONFIG_FILE_PATTERNS, WEIGHT_FILE_PATTERNS, INDEX_FILE, with_weights)
     folder = Path(downloads.folder or HF_HUB_CACHE).expanduser()
     try:
-        return DownloadCache(folder, downloads.max_bytes).fetch(ObjectFolder.open(url), selection)
+        return DownloadCache(folder, downloads.max_bytes).fetch(
+            ObjectFolder.open(url), selection, until_exit=not is_adapter
+        )
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(f"{url} could not be kept in {folder} (download_dir): {error.filename}: {reason}") from error

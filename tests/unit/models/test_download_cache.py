@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from proa_engine.models import download_cache, object_download
-from proa_engine.models.download_cache import DownloadCache, Selection
+from proa_engine.models import cached_versions, object_download
+from proa_engine.models.cached_versions import Selection
+from proa_engine.models.download_cache import DownloadCache
 from proa_engine.models.object_store import (
     ObjectChanged,
     ObjectFile,
@@ -217,7 +218,8 @@ FETCH = """
 import sys
 from pathlib import Path
 from obstore.store import LocalStore
-from proa_engine.models.download_cache import DownloadCache, Selection
+from proa_engine.models.cached_versions import Selection
+from proa_engine.models.download_cache import DownloadCache
 from proa_engine.models.object_store import ObjectFolder
 selection = Selection("config.json", ["*.json"], ["*.safetensors"])
 for name in sys.argv[3:]:
@@ -260,8 +262,18 @@ def test_a_model_in_use_is_not_deleted(old: list[Path], tmp_path: Path) -> None:
     assert [each.exists() for each in old] == [False, True]
 
 
+def test_an_adapter_is_kept_no_longer_than_it_is_read(tmp_path: Path) -> None:
+    cache, num_open = DownloadCache(tmp_path, 10_000), len(os.listdir("/proc/self/fd"))
+    folders = []
+    for number in range(3):
+        objects = {"config.json": b"%d" % number, "model.safetensors": os.urandom(len(WEIGHTS))}
+        folders.append(cache.fetch(Bucket(objects), MODEL, until_exit=False))
+    assert [each.exists() for each in folders] == [False, True, True]
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
 def test_a_model_without_room_is_refused_before_anything_is_deleted(old: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ObjectStoreError, match=r"needs 0.0000 GB more in .* of 0.0000 GB \(download_cache_size\)"):
+    with pytest.raises(ObjectStoreError, match=r"\(download_dir\), of which download_cache_size is 0.0000 GB: "):
         DownloadCache(tmp_path / "cache", 3_000).fetch(Bucket(), MODEL)
     assert all((each / "model.safetensors").exists() for each in old)
 
@@ -271,14 +283,14 @@ def test_a_model_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: py
         free = 3_000
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
-    with pytest.raises(ObjectStoreError, match=r"more than there is room for.*give a larger one \(download_dir\)"):
+    with pytest.raises(ObjectStoreError, match=r"needs 0.0000 GB more in .* GB are still lacking"):
         DownloadCache(tmp_path).fetch(Bucket(), MODEL)
 
 
 def test_others_wait_for_a_download_and_tell_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(download_cache, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(cached_versions, "WAIT_SECONDS", 0.0)
     bucket, reached, told = Bucket(), threading.Event(), threading.Event()
     read, folders = bucket.read, list[Path]()
 
