@@ -131,6 +131,7 @@ class Format:
     config: dict[str, Any]  # quantization_config
     quantize: Quantizer
     plain: tuple[str, ...] = field(default=())  # modules that stay unquantized, beside lm_head
+    others: Mapping[str, Quantizer] = field(default_factory=dict)  # by the last part of the module's name
 
 
 DYNAMIC_TOKEN = {"strategy": "token", "dynamic": True}
@@ -204,6 +205,11 @@ INT_FORMATS = {
         lambda weight: gptq_tensors(weight, 32, sym=True),
         SECOND_MLP,
     ),
+    "gptq, down in 8 bits": Format(
+        gptq(desc_act=False, sym=True, dynamic={r".*\.down_proj": {"bits": 8, "group_size": 64}}),
+        lambda weight: gptq_tensors(weight, 32, sym=True),
+        others={"down_proj": lambda weight: gptq_tensors(weight, 64, sym=True, bits=8)},
+    ),
     "gptq version 2": Format(
         gptq(desc_act=False, sym=False, checkpoint_format="gptq_v2"),
         lambda weight: gptq_tensors(weight, 32, sym=False, offset=0),
@@ -217,6 +223,11 @@ INT_FORMATS = {
         SECOND_MLP,
     ),
     "auto-round, 8 bits": Format(auto_round(bits=8), lambda weight: gptq_tensors(weight, 32, sym=True, bits=8)),
+    "auto-round, keys in 8 bits": Format(
+        auto_round(extra_config={f"model.layers.{layer}.self_attn.k_proj": {"bits": 8} for layer in range(2)}),
+        lambda weight: gptq_tensors(weight, 32, sym=True),
+        others={"k_proj": lambda weight: gptq_tensors(weight, 32, sym=True, bits=8)},
+    ),
     "auto-round as awq": Format(
         auto_round(sym=False, packing_format="auto_round:auto_awq"), lambda weight: awq_tensors(weight, 32)
     ),
@@ -261,7 +272,8 @@ def write_quantized(source: Path, folder: Path, format: Format) -> tuple[Path, P
         module, _, last = name.rpartition(".")
         stored[name], twin[name] = tensor, tensor
         if last == "weight" and module.endswith(("_proj", "_proj_with_mqa")) and not module.startswith(format.plain):
-            parts, twin[name] = format.quantize(tensor)
+            quantize = format.others.get(module.rpartition(".")[2], format.quantize)
+            parts, twin[name] = quantize(tensor)
             del stored[name]
             stored |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
     config = json.loads((source / "config.json").read_text())

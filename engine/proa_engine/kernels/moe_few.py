@@ -27,7 +27,8 @@ MAX_PAIRS = 64
 BLOCK_M = 16  # the fewest rows of tl.dot
 BLOCK_N = 64  # rows of the weight that a program multiplies by
 
-WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "int8 by row", "int4", "int8", "fp4"]
+# None is a type's name in Triton, such as "int8", which its list of compiled variants would restore as that type.
+WeightForm = Literal["floats", "fp8 by row", "fp8 by block", "int8 by row", "packed int4", "packed int8", "fp4"]
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 

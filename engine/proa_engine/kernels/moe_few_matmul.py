@@ -323,7 +323,7 @@ def expert_tile(
             BLOCK_M,
             BLOCK_N,
         )
-    elif FORM == "int4" or FORM == "int8":
+    elif FORM == "packed int4" or FORM == "packed int8":
         total = int_tile(
             x_ptr,
             weight_ptr,
@@ -336,7 +336,7 @@ def expert_tile(
             column_mask,
             num_outputs,
             num_inputs,
-            4 if FORM == "int4" else 8,
+            4 if FORM == "packed int4" else 8,
             GROUP,
             BLOCK_M,
             BLOCK_N,

@@ -9,7 +9,7 @@ from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, int_tile, pack_int
 from proa_engine.kernels.launch import begin, cdiv, kernel
-from proa_engine.kernels.moe_few import ExpertWeights
+from proa_engine.kernels.moe_few import ExpertWeights, WeightForm
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 
 
@@ -23,7 +23,7 @@ class IntMatrices(PackedIntWeight):
 
     @property
     def for_few(self) -> ExpertWeights:
-        form = "int4" if self.bits == 4 else "int8"
+        form: WeightForm = "packed int4" if self.bits == 4 else "packed int8"
         return ExpertWeights(form, self.words, self.scales, None, self.words.shape[2], self.num_inputs, self.group)
 
     def multiply(

@@ -47,19 +47,16 @@ class IntMethod:
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
+        return load_int_experts(gate_up, down, (self, self), held)
+
+    def expert_weight(self, projections: Sequence[Projection]) -> IntWeight:
+        """Gate and up of an expert, or down. Raises ValueError if the format has no experts."""
         if self.in_groups_of_any_inputs:
             raise ValueError(
-                f"{down[0].weights.prefix}: experts quantized by {self.name} with desc_act or actorder group, so that "
-                "the inputs of a group do not lie together, are not supported"
+                f"{projections[0].weights.prefix}: experts quantized by {self.name} with desc_act or actorder group, "
+                "so that the inputs of a group do not lie together, are not supported"
             )
-        matrices = (
-            [merge_outputs([self._weight(projection) for projection in pair]) for pair in gate_up],
-            [self._weight(projection) for projection in down],
-        )
-        if matrices[0][0].numbers.is_cpu:
-            first, second = ([Linear(dequantize_int(weight)) for weight in each] for each in matrices)
-            return LoopedExperts(first, second, held=held)
-        return FusedExperts(*(pack_experts(stack(each)) for each in matrices), held=held)
+        return merge_outputs([self._weight(projection) for projection in projections])
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor quantized by {self.name} are not supported")
@@ -67,6 +64,21 @@ class IntMethod:
     def _weight(self, projection: Projection) -> IntWeight:
         """This rank's part of a matrix."""
         raise NotImplementedError
+
+
+def load_int_experts(
+    gate_up: Sequence[Sequence[Projection]],
+    down: Sequence[Projection],
+    methods: tuple[IntMethod, IntMethod],
+    held: ExpertRange,
+) -> Experts:
+    """As `LinearMethod.load_experts`, with one method for gate and up, and one for down."""
+    first = [methods[0].expert_weight(pair) for pair in gate_up]
+    second = [methods[1].expert_weight([projection]) for projection in down]
+    if first[0].numbers.is_cpu:
+        products = ([Linear(dequantize_int(weight)) for weight in each] for each in (first, second))
+        return LoopedExperts(*products, held=held)
+    return FusedExperts(pack_experts(stack(first)), pack_experts(stack(second)), held=held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +127,10 @@ class Gptq(IntMethod):
                 _pass_over_bias(projection)
         return IntMethod.load(self, projections, bias)
 
-    def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
-    ) -> Experts:
-        for projection in (*(each for pair in gate_up for each in pair), *down):
+    def expert_weight(self, projections: Sequence[Projection]) -> IntWeight:
+        for projection in projections:
             _pass_over_bias(projection)
-        return IntMethod.load_experts(self, gate_up, down, held)
+        return IntMethod.expert_weight(self, projections)
 
     def _weight(self, projection: Projection) -> IntWeight:
         weights, part, per_word = projection.weights, projection.part, _per_word(self.bits)

@@ -167,10 +167,18 @@ def test_checkpoints_of_integers_give_the_logits_of_their_dense_twins(name: str,
 
 @pytest.mark.parametrize(
     "name",
-    ["awq", "gptq", "gptq, 8 bits", "auto-round", "compressed-tensors, groups", "compressed-tensors, 8 bits"],
+    [
+        "awq",
+        "gptq",
+        "gptq, 8 bits",
+        "gptq, down in 8 bits",
+        "auto-round",
+        "compressed-tensors, groups",
+        "compressed-tensors, 8 bits",
+    ],
 )
 def test_experts_of_integers_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", "qwen3_moe", seed=3, moe_intermediate_size=96, **SIZES)
+    source = make_tiny_model(tmp_path / "source", "qwen3_moe", seed=3, moe_intermediate_size=64, **SIZES)
     quantized, dense = write_quantized(source, tmp_path, INT_FORMATS[name])
     expected = logits_of_transformers(dense, lambda module_name, module: None)
     torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
@@ -180,7 +188,7 @@ def test_experts_whose_inputs_are_out_of_order_are_refused_by_name(tmp_path: Pat
     source = make_tiny_model(tmp_path / "source", "qwen3_moe", moe_intermediate_size=96, **SIZES)
     quantized, _ = write_quantized(source, tmp_path, INT_FORMATS["gptq, inputs out of order"])
     with pytest.raises(
-        ValueError, match=r"experts.0.down_proj: experts quantized by gptq with desc_act .* not supported"
+        ValueError, match=r"experts.0.gate_proj: experts quantized by gptq with desc_act .* not supported"
     ):
         load(quantized)
 

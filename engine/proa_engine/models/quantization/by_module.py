@@ -8,6 +8,7 @@ import torch
 
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.layers.quant_int import IntMethod, load_int_experts
 from proa_engine.layers.side_by_side import load_side_by_side
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
 from proa_engine.models.quantization.formats import Format, Quantization
@@ -34,14 +35,15 @@ class ByModule:
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
-        projections = [*(projection for pair in gate_up for projection in pair), *down]
-        formats = {self.quantization.format_of(each.weights.prefix): each.weights.prefix for each in projections}
-        if len(formats) > 1:
-            raise ValueError(
-                f"{' and '.join(formats.values())} are stored in different formats, which is not supported within the "
-                "experts of a layer"
-            )
-        return self._method(projections[0]).load_experts(gate_up, down, held)
+        first, second = self._expert_method([each for pair in gate_up for each in pair]), self._expert_method(down)
+        if first == second:
+            return first.load_experts(gate_up, down, held)
+        if isinstance(first, IntMethod) and isinstance(second, IntMethod):
+            return load_int_experts(gate_up, down, (first, second), held)
+        raise ValueError(
+            f"{gate_up[0][0].weights.prefix} and {down[0].weights.prefix} are stored in different formats, which is "
+            "supported for experts only in integers whose inputs are not quantized"
+        )
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         method = self.methods[self.quantization.format_of(experts.weights.prefix)]
@@ -49,3 +51,13 @@ class ByModule:
 
     def _method(self, projection: Projection) -> LinearMethod:
         return self.methods[self.quantization.format_of(projection.weights.prefix)]
+
+    def _expert_method(self, projections: Sequence[Projection]) -> LinearMethod:
+        """The method of all of `projections`. Raises ValueError if they have several."""
+        formats = {self.quantization.format_of(each.weights.prefix): each.weights.prefix for each in projections}
+        if len(formats) > 1:
+            raise ValueError(
+                f"{' and '.join(formats.values())} are stored in different formats, which is not supported for the "
+                "same matrix of a layer's experts, or their gate and up"
+            )
+        return self.methods[next(iter(formats))]
