@@ -15,6 +15,7 @@ from proa_engine.models import object_download
 from proa_engine.models.cached_versions import Selection
 from proa_engine.models.download_cache import DownloadCache
 from proa_engine.models.object_store import ObjectFolder, ObjectStoreError
+from support.documentation import commands
 from support.s3 import Meter, S3Server, s3_server
 
 NUM_RANGES = 24  # more than threads, so that some are complete when the last ones begin
@@ -25,7 +26,7 @@ MODEL = Selection("config.json", ["*.json"], ["*.safetensors"])
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3"), "models") as server:
+    with s3_server(tmp_path_factory.mktemp("s3"), "models", "weights") as server:
         yield server
 
 
@@ -124,6 +125,19 @@ def test_a_model_and_an_adapter_of_the_store_answer_as_those_of_folders(store: S
     assert answers[:2] == answers[2:]
     assert "Paris" in answers[0]
     assert answers[1].startswith("Aye!")
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_command_of_the_page_downloads(store: S3Server, tmp_path: Path) -> None:
+    (command,) = {
+        each.text for each in commands() if each.page == "docs/sources.md" and "--download-dir /" in each.text
+    }
+    program, *words = command.replace("/models", str(tmp_path)).split()
+    assert program == "proa-engine"
+    store.put("s3://weights/llama-8b/v1", files_of(builtin_model_folder()))
+    subprocess.run([sys.executable, "-m", "proa_engine", *words], check=True)
+    (config,) = tmp_path.glob("object-store/*/*/config.json")
+    assert files_of(config.parent).keys() == files_of(builtin_model_folder()).keys()
 
 
 @pytest.mark.usefixtures("environment")
