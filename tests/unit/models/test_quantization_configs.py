@@ -105,6 +105,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         FP8, FP8_TOKEN, "float-quantized", kv_cache_scheme=FP8_TENSOR
     ),
     "FP8 of ModelOpt": modelopt("FP8"),
+    "NVFP4 of ModelOpt": modelopt("NVFP4", config_groups={"group_0": {"weights": {"num_bits": 4, "group_size": 16}}}),
+    "NVFP4 weights of ModelOpt": modelopt("W4A16_NVFP4", group_size=16),
     "FP8 of ModelOpt, channels": modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
     "FP8 of ModelOpt, blocks": modelopt("fp8_pb_wo"),
     "FP8 of ModelOpt, with a KV cache": modelopt("FP8", kv_cache_scheme=MODELOPT_CACHE),
@@ -197,6 +199,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "without config_groups is not supported",
     ),
     "W4A8 of ModelOpt": (modelopt("W4A8_AWQ"), "quant_algo W4A8_AWQ is not supported; supported: FP8"),
+    "NVFP4 of ModelOpt in other groups": (
+        modelopt("NVFP4", group_size=32),
+        "group_size 32 is not supported; supported: 16",
+    ),
     "SVD of ModelOpt": (modelopt_file("NVFP4_SVD", lora_rank=32), "quant_algo NVFP4_SVD is not supported"),
     "ModelOpt without an algorithm": (modelopt_file(""), "quant_algo  is not supported"),
     "NVFP4 cache of ModelOpt": (

@@ -4,10 +4,17 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
-from proa_engine.models.quantization.fields import entries, reads_fp8_kv_cache
-from proa_engine.models.quantization.formats import BlockFp8Format, Format, Fp8Format, Quantization, Rule
+from proa_engine.models.quantization.fields import entries, only, reads_fp8_kv_cache
+from proa_engine.models.quantization.formats import (
+    BlockFp8Format,
+    Format,
+    Fp8Format,
+    Nvfp4Format,
+    Quantization,
+    Rule,
+)
 
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION")
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 _MIXED = "MIXED_PRECISION"  # `quantized_layers` names the modules, each with its algorithm
 
 
@@ -30,6 +37,9 @@ def _format(algorithm: str, fields: Mapping[str, Any]) -> Format:
             return Fp8Format("channel", static=False)
         case "FP8_PB_WO":
             return BlockFp8Format("weight_scale")
+        case "NVFP4" | "W4A16_NVFP4":
+            only("group_size", fields.get("group_size", 16), (16,))
+            return Nvfp4Format("weight", "weight_scale_2", False, "input_scale")
     raise ValueError(
         f"quantization with quant_algo {algorithm} is not supported; supported: {', '.join(_ALGORITHMS)}; "
         "take the model in one of these, or the unquantized one with quantization fp8"
