@@ -3,6 +3,7 @@
     python benchmarks/engine.py --model Llama-3.1-8B --quantization fp8 --json figures.json
 
 - `start`: seconds from the process's start to a warmed-up engine; a cold start if TRITON_CACHE_DIR is empty.
+- `restart`: the same, of a process that finds there what an earlier one has compiled, as with `--compile-cache`.
 - `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, uniform; output tokens/s, including prefill.
 - `decode-B`: B requests after prompts of 512 tokens; milliseconds a step, over 96 steps.
 - `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of five.
@@ -64,7 +65,7 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
         card: Card | None = None
         for workload in arguments.workloads:
             started = time.monotonic()
-            if workload == "start":
+            if workload in ("start", "restart"):
                 record: dict[str, Any] = Figure(ready, "s")._asdict() | {"log": log.lines}
             elif workload.startswith("profile-"):
                 card = card or engine_profile.card()

@@ -130,8 +130,9 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"### {name}\n\n" + _table(sweep[0], [[str(cell) for cell in row.values()] for row in sweep])
         if record.get("problems"):
             yield f"**{name}**: {'; '.join(record['problems'])}"
-    if "start" in records:
-        yield "The start:\n\n" + "\n".join(f"- {line}" for line in records["start"]["log"])
+    for name in ("start", "restart"):
+        if name in records:
+            yield f"The {name}:\n\n" + "\n".join(f"- {line}" for line in records[name]["log"])
     yield from (f"### {name}\n\n{table(record)}" for name, record in records.items() if "kernels" in record)
     for name, problem in document["problems"].items():
         tail = "\n".join(problem["tail"][-15:])
