@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MXFP4_BYTES = 4.25 / 8  # of a weight of 4 bits, with its share of the scale of 32
+INT4_BYTES = 4.25 / 8  # likewise, with the scale and zero of 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,13 @@ class Step:
 
 
 def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]:
-    """Parts of a model with this config.json. `fp8`: the layers' matrices have 8 bits, the embedding has 16."""
+    """Parts of a model with this config.json: unquantized, or mxfp4, or 4-bit integers in groups of 128. `fp8`: the
+    layers' matrices have 8 bits, the embedding has 16."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
-    itemsize, speedup = (1, 2.0) if fp8 else (2, 1.0)
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    itemsize, speedup = (1.0, 2.0) if fp8 else (INT4_BYTES if method == "awq" else 2.0, 1.0)
 
     def product(name: str, parameters: float, used: float | None = None) -> Part:
         """`used`: parameters that one row is multiplied with, if not all that are read."""
@@ -72,8 +75,7 @@ def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]
         chosen = config["num_experts_per_tok"]
         expert = 3 * hidden * (config.get("moe_intermediate_size") or config["intermediate_size"])
         met = num_experts * (1 - (1 - chosen / num_experts) ** step.rows)  # expected number, of randomly routed rows
-        quantization = config.get("quantization_config") or {}
-        expert_itemsize = MXFP4_BYTES if quantization.get("quant_method") == "mxfp4" else itemsize
+        expert_itemsize = MXFP4_BYTES if method == "mxfp4" else itemsize
         yield Part(
             "experts", layers * met * expert * expert_itemsize, layers * 2 * step.rows * chosen * expert, speedup
         )

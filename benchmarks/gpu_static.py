@@ -32,8 +32,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": ("Qwen3-0.6B", {}),
     "Llama-3.1-8B": ("Llama-3.1-8B", {}),
     "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
+    "Llama-3.1-8B int4": ("Llama-3.1-8B int4", {}),
     "Llama-3.1-8B int8": ("Llama-3.1-8B", {"hf_overrides": {"quantization_config": INT8}}),
     "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
+    "Qwen3-30B-A3B int4": ("Qwen3-30B-A3B int4", {}),
     "gpt-oss-20b": ("gpt-oss-20b", {}),
 }
 H200 = Card(4.25e12, 799e12)

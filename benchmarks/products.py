@@ -27,6 +27,7 @@ from proa_engine.kernels.int8_linear import Int8Linear
 from proa_engine.kernels.int_linear import IntLinear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.moe_few import MAX_PAIRS
+from proa_engine.kernels.moe_int import pack_experts
 from support.quantized_cases import ExpertCase, expert_case, in_integers, int_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read
@@ -128,6 +129,8 @@ def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
     ):
         first, second = (ExpertMatrices(values, scales) for values, scales in quantized)
         yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes
+    packed = (pack_experts(int_case(*each.shape, dtype=torch.bfloat16)) for each in (case.gate_up, case.down))
+    yield "int4", FusedExperts(*packed), (case.gate_up[0].numel() + case.down[0].numel()) // 2
 
 
 def time_each(products: list[Callable[[], object]]) -> float:

@@ -165,6 +165,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
     },
 }
+# As most 4-bit checkpoints of these models are
+_INT4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+SHAPES |= {f"{name} int4": SHAPES[name] | {"quantization_config": _INT4} for name in ("Llama-3.1-8B", "Qwen3-30B-A3B")}
 
 
 def write_model(name: str, folder: Path) -> Path:

@@ -63,6 +63,10 @@ CASES = [
     Case("Llama-3.1-8B int8", stored_as(models.LLAMA_8B, models.INT8)),
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
     Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
+    Case(
+        "Llama-3.1-8B GPTQ out of order, four ranks", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER), _FOUR_RANKS
+    ),
+    Case("Llama-3.1-8B GPTQ 8 bits", stored_as(models.LLAMA_8B, models.GPTQ_8_BITS)),
     Case("Llama-3.1-8B n-gram of 32", models.LLAMA_8B, _MANY_DRAFTS),
     Case("Llama-3.1-8B fp8, adapters", models.LLAMA_8B, {"quantization": "fp8"} | _LORA),
     Case("Mistral-7B", models.MISTRAL_7B),
@@ -97,6 +101,13 @@ CASES = [
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
     Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),
+    Case("Qwen3-30B-A3B AWQ", stored_as(models.QWEN3_30B_A3B, models.AWQ)),
+    Case(
+        "Qwen3-30B-A3B AWQ groups of 32, four ranks",
+        stored_as(models.QWEN3_30B_A3B, models.AWQ_GROUPS_OF_32),
+        _FOUR_RANKS,
+    ),
+    Case("Qwen3-30B-A3B GPTQ 8 bits", stored_as(models.QWEN3_30B_A3B, models.GPTQ_8_BITS)),
     Case("Qwen3-30B-A3B int8", stored_as(models.QWEN3_30B_A3B, models.INT8)),
     Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),
 ]

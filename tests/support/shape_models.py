@@ -109,6 +109,9 @@ INT8 = {
 }
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
 GPTQ_OUT_OF_ORDER = GPTQ | {"desc_act": True}
+GPTQ_8_BITS = GPTQ | {"bits": 8}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+AWQ_GROUPS_OF_32 = AWQ | {"group_size": 32}
 
 
 def stored_as(model: Fields, quantization: dict[str, Any]) -> Fields:
