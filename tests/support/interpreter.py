@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter comput
 DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
 # Modules of this package, after "interpreted_"
 QUICK = ("fp4", "int8", "int_weights", "kernels", "latent_kernels", "skinny_fp8", "state_kernels")
-SLOW = ("few_experts", "quantized_kernels")
+SLOW = ("few_experts", "int8", "quantized_kernels")
 
 Check = Callable[[torch.dtype], None]
 

@@ -87,8 +87,9 @@ _SAME = (
     )
     | rows(
         Kind.SAME,
-        "`auto-round`, `awq`, `compressed-tensors`, `fp8` and `gptq`; that of a quantized checkpoint is found without "
-        "it",
+        "`auto-round`, `awq`, `compressed-tensors`, `fp8`, `gptq`, `modelopt` and `mxfp4`; that of a quantized "
+        "checkpoint is found without it; unquantized ones are quantized by `fp8`, with a scale for each output where "
+        "vLLM has one for the tensor, and by `fp8_per_block`, not by `fp8_per_tensor`",
         "--quantization",
     )
     | rows(Kind.SAME, "`auto`, `generate` and `pooling`", "--runner")

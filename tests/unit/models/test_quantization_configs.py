@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from proa_engine.models.quantization.formats import Fp8Format, GptqFormat, PackQuantizedFormat, Quantization
+from proa_engine.models.quantization.formats import (
+    Fp8Format,
+    GptqFormat,
+    OnlineFp8Format,
+    PackQuantizedFormat,
+    Quantization,
+)
 from proa_engine.models.quantization.methods import linear_method
 from proa_engine.models.quantization.read import read_quantization
 
@@ -337,3 +343,10 @@ def test_names_of_auto_round_come_before_patterns_that_are_searched_for() -> Non
     assert quantization.format_of("model.layers.1.mlp.up_proj") is None
     assert quantization.format_of("model.layers.1.mlp.gate_proj") == GptqFormat(8, 128, False, True, 1)
     assert quantization.format_of("model.layers.1.mlp.down_proj") == GptqFormat(4, 128, False, True, 1)
+
+
+def test_unquantized_checkpoints_are_quantized_by_the_names_of_vllm() -> None:
+    for name, by_block in (("fp8", False), ("fp8_per_block", True)):
+        assert read_quantization(None, name).format == OnlineFp8Format(by_block)
+        with pytest.raises(ValueError, match=f"quantization {name} does not fit the checkpoint"):
+            read_quantization(SUPPORTED["awq"], name)
