@@ -42,7 +42,8 @@ _IDENTITY = re.compile(
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
-_SYSTEM = re.compile(r'message: "([^"]+)"')
+_SYSTEM = re.compile(r'(?:message|error): "([^"]+)"')
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _DENIED = frozenset(
     {
         "AccessDenied",
@@ -179,6 +180,8 @@ def _is_relative(name: str) -> bool:
 def _reason(text: str, details: str) -> str:
     """The library's error in one line, with the operating system's reason, which it has among the details."""
     line = " ".join(re.sub(r"<\?xml.*?\?>|</?\w+>", " ", text).split())
+    if certificate := _CERTIFICATE.search(details):
+        return f"{line[:300]} (its certificate is not trusted: {certificate[1]}; SSL_CERT_FILE names the authorities)"
     system = _SYSTEM.search(details)
     return line[:300] + (f" ({system[1]})" if system else "")
 

@@ -5,11 +5,19 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.models.object_store import ObjectChanged, ObjectFile, ObjectFolder, ObjectStoreError, StoreUnreachable
+from proa_engine.models.object_store import (
+    ObjectChanged,
+    ObjectFile,
+    ObjectFolder,
+    ObjectStoreError,
+    StoreUnreachable,
+    explain,
+)
 from proa_engine.models.sources import LocalFolder, ObjectPrefix, download_model, resolve_lora, resolve_model, source_of
 from support.processes import free_port
 
@@ -82,6 +90,21 @@ def test_an_endpoint_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyP
     sentence = rf"the store cannot be reached: .*Connection refused.*; AWS_ENDPOINT_URL is http://127.0.0.1:{port}$"
     with pytest.raises(StoreUnreachable, match=sentence):
         ObjectFolder.open(URL).files()
+
+
+@pytest.mark.parametrize(
+    ("detail", "reason"),
+    [
+        ('Custom { error: "failed to lookup address information" }', "(failed to lookup address information)"),
+        (
+            "InvalidCertificate(\n  UnknownIssuer,\n)",
+            "(its certificate is not trusted: UnknownIssuer; SSL_CERT_FILE names",
+        ),
+    ],
+)
+def test_the_reason_of_a_failed_connection_is_taken_from_the_details(detail: str, reason: str) -> None:
+    error = GenericError(f"Generic S3 error: HTTP error: error sending request\n\nDebug source:\n{detail}")
+    assert reason in str(explain(URL, error))
 
 
 def test_without_credentials_the_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
