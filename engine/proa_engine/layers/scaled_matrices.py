@@ -1,11 +1,13 @@
 """Matrices of 8-bit numbers with scales: what the `LinearMethod`s of floats and of integers share."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
-from proa_engine.kernels.moe import ExpertActivation, ExpertForm, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.int8 import Int8Form
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.weights import Projection
@@ -13,8 +15,9 @@ from proa_engine.layers.weights import Projection
 Tensors = tuple[torch.Tensor, torch.Tensor]  # values [outputs, inputs] and scales of a matrix
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]  # [experts, outputs] of gate and up, and of down
 Product = Callable[..., torch.Tensor]
+Form = TypeVar("Form", Fp8Form, Int8Form)
 # The product by a matrix: of its values, scales, bias and the form of its inputs.
-MakeProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, ExpertForm], Product]
+MakeProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Form], Product]
 
 
 def take_values(projections: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
@@ -44,8 +47,8 @@ def take_input_scale(projections: Sequence[Projection]) -> torch.Tensor:
 
 def make_scaled_experts(
     matrices: tuple[Sequence[Tensors], Sequence[Tensors]],
-    forms: tuple[ExpertForm, ExpertForm],
-    product: MakeProduct,
+    forms: tuple[Form, Form],
+    product: MakeProduct[Form],
     held: ExpertRange,
     activation: ExpertActivation = silu_and_mul,
     biases: Biases = (None, None),
@@ -62,7 +65,7 @@ def make_scaled_experts(
 
 
 def _products(
-    matrices: Sequence[Tensors], bias: torch.Tensor | None, form: ExpertForm, product: MakeProduct
+    matrices: Sequence[Tensors], bias: torch.Tensor | None, form: Form, product: MakeProduct[Form]
 ) -> list[Product]:
     biases = [None] * len(matrices) if bias is None else bias
     return [product(*tensors, one, form) for tensors, one in zip(matrices, biases, strict=True)]

@@ -49,7 +49,8 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 def stored_by(quantize: Quantizer) -> tuple[Tensors, Tensors]:
     """Random experts: what is stored, and their dense twins."""
-    stored, dense = {}, {}
+    stored: Tensors = {}
+    dense: Tensors = {}
     for number in range(EXPERTS):
         for place, (name, shape) in enumerate(MATRICES.items()):
             module = f"experts.{number}.{name}"
