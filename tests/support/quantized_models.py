@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from support.fp4_packing import modelopt_nvfp4_tensors, mxfp4_tensors, nvfp4_tensors
 from support.int_packing import awq_tensors, gptq_tensors, pack_quantized_tensors
 
 Tensors = dict[str, torch.Tensor]
@@ -121,6 +122,18 @@ def pack_quantized(**weights: Any) -> dict[str, Any]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "kv_cache_scheme": None,
+        "ignore": ["lm_head", r"re:.*layers\.1\.mlp\..*"],
+        "config_groups": {"group_0": group},
+    }
+
+
+def fp4(kind: str, strategy: str, group_size: int, *, inputs: bool) -> dict[str, Any]:
+    """compressed-tensors' mxfp4 and nvfp4."""
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group_size}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": weights if inputs else None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-pack-quantized",
         "ignore": ["lm_head", r"re:.*layers\.1\.mlp\..*"],
         "config_groups": {"group_0": group},
     }
@@ -259,6 +272,16 @@ INT_FORMATS = {
         pack_quantized(symmetric=False, strategy="channel", group_size=None),
         lambda weight: pack_quantized_tensors(weight, -1, sym=False),
         SECOND_MLP,
+    ),
+}
+FP4_FORMATS = {
+    "nvfp4": Format(
+        fp4("nvfp4", "tensor_group", 16, inputs=True), lambda weight: nvfp4_tensors(weight, 500.0), SECOND_MLP
+    ),
+    "nvfp4, weights alone": Format(fp4("nvfp4", "tensor_group", 16, inputs=False), nvfp4_tensors, SECOND_MLP),
+    "mxfp4": Format(fp4("mxfp4", "group", 32, inputs=True), mxfp4_tensors, SECOND_MLP),
+    "modelopt, nvfp4": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, modelopt_nvfp4_tensors
     ),
 }
 

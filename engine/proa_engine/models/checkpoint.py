@@ -179,7 +179,7 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
     if name.endswith("g_idx"):
         return torch.zeros(shape, dtype=dtype, device=generator.device)
     if dtype == torch.uint8:
-        low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if name.endswith("scales") else (0, 256)
+        low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if "scale" in name.rpartition(".")[2] else (0, 256)
         return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
     if dtype == torch.int8:
         return torch.randint(-8, 9, shape, dtype=dtype, device=generator.device, generator=generator)
@@ -187,7 +187,10 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         bits = torch.iinfo(dtype)
         return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)
     if "scale" in name.rpartition(".")[2]:
-        return torch.full(shape, DUMMY_SCALE, dtype=dtype, device=generator.device)
+        scale = 1 / DUMMY_SCALE if name.endswith("global_scale") else DUMMY_SCALE  # nvfp4's global scale divides
+        if dtype == torch.float8_e4m3fn:
+            scale = 1.0  # of nvfp4, beside the global scale
+        return torch.full(shape, scale, device=generator.device).to(dtype)
     if dtype == torch.float8_e4m3fn:
         return torch.empty(shape, device=generator.device).normal_(0.0, 1.0, generator=generator).to(dtype)
     mean = 1.0 if name.endswith("norm.weight") else 0.0

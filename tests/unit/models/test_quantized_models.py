@@ -14,16 +14,19 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.quant_fp4 import Mxfp4Packed, Nvfp4
 from proa_engine.layers.quant_fp8 import BlockFp8
 from proa_engine.layers.quant_int import PackQuantized
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
+from support.fp4_packing import mxfp4_tensors, nvfp4_tensors
 from support.int_packing import pack_quantized_tensors
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import (
+    FP4_FORMATS,
     FP8,
     FP8_FORMATS,
     INPUT_SCALE,
@@ -194,11 +197,63 @@ def test_experts_whose_inputs_are_out_of_order_are_refused_by_name(tmp_path: Pat
 
 
 def test_latent_attention_of_integers_gives_the_logits_of_its_dense_twin(tmp_path: Path) -> None:
-    heads = {"qk_nope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32}
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+    heads: dict[str, Any] = {"qk_nope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
     source = make_tiny_model(tmp_path / "source", "deepseek_v3", seed=3, **LATENT | heads | sizes)
     quantized, dense = write_quantized(source, tmp_path, INT_FORMATS["awq"])
     torch.testing.assert_close(logits(quantized), logits(dense), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FP4_FORMATS)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_4_bit_floats_give_the_logits_of_their_dense_twins(family: str, name: str, tmp_path: Path) -> None:
+    width = {"moe_intermediate_size": 96} if family == "qwen3_moe" else {}
+    source = make_tiny_model(tmp_path / "source", family, seed=3, **SIZES, **width)
+    quantized, dense = write_quantized(source, tmp_path, FP4_FORMATS[name])
+    expected = logits_of_transformers(dense, lambda module_name, module: None)
+    torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
+
+
+def test_latent_attention_of_4_bit_floats_gives_the_logits_of_its_dense_twin(tmp_path: Path) -> None:
+    heads: dict[str, Any] = {"qk_nope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+    source = make_tiny_model(tmp_path / "source", "deepseek_v3", seed=3, **LATENT | heads | sizes)
+    quantized, dense = write_quantized(source, tmp_path, FP4_FORMATS["nvfp4"])
+    torch.testing.assert_close(logits(quantized), logits(dense), atol=2e-4, rtol=0)
+
+
+def test_a_scale_that_is_not_a_number_is_refused_by_name(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, FP4_FORMATS["nvfp4"])
+    tensors = load_file(quantized / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight_scale"][3, 2] = torch.nan
+    save_file(tensors, quantized / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers.0.mlp.down_proj: a scale is not a number"):
+        load(quantized)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "method", [Mxfp4Packed("weight_packed"), Nvfp4("weight_packed", "weight_global_scale", True, "")]
+)
+def test_two_ranks_share_a_matrix_of_4_bit_floats(method: Mxfp4Packed | Nvfp4, dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(96, 320, generator=generator), torch.randn(5, 320, generator=generator)
+    tensors, dense = mxfp4_tensors(weight) if isinstance(method, Mxfp4Packed) else nvfp4_tensors(weight)
+    weights = Weights(StoredWeights({f"up.{name}": tensor for name, tensor in tensors.items()}), method, "up")
+    half = weight.shape[dim] // 2
+    parts = [
+        method.load([Projection(weights, 96, 320, Slice(dim, start, half))], None).product(
+            x if dim == 0 else x.narrow(1, start, half)
+        )
+        for start in (0, half)
+    ]
+    out = torch.cat(parts, dim=-1) if dim == 0 else parts[0] + parts[1]
+    torch.testing.assert_close(out, x @ dense.t(), atol=1e-4, rtol=0)
+    with pytest.raises(
+        ValueError, match=rf"up: 168 of 320 inputs on each rank cannot be cut into groups of {method.group}"
+    ):
+        method.load([Projection(weights, 96, 320, Slice(1, 0, 168))], None)
 
 
 def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) -> None:
@@ -214,11 +269,12 @@ def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) 
     [
         *("fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order", "awq"),
         *("int8, channels, by token", "int8, static, asymmetric"),
+        *("nvfp4", "mxfp4", "modelopt, nvfp4"),
     ],
 )
 def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
-    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT_FORMATS | INT8_FORMATS)[name])
+    quantized, _ = write_quantized(source, tmp_path, (FP4_FORMATS | FP8_FORMATS | INT_FORMATS | INT8_FORMATS)[name])
     (quantized / "model.safetensors").unlink()
     assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
 
