@@ -57,6 +57,7 @@ def check_proa(command: Command) -> None:
     if command.words[1] in ("serve", "run-batch"):
         known |= flags_here() | TABLE.keys()
     own = command.words[: command.words.index("--")] if "--" in command.words else command.words
+    assert own[1] != "serve" or "--model" not in own  # the model stands behind `serve`
     assert {word.partition("=")[0] for word in own if word.startswith("--")} <= known
 
 
