@@ -139,7 +139,8 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("Qwen3-0.6B", ("mixed", *_DECODES), 70, HOST, prefix="host/"),
             _tiers("Llama-3.1-8B", 120),
             _tiers("Qwen3-0.6B", 90),
-            _prefill_decode("Qwen3-0.6B", 160),
+            _prefill_decode("Qwen3-0.6B", 120),
+            _loading(40),
         ),
     ]
 
@@ -266,6 +267,16 @@ def _prefill_decode(model: str, seconds: float) -> Step:
         prefix="streams/",
         seconds=seconds,
         needs="http",
+    )
+
+
+def _loading(seconds: float) -> Step:
+    return Step(
+        stage="loading",
+        program="load_weights.py",
+        workloads=("ahead", "one-by-one"),
+        arguments=("--gigabytes=4", "--runs=1"),
+        seconds=seconds,
     )
 
 

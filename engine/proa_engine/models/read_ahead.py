@@ -201,7 +201,9 @@ class ReadAhead:
 
     def _open(self, path: Path) -> int:
         if path not in self._files:
-            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[path] = file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # The kernel asks a network disk for 256 KiB at a time instead of 128 KiB, which was twice as fast.
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._files[path]
 
     def _read_piece(self, path: Path, file: int, piece: Piece, target: Bytes) -> None:

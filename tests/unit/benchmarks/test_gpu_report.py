@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kv_tiers
+import load_weights
 import prefill_decode
 import pytest
 from gpu_report import Reporter
@@ -65,14 +66,21 @@ def test_the_third_call_profiles_long_prompts_and_measures_what_the_tables_still
     assert {name for _, name in figures(4)} >= missing
 
 
-def test_the_fifth_call_measures_the_tiers_of_the_kv_cache() -> None:
+def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None:
     models = ("Llama-3.1-8B", "Qwen3-0.6B")
     decodes = {"host/mixed", "host/decode-1", "host/decode-64", "host/decode-256"}
     streams = {"streams/idle", "streams/one", "streams/two"}
     assert names_of(5, models[0]) == decodes | {"host/tiers-1024", "host/tiers-8192"}
     assert names_of(5, models[1]) == names_of(5, models[0]) | streams
+    assert names_of(5, "loading") == {"ahead", "one-by-one"}
+    programs = {
+        "kv_tiers.py": kv_tiers,
+        "prefill_decode.py": prefill_decode,
+        "engine.py": engine,
+        "load_weights.py": load_weights,
+    }
     for step in calls()[4]:
-        program = {"kv_tiers.py": kv_tiers, "prefill_decode.py": prefill_decode, "engine.py": engine}[step.program]
+        program = programs[step.program]
         parsed = program.parser().parse_args(step.command(step.workloads, Path("out.json"))[2:])
         assert tuple(parsed.workloads) == step.workloads
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from proa_engine.builtin import builtin_model_folder
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice
 from proa_engine.models import read_ahead
@@ -18,7 +19,6 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.models.read_ahead import ReadAhead, split
 from proa_engine.models.safetensors_headers import Tensor, read_header
-from support.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
 TYPES = (
@@ -95,6 +95,22 @@ def test_any_order_of_asking_gives_the_same_tensors(tmp_path: Path) -> None:
             first, second = Slice(1, 0, 20), Slice(1, 20, 30)  # of one tensor
             both = [checkpoint.take(name, (40, 50), part) for part in (first, second)]
             assert torch.equal(torch.cat(both, 1), tensors[name])
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_is_copied_to_a_device_piece_by_piece_is_the_same(tmp_path: Path) -> None:
+    tensors = {f"layers.{layer}.{name}": torch.randn(40, 50) for layer in range(12) for name in "ab"}
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path)
+    reader = ReadAhead({name: (path, tensor) for name, tensor in read_header(path).items()}, CPU)
+    reader._is_staged = True
+
+    for layer in range(12):
+        for name, part in (("a", None), ("b", Slice(1, 3, 20))):
+            taken = reader.read(f"layers.{layer}.{name}", part, lambda _: True)
+            expected = tensors[f"layers.{layer}.{name}"][:, slice(3, 23) if part else slice(None)]
+            assert torch.equal(taken.view(torch.float32).view(expected.shape), expected)
+    reader.close()
 
 
 def test_a_float_is_converted_and_a_scalar_may_be_asked_for_as_a_vector(tmp_path: Path) -> None:
@@ -213,10 +229,8 @@ def test_of_the_first_layer_the_next_experts_are_read_but_not_those_of_other_ran
     assert {name for name in names if starts[name] in starts_read} == {names[1], names[2], names[3], names[7]}
 
 
-def test_an_error_of_a_reading_thread_reaches_the_caller_and_ends_the_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_tiny_model(tmp_path)
+def test_an_error_of_a_reading_thread_reaches_the_caller_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = builtin_model_folder()
 
     def fail(*_: object) -> int:
         raise OSError(5, "Input/output error")
