@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def importing() -> Iterator[None]:
     """Import large modules within the context: without the garbage collector, which then ignores what exists.
 
-    It would go through all of their objects again and again, and free none: 11 % of the CPU time of a gateway's
-    imports, and 14 % of an engine's with torch 2.13.
+    It would go through all of their objects again and again, and free none: a tenth of the CPU time of a gateway's
+    imports, and of an engine's with torch 2.13.
     """
     with no_garbage_collection():
         yield

@@ -24,7 +24,7 @@ gc.callbacks.append(note)
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
 load_engine(EngineConfig(model="builtin", device="cpu"), lambda line: None).shutdown()
-assert not collections, "torch is imported with the garbage collector, which takes 14 % longer"
+assert not collections, "torch is imported with the garbage collector, which takes a tenth longer"
 """
 
 
