@@ -129,8 +129,8 @@ def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
     ):
         first, second = (ExpertMatrices(values, scales) for values, scales in quantized)
         yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes
-    packed = (pack_experts(int_case(*each.shape, dtype=torch.bfloat16)) for each in (case.gate_up, case.down))
-    yield "int4", FusedExperts(*packed), (case.gate_up[0].numel() + case.down[0].numel()) // 2
+    gate_up, down = (pack_experts(int_case(*each.shape, dtype=torch.bfloat16)) for each in (case.gate_up, case.down))
+    yield "int4", FusedExperts(gate_up, down), (case.gate_up[0].numel() + case.down[0].numel()) // 2
 
 
 def time_each(products: list[Callable[[], object]]) -> float:

@@ -44,6 +44,7 @@ def test_experts(tokens: int, bits: int, dtype: torch.dtype) -> None:
             int_case(held.size, 768, 512, bits=bits, dtype=dtype),
             int_case(held.size, 512, 384, bits=bits, dtype=dtype),
         )
-        fused = FusedExperts(*(pack_experts(int_weight_on(each, "cuda")) for each in matrices), held=held)
-        products = ([Linear(weight) for weight in dequantize_int(each)] for each in matrices)
-        near(fused(*(each.cuda() for each in arguments)), LoopedExperts(*products, held=held)(*arguments))
+        gate_up, down = (pack_experts(int_weight_on(each, "cuda")) for each in matrices)
+        first, second = ([Linear(weight) for weight in dequantize_int(each)] for each in matrices)
+        ours = FusedExperts(gate_up, down, held=held)(*(each.cuda() for each in arguments))
+        near(ours, LoopedExperts(first, second, held=held)(*arguments))

@@ -167,8 +167,8 @@ def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
             kind(weight, scales, None, form)(quantized),
         )
     for bits in (4, 8):
-        weight = int_case(SIZES.hidden, SIZES.hidden, bits=bits, dtype=SIZES.dtype)
-        near(IntLinear(int_weight_on(weight, DEVICE), None)(x.to(DEVICE)), IntLinear(weight, None)(x))
+        integers = int_case(SIZES.hidden, SIZES.hidden, bits=bits, dtype=SIZES.dtype)
+        near(IntLinear(int_weight_on(integers, DEVICE), None)(x.to(DEVICE)), IntLinear(integers, None)(x))
     weight = rows(SIZES.hidden, SIZES.hidden)
     near(InvariantLinear(weight.to(DEVICE))(x.to(DEVICE)), Linear(weight)(x))
 

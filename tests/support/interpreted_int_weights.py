@@ -59,9 +59,10 @@ def check_experts(dtype: torch.dtype) -> None:
                 int_case(held.size, 2 * inner, hidden, bits=bits, group_size=group_size, dtype=dtype),
                 int_case(held.size, hidden, inner, bits=bits, group_size=group_size, dtype=dtype),
             )
-            fused = FusedExperts(*(pack_experts(each) for each in matrices), held=held)
-            products = ([Linear(weight) for weight in dequantize_int(each)] for each in matrices)
-            ours, theirs = fused(*arguments), LoopedExperts(*products, held=held)(*arguments)
+            gate_up, down = (pack_experts(each) for each in matrices)
+            first, second = ([Linear(weight) for weight in dequantize_int(each)] for each in matrices)
+            ours = FusedExperts(gate_up, down, held=held)(*arguments)
+            theirs = LoopedExperts(first, second, held=held)(*arguments)
             close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 5 * TOLERANCE[dtype])
 
 

@@ -15,6 +15,7 @@ from proa_engine.config import LoadFormat
 from proa_engine.core.types import ImageSpan
 from proa_engine.layers.mlp import GatedMLP, SparseMoE
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.side_by_side import SideBySide
 from proa_engine.models.base import ImageReader
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
@@ -108,7 +109,6 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
         sequence.images = [EncodedImage(ImageSpan(b"", 10, len(embeddings), height, width), embeddings)]
     batch = PagedModel(model, image_config=config.images)
     hidden = torch.cat([batch.step([(sequence, num_tokens)])[0] for num_tokens in (33, 33, 34)])
-    # A CPU's products have a shape.
     head: Any = model.lm_head
     shapes = {"embedding": tuple(model.embedding.rows.shape), "lm_head": tuple(head.linear.shape)}
     for mlp in (getattr(layer, "mlp", None) for layer in model.layers):
@@ -122,11 +122,19 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
     if layer is None:  # latent attention
         return model.compute_logits(hidden), shapes
     shapes |= {
-        "qkv": tuple(layer.attention.qkv.linear.shape),
+        "qkv": shape_of(layer.attention.qkv.linear),
         "o": tuple(layer.attention.output.partial.shape),
         "kv_heads": (layer.attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):
         gated: Any = layer.mlp
-        shapes |= {"gate_up": tuple(gated.gate_up.linear.shape), "down": tuple(gated.down.partial.shape)}
+        shapes |= {"gate_up": shape_of(gated.gate_up.linear), "down": tuple(gated.down.partial.shape)}
     return model.compute_logits(hidden), shapes
+
+
+def shape_of(product: Any) -> tuple[int, ...]:
+    """Of a CPU's product."""
+    if isinstance(product, SideBySide):
+        shapes = [shape_of(each) for each in product.products]
+        return sum(outputs for outputs, _ in shapes), shapes[0][1]
+    return tuple(product.shape)

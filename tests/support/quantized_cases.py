@@ -144,8 +144,8 @@ def int_case(
 
 def int_weight_on(weight: IntWeight, device: torch.device | str) -> IntWeight:
     groups = None if weight.groups is None else weight.groups.to(device)
-    tensors = (each.to(device) for each in (weight.numbers, weight.scales, weight.zeros))
-    return IntWeight(*tensors, weight.bits, groups, weight.is_part)
+    numbers, scales, zeros = (each.to(device) for each in (weight.numbers, weight.scales, weight.zeros))
+    return IntWeight(numbers, scales, zeros, weight.bits, groups, weight.is_part)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class IntMethod:
     name: ClassVar[str]
 
     @property
+    def width_unit(self) -> int:
+        raise NotImplementedError
+
+    @property
     def in_groups_of_any_inputs(self) -> bool:
         """The group of each input is stored, so each matrix has its own order of inputs."""
         return False
@@ -76,9 +80,12 @@ def load_int_experts(
     first = [methods[0].expert_weight(pair) for pair in gate_up]
     second = [methods[1].expert_weight([projection]) for projection in down]
     if first[0].numbers.is_cpu:
-        products = ([Linear(dequantize_int(weight)) for weight in each] for each in (first, second))
-        return LoopedExperts(*products, held=held)
+        return LoopedExperts(_dequantized(first), _dequantized(second), held=held)
     return FusedExperts(pack_experts(stack(first)), pack_experts(stack(second)), held=held)
+
+
+def _dequantized(weights: Sequence[IntWeight]) -> list[Linear]:
+    return [Linear(dequantize_int(weight)) for weight in weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +263,11 @@ def _pass_over_bias(projection: Projection) -> None:
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """[rows, n] int32 -> [rows, n * 32 / bits] uint8, from the lowest bits on."""
-    octets = packed.contiguous().view(torch.uint8)
+    octets: torch.Tensor = packed.contiguous().view(torch.uint8)
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(1)
 
 
 def _interleaved(packed: torch.Tensor) -> torch.Tensor:
     """[rows, n / 8] int32 -> [rows, n] uint8, in AWQ's order."""
-    return _unpack(packed, 4).unflatten(1, (-1, 8))[:, :, list(AWQ_PLACES)].flatten(1)
+    eights: torch.Tensor = _unpack(packed, 4).unflatten(1, (-1, 8))
+    return eights[:, :, list(AWQ_PLACES)].flatten(1)

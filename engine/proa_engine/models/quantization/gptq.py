@@ -43,7 +43,8 @@ def read_auto_round(stored: Fields) -> Quantization:
     which the first holds.
     """
     only("packing_format", stored.get("packing_format"), ("auto_round:auto_gptq", "auto_round:auto_awq"))
-    names, patterns = [], []
+    names: list[Rule] = []
+    patterns: list[Rule] = []
     for entry, changed in (stored.get("extra_config") or {}).items():
         is_pattern = re.search(r"[*+?^$()\[\]{}|\\]", entry) is not None
         rule = Rule((f"re:.*(?:{entry})" if is_pattern else entry,), _auto_round_module(entry, {**stored, **changed}))
