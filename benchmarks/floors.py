@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MXFP4_BYTES = 4.25 / 8  # of a weight of 4 bits, with its share of the scale of 32
+NVFP4_BYTES = 4.5 / 8  # likewise, with the scale of 16
 INT4_BYTES = 4.25 / 8  # likewise, with the scale and zero of 128
 
 
@@ -57,13 +58,13 @@ class Step:
 
 
 def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]:
-    """Parts of a model with this config.json: unquantized, or mxfp4, or 4-bit integers in groups of 128. `fp8`: the
-    layers' matrices have 8 bits, the embedding has 16."""
+    """Parts of a model with this config.json: unquantized, or 4-bit floats, or 4-bit integers in groups of 128. `fp8`:
+    the layers' matrices have 8 bits, the embedding has 16."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     method = (config.get("quantization_config") or {}).get("quant_method")
-    itemsize, speedup = (1.0, 2.0) if fp8 else (INT4_BYTES if method == "awq" else 2.0, 1.0)
+    itemsize, speedup = (1.0, 2.0) if fp8 else ({"awq": INT4_BYTES, "modelopt": NVFP4_BYTES}.get(method, 2.0), 1.0)
 
     def product(name: str, parameters: float, used: float | None = None) -> Part:
         """`used`: parameters that one row is multiplied with, if not all that are read."""

@@ -34,8 +34,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
     "Llama-3.1-8B int4": ("Llama-3.1-8B int4", {}),
     "Llama-3.1-8B int8": ("Llama-3.1-8B", {"hf_overrides": {"quantization_config": INT8}}),
+    "Llama-3.1-8B nvfp4": ("Llama-3.1-8B nvfp4", {}),
     "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
     "Qwen3-30B-A3B int4": ("Qwen3-30B-A3B int4", {}),
+    "Qwen3-30B-A3B nvfp4": ("Qwen3-30B-A3B nvfp4", {}),
     "gpt-oss-20b": ("gpt-oss-20b", {}),
 }
 H200 = Card(4.25e12, 799e12)

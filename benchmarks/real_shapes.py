@@ -167,7 +167,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # As most 4-bit checkpoints of these models are
 _INT4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
-SHAPES |= {f"{name} int4": SHAPES[name] | {"quantization_config": _INT4} for name in ("Llama-3.1-8B", "Qwen3-30B-A3B")}
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+SHAPES |= {
+    f"{name} {kind}": SHAPES[name] | {"quantization_config": quantization}
+    for name in ("Llama-3.1-8B", "Qwen3-30B-A3B")
+    for kind, quantization in (("int4", _INT4), ("nvfp4", _NVFP4))
+}
 
 
 def write_model(name: str, folder: Path) -> Path:

@@ -61,6 +61,8 @@ CASES = [
     Case("Llama-3.1-8B static fp8", stored_as(models.LLAMA_8B, models.FP8_STATIC)),
     Case("Llama-3.1-8B fp8 blocks", stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
     Case("Llama-3.1-8B int8", stored_as(models.LLAMA_8B, models.INT8)),
+    Case("Llama-3.1-8B nvfp4", stored_as(models.LLAMA_8B, models.NVFP4)),
+    Case("Llama-3.1-8B mxfp4", stored_as(models.LLAMA_8B, models.MXFP4_PACKED)),
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
     Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
     Case(
@@ -108,6 +110,7 @@ CASES = [
         _FOUR_RANKS,
     ),
     Case("Qwen3-30B-A3B GPTQ 8 bits", stored_as(models.QWEN3_30B_A3B, models.GPTQ_8_BITS)),
+    Case("Qwen3-30B-A3B nvfp4", stored_as(models.QWEN3_30B_A3B, models.NVFP4)),
     Case("Qwen3-30B-A3B int8", stored_as(models.QWEN3_30B_A3B, models.INT8)),
     Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),
 ]

@@ -31,6 +31,7 @@ HOT = {
     "skinny_fp8_kernel",
     "skinny_gemm_kernel",
     "invariant_linear_kernel",
+    "fp4_matmul_kernel",
     "fp8_block_matmul_kernel",
     "int_matmul_kernel",
     "int8_matmul_kernel",

@@ -107,6 +107,13 @@ INT8 = {
         }
     },
 }
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+MXFP4_PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _MXFP4}},
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
 GPTQ_OUT_OF_ORDER = GPTQ | {"desc_act": True}
 GPTQ_8_BITS = GPTQ | {"bits": 8}

@@ -20,6 +20,7 @@ AMONG_THEM = {
     "delta_rule_recurrent_kernel",
     "delta_rule_scan_kernel",
     "draw_chunk_kernel",
+    "fp4_matmul_kernel",
     "fp8_block_matmul_kernel",
     "int_matmul_kernel",
     "int8_matmul_kernel",
