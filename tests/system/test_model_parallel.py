@@ -11,7 +11,7 @@ from proa_engine.models.registry import MODULES
 from support.image_models import make_image_model
 from support.model_rank import Job, RankResult, run_jobs
 from support.mxfp4_models import write_mxfp4
-from support.quantized_models import FP8_FORMATS, INT8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
+from support.quantized_models import FP4_FORMATS, FP8_FORMATS, INT8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 SECONDS = 400  # a loaded machine imports torch slowly
@@ -84,14 +84,20 @@ QUANTIZED: dict[str, Format] = {
     "fp8, static": FP8_FORMATS["fp8, tensors, static"],
     "int8": INT8_FORMATS["int8, channels, by token"],
     "int8, static": INT8_FORMATS["int8, static, asymmetric"],
+    "nvfp4": FP4_FORMATS["nvfp4"],
+    "mxfp4": FP4_FORMATS["mxfp4"],
     "awq": INT_FORMATS["awq"],
     "gptq": INT_FORMATS["gptq"],
     "gptq, inputs out of order": INT_FORMATS["gptq, inputs out of order"],
+    "gptq, 8 bits": INT_FORMATS["gptq, 8 bits"],
+    "compressed-tensors, 4 bits": INT_FORMATS["compressed-tensors, asymmetric groups"],
 }
-# Experts of 8 bits: their formats, of experts whose width four ranks can cut.
-EXPERTS_OF_8_BITS: dict[str, Format] = {
+# Formats of experts whose width four ranks can cut.
+QUANTIZED_EXPERTS: dict[str, Format] = {
     "int8 experts": INT8_FORMATS["int8, channels, by token"],
     "fp8 experts, static": FP8_FORMATS["fp8, tensors, static"],
+    "int4 experts": INT_FORMATS["awq"],
+    "nvfp4 experts": FP4_FORMATS["nvfp4"],
 }
 # Mean differences of logits. Where a token has one scale, each rank has its own for its share; elsewhere only sums
 # differ, and the roundings of what lies in the middle.
@@ -106,7 +112,7 @@ NAMES = [
     *QUANTIZED,
     EXPERTS_IN_BLOCKS,
     NARROW_IN_BLOCKS,
-    *EXPERTS_OF_8_BITS,
+    *QUANTIZED_EXPERTS,
     EXPERTS_IN_4_BITS,
     NARROW_IN_4_BITS,
     "dummy weights",
@@ -116,7 +122,7 @@ NAMES = [
 MIXTURES = [
     *("qwen3 moe", "qwen3 next", "qwen3.5 moe", "qwen2 moe", "gpt-oss", "mixtral", "olmoe", "glm 4.5", "gemma 4"),
     *("deepseek v2", "deepseek v3", "glm 4.7 flash, five heads", "qwen3_vl_moe", "qwen3_5_moe"),
-    *(EXPERTS_IN_BLOCKS, *EXPERTS_OF_8_BITS, EXPERTS_IN_4_BITS, "dummy mixture"),
+    *(EXPERTS_IN_BLOCKS, *QUANTIZED_EXPERTS, EXPERTS_IN_4_BITS, "dummy mixture"),
 ]
 
 
@@ -130,7 +136,7 @@ def make_folders(root: Path) -> dict[str, Path]:
     widths: dict[str, Any] = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 640}
     narrow = make_tiny_model(root / "narrow experts", "qwen2_moe", **SIZES_IN_FOUR, **widths)
     folders[NARROW_IN_BLOCKS] = write_quantized(narrow, root / "narrow fp8 experts", QUANTIZED["fp8, blocks"])[0]
-    folders |= {name: write_quantized(experts, root / name, each)[0] for name, each in EXPERTS_OF_8_BITS.items()}
+    folders |= {name: write_quantized(experts, root / name, each)[0] for name, each in QUANTIZED_EXPERTS.items()}
     folders[EXPERTS_IN_4_BITS] = write_mxfp4(folders["gpt-oss"], root / "4-bit experts")[0]
     narrow = make_tiny_model(root / "narrow gpt-oss", "gpt_oss", intermediate_size=96)
     folders[NARROW_IN_4_BITS] = write_mxfp4(narrow, root / "narrow 4-bit experts")[0]
@@ -222,7 +228,8 @@ def test_experts_are_divided_by_expert_on_demand_or_where_their_width_cannot_be_
     assert held("qwen3 moe", 4) == [(0, 10)] * 4
     assert held("qwen3 moe" + BY_EXPERT, 2) == [(0, 5), (5, 5)]
     assert held("qwen3 moe" + BY_EXPERT, 4) == [(0, 3), (3, 3), (6, 2), (8, 2)]
-    assert held("gpt-oss" + BY_EXPERT, 2) == halves
+    assert held("gpt-oss" + BY_EXPERT, 2) == held("int4 experts" + BY_EXPERT, 2) == halves
+    assert held("int4 experts", 4) == [(0, 8)] * 4
     assert held("qwen3 moe, odd width", 2) == held(NARROW_IN_BLOCKS, 2) == held(EXPERTS_IN_4_BITS, 2) == [(0, 8)] * 2
     assert held("qwen3 moe, odd width", 4) == held(NARROW_IN_BLOCKS, 4) == quarters
     assert held(NARROW_IN_4_BITS, 2) == halves
