@@ -159,10 +159,10 @@ class DownloadCache:
                     each.delete()
 
     def _refusal(self, url: str, needed: int, too_few: int) -> str:
-        bound = f", of which download_cache_size is {gigabytes(self._max_bytes)} GB" if self._max_bytes else ""
+        bound = f", bounded to {gigabytes(self._max_bytes)} GB (download_cache_size)" if self._max_bytes else ""
         return (
-            f"{url} needs {gigabytes(needed)} GB more in {self._root.parent} (download_dir){bound}: without the models "
-            f"that no process uses, {gigabytes(too_few)} GB are still lacking"
+            f"{url} needs {gigabytes(needed)} GB more in {self._root.parent} (download_dir){bound}: if all models that "
+            f"no process uses were deleted, {gigabytes(too_few)} GB would be lacking"
         )
 
 
@@ -200,7 +200,7 @@ def _check_listed(url: str, files: Sequence[ObjectFile], selection: Selection) -
         return
     if not names:
         raise ObjectStoreError(f"there is nothing under {url}: is the prefix spelled right?")
-    inner = sorted(each for each in names if each.endswith(f"/{selection.needed}"))
+    inner = sorted((each for each in names if each.endswith(f"/{selection.needed}")), key=lambda each: each.count("/"))
     hint = f"; did you mean {url.rstrip('/')}/{inner[0].rpartition('/')[0]}?" if inner else ""
     raise ObjectStoreError(f"there is no {selection.needed} under {url}{hint}")
 

@@ -139,7 +139,7 @@ class _FileDownload:
             for piece in self._source.read(self._file, start, end):
                 if self._stop.is_set():
                     raise DownloadStopped
-                os.pwrite(part.fileno(), piece, at)
+                _write(part.fileno(), piece, at)
                 at += len(piece)
                 self._add_bytes(len(piece))
             if at != end:
@@ -243,6 +243,15 @@ def is_md5_equal(path: Path, file: ObjectFile) -> bool | None:
         ):
             return True
     return None
+
+
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    """Write all of `data`. pwrite(2) on a disk that becomes full writes what fits; the next call raises OSError."""
+    left = memoryview(data)
+    while left:
+        num_bytes = os.pwrite(descriptor, left, at)
+        at += num_bytes
+        left = left[num_bytes:]
 
 
 def _md5s(path: Path, part_size: int) -> list[bytes]:

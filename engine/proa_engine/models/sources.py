@@ -192,7 +192,8 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
         )
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f"{url} could not be kept in {folder} (download_dir): {error.filename}: {reason}") from error
+        where = f"{error.filename}: " if error.filename else ""  # none of a full disk
+        raise ValueError(f"{url} could not be kept in {folder} (download_dir): {where}{reason}") from error
 
 
 def _download(model: str, revision: str | None, patterns: list[str], downloads: Downloads) -> Path:

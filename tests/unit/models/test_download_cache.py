@@ -1,5 +1,6 @@
 """Files of an object store are downloaded once, resumed, checked, kept while in use, and deleted for others."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -205,7 +206,10 @@ def test_weights_that_the_index_does_not_name_are_not_downloaded(
     [
         ((), "there is nothing under s3://bucket/model: is the prefix spelled right?"),
         (("README.md",), "there is no config.json under s3://bucket/model$"),
-        (("v1/config.json",), "there is no config.json under s3://bucket/model; did you mean s3://bucket/model/v1?"),
+        (
+            ("v1/1_Pooling/config.json", "v1/config.json"),
+            "there is no config.json under s3://bucket/model; did you mean s3://bucket/model/v1?",
+        ),
     ],
 )
 def test_a_prefix_without_a_model_is_named(names: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_an_adapter_is_kept_no_longer_than_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_model_without_room_is_refused_before_anything_is_deleted(old: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ObjectStoreError, match=r"\(download_dir\), of which download_cache_size is 0.0000 GB: "):
+    with pytest.raises(ObjectStoreError, match=r"\(download_dir\), bounded to 0.0000 GB \(download_cache_size\): "):
         DownloadCache(tmp_path / "cache", 3_000).fetch(Bucket(), MODEL)
     assert all((each / "model.safetensors").exists() for each in old)
 
@@ -283,8 +287,30 @@ def test_a_model_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: py
         free = 3_000
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
-    with pytest.raises(ObjectStoreError, match=r"needs 0.0000 GB more in .* GB are still lacking"):
+    with pytest.raises(ObjectStoreError, match=r"needs 0.0000 GB more in .* GB would be lacking"):
         DownloadCache(tmp_path).fetch(Bucket(), MODEL)
+
+
+def test_a_disk_that_becomes_full_in_mid_write_leaves_no_file_with_a_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, pwrite = 2 * RANGE + 100, os.pwrite
+
+    def write_what_fits(descriptor: int, data: bytes, at: int) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        num_bytes = pwrite(descriptor, data[:room], at)
+        room -= num_bytes
+        return num_bytes
+
+    without_md5s = Bucket(versions=dict.fromkeys(FILES, "0x8DC"))
+    with monkeypatch.context() as full:
+        full.setattr("os.pwrite", write_what_fits)
+        with pytest.raises(OSError, match="No space left on device"):
+            DownloadCache(tmp_path).fetch(without_md5s, MODEL)
+    assert not list(tmp_path.rglob("model.safetensors"))
+    assert files_of(DownloadCache(tmp_path).fetch(without_md5s, MODEL)) == FILES
 
 
 def test_others_wait_for_a_download_and_tell_who_has_it(
