@@ -49,10 +49,10 @@ class Plugin:
         """Import the object. Raises ValueError, naming the package, if that fails."""
         try:
             return self.entry_point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            module, _, _ = self.entry_point.value.partition(":")
             raise ValueError(
-                f"{self} cannot be imported: {type(error).__name__}: {error}; `python -m {self.entry_point.module}` "
-                "shows where"
+                f"{self} cannot be imported: {type(error).__name__}: {error}; `python -m {module}` shows where"
             ) from error
 
     def of_wrong_kind(self, wanted: str) -> ValueError:

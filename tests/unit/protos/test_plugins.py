@@ -52,6 +52,7 @@ def test_a_name_that_proa_has_is_refused_with_the_package(folder: Path) -> None:
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemError('broken')", "SystemError: broken"),
+        ("raise SystemExit('no device')", "SystemExit: no device"),
         ("", "AttributeError: module 'plug_broken' has no attribute 'X'"),
     ],
 )
@@ -65,6 +66,12 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_reason(code: str, r
     sys.modules.pop("plug_broken", None)
     assert reason in str(raised.value)
     assert "`python -m plug_broken` shows where" in str(raised.value)
+
+
+def test_an_entry_point_that_names_no_object_is_refused_with_its_text(folder: Path) -> None:
+    write_package(folder, "plug_text", {"proa.tool_formats": {"arrow": "plug text"}})
+    with pytest.raises(ValueError, match=r"arrow of the package plug_text 1\.0 \(plug text\) cannot be imported"):
+        plugins_of(Group.TOOL_FORMATS, built_in=())["arrow"].load()
 
 
 def test_each_package_is_logged_with_what_it_adds(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
