@@ -64,7 +64,7 @@ def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     method = (config.get("quantization_config") or {}).get("quant_method")
-    itemsize, speedup = (1.0, 2.0) if fp8 else ({"awq": INT4_BYTES, "modelopt": NVFP4_BYTES}.get(method, 2.0), 1.0)
+    itemsize, speedup = (1.0, 2.0) if fp8 else ({"awq": INT4_BYTES, "modelopt": NVFP4_BYTES}.get(str(method), 2.0), 1.0)
 
     def product(name: str, parameters: float, used: float | None = None) -> Part:
         """`used`: parameters that one row is multiplied with, if not all that are read."""

@@ -60,7 +60,8 @@ class StoredFp4:
     def dequantize(self) -> torch.Tensor:
         """The weights [..., outputs, inputs] float32."""
         both = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(-2)
-        values = torch.tensor(VALUES, device=self.codes.device)[both.long()].unflatten(-1, (self.scales.shape[-1], -1))
+        values: torch.Tensor = torch.tensor(VALUES, device=self.codes.device)[both.long()]
+        values = values.unflatten(-1, (self.scales.shape[-1], -1))
         if self.factors is None:
             return torch.ldexp(values, self.scales[..., None].int() - 127).flatten(-2)
         return (values * self.scales.float()[..., None]).flatten(-2) * self.factors[..., None]

@@ -6,7 +6,7 @@ float16 or bfloat16 whose last bit counts 1, they are that number (1024 or 128) 
 bfloat16's mantissa, and go through float32, as does a model of float32. The difference to the zero is exact, and the
 weight is rounded once to the model's type, as by the reference.
 
-A program computes a tile of the transposed output, as in `moe_mxfp4`.
+A program computes a tile of the transposed output, as in `fp4`.
 """
 
 from collections.abc import Sequence

@@ -207,7 +207,7 @@ def test_latent_attention_of_integers_gives_the_logits_of_its_dense_twin(tmp_pat
 @pytest.mark.parametrize("name", FP4_FORMATS)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_4_bit_floats_give_the_logits_of_their_dense_twins(family: str, name: str, tmp_path: Path) -> None:
-    width = {"moe_intermediate_size": 96} if family == "qwen3_moe" else {}
+    width: dict[str, Any] = {"moe_intermediate_size": 96} if family == "qwen3_moe" else {}
     source = make_tiny_model(tmp_path / "source", family, seed=3, **SIZES, **width)
     quantized, dense = write_quantized(source, tmp_path, FP4_FORMATS[name])
     expected = logits_of_transformers(dense, lambda module_name, module: None)
