@@ -36,7 +36,7 @@ def check(folder: Path, wheels: str, workloads: list[str]) -> dict[str, Any]:
     return {name: record["problems"] for name, record in json.loads(path.read_text())["records"].items()}
 
 
-def test_everything_but_http_is_imported_with_the_machines_packages_and_three_wheels(tmp_path: Path) -> None:
+def test_everything_but_http_is_imported_with_the_machines_packages_and_four_wheels(tmp_path: Path) -> None:
     problems = check(tmp_path, "wheels.txt", ["engine", "tests"])
     assert problems == {"engine": [], "tests": []}
 
