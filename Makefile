@@ -75,6 +75,9 @@ browser: setup ## the chat page in headless Chromium, which must be installed
 clients: setup ## the clients that people use, against the built-in model (PORT); installs them into build/clients
 	proa serve builtin --host 127.0.0.1 --port $(PORT) --enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
 
+quantizers: setup ## what the quantizers write, against their own perplexity (QUANTIZERS_ARGS); installs them into build/quantizers
+	PYTHONPATH=tests:. python tests/peers/quantizers.py $(QUANTIZERS_ARGS)
+
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:services/cli:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
@@ -141,4 +144,4 @@ clean: ## remove everything that the tasks above created
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak chaos browser clients images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
