@@ -106,7 +106,13 @@ def write_bases(builtin: Path, moe: Path) -> None:
     builtin.mkdir(parents=True, exist_ok=True)
     for name in names:
         shutil.copy(builtin_model_folder() / name, builtin)
-    sizes: dict[str, Any] = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64, "vocab_size": 2048}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 128,
+        "head_dim": 64,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+    }
     make_tiny_model(moe, "qwen3_moe", initializer_range=0.05, **sizes)
     for name in names[3:]:
         shutil.copy(builtin_model_folder() / name, moe)
