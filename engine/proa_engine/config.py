@@ -17,7 +17,6 @@ LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"]
-Quantization = Literal["auto-round", "awq", "compressed-tensors", "fp8", "fp8_per_block", "gptq", "modelopt", "mxfp4"]
 Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
 Role = Literal["both", "prefill", "decode"]
@@ -109,10 +108,11 @@ class EngineConfig:
     )
     load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
     dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")
-    quantization: Quantization | None = option(
+    quantization: str | None = option(
         None,
         "quantization method; `fp8` and `fp8_per_block` quantize an unquantized checkpoint (default: the checkpoint's "
         "own)",
+        metavar="NAME",
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",

@@ -9,7 +9,6 @@ from proa_engine.config import (
     DType,
     KvCacheDtype,
     LoadFormat,
-    Quantization,
     Role,
     Runner,
     SchedulingPolicy,
@@ -27,7 +26,7 @@ class EngineArguments(TypedDict, total=False):
     download_cache_size: int | None
     load_format: LoadFormat
     dtype: DType
-    quantization: Quantization | None
+    quantization: str | None
     kv_cache_dtype: KvCacheDtype
     seed: int
     hf_overrides: Mapping[str, Any] | None

@@ -81,6 +81,7 @@ def test_the_examples_architecture_has_the_logits_of_transformers(
 def test_the_examples_quantization_has_the_logits_of_the_dequantized_weights(example: None, tmp_path: Path) -> None:
     dense = make_tiny_model(tmp_path / "dense", "llama", seed=3, attention_bias=True)
     quantized = quantize_rows(dense, tmp_path / "quantized", except_for="layers.1.mlp")
+    check_start(EngineConfig(model=str(quantized), quantization="int8_rows"))  # the flag may repeat the name
     model = load(quantized)
     logits = model.compute_logits(PagedModel(model).prefill(TOKENS, 25))
     torch.testing.assert_close(logits, logits_of_transformers(dense), atol=1e-4, rtol=0)
@@ -134,9 +135,10 @@ def test_an_architecture_of_the_engines_own_is_refused(name: str, folder: Path) 
         architecture_of({"architectures": ["LlamaForCausalLM"]})
 
 
-def test_a_quantization_of_the_engines_own_is_refused(folder: Path) -> None:
-    write_package(folder, "own", {"proa.quantization": {"awq": "own:X"}})
-    with pytest.raises(ValueError, match=r"own 1\.0 adds the quantization awq, which Proa has itself"):
+@pytest.mark.parametrize("name", ["awq", "fp8_per_block"])
+def test_a_quantization_of_the_engines_own_is_refused(name: str, folder: Path) -> None:
+    write_package(folder, "own", {"proa.quantization": {name: "own:X"}})
+    with pytest.raises(ValueError, match=rf"own 1\.0 adds the quantization {name}, which Proa has itself"):
         check_start(EngineConfig(model=str(make_tiny_model(folder / "model"))))
 
 

@@ -144,11 +144,11 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "W4A8 integers of llm-compressor": (
         compressed_tensors(INT4, INT8_TOKEN, "int-quantized"),
-        "num_bits 4 is not supported; supported: 8",
+        "num_bits in weights 4 is not supported; supported: 8",
     ),
     "W8A8 integers, asymmetric weights": (
         compressed_tensors(INT8 | {"symmetric": False}, INT8_TOKEN, "int-quantized"),
-        "symmetric False is not supported",
+        "symmetric in weights False is not supported",
     ),
     "integer weights alone": (
         compressed_tensors(INT8, None, "naive-quantized"),
@@ -174,15 +174,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "NVFP4 of llm-compressor in other groups": (
         compressed_tensors(FP4 | {"group_size": 32}, FP4, "nvfp4-pack-quantized"),
-        "group_size 32 is not supported; supported: 16",
+        "group_size in weights 32 is not supported; supported: 16",
     ),
     "MXFP4 of llm-compressor in other groups": (
         compressed_tensors(MXFP4 | {"group_size": 64}, MXFP4, "mxfp4-pack-quantized"),
-        "group_size 64 is not supported; supported: 32",
+        "group_size in weights 64 is not supported; supported: 32",
     ),
     "MXFP4 of llm-compressor with inputs of 8 bits": (
         compressed_tensors(MXFP4, FP8_TOKEN, "mxfp4-pack-quantized"),
-        "num_bits 8 is not supported; supported: 4",
+        "num_bits in input_activations 8 is not supported; supported: 4",
     ),
     "mixed formats of llm-compressor without their names": (
         compressed_tensors(FP8, FP8_TOKEN, "mixed-precision"),
@@ -343,6 +343,12 @@ def test_names_of_auto_round_come_before_patterns_that_are_searched_for() -> Non
     assert quantization.format_of("model.layers.1.mlp.up_proj") is None
     assert quantization.format_of("model.layers.1.mlp.gate_proj") == GptqFormat(8, 128, False, True, 1)
     assert quantization.format_of("model.layers.1.mlp.down_proj") == GptqFormat(4, 128, False, True, 1)
+
+
+@pytest.mark.parametrize("stored", [None, SUPPORTED["awq"]], ids=["unquantized", "quantized"])
+def test_an_unknown_method_that_the_user_wants_is_answered_with_all(stored: dict[str, Any] | None) -> None:
+    with pytest.raises(ValueError, match=r"quantization awk is not supported; supported: fp8, fp8_per_block, .*awq"):
+        read_quantization(stored, "awk")
 
 
 def test_unquantized_checkpoints_are_quantized_by_the_names_of_vllm() -> None:

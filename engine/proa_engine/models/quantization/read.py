@@ -3,7 +3,7 @@
 Raises ValueError, naming the field, for what is not supported. Does not import torch.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from proa.plugins import Group, Plugin, plugins_of
@@ -52,6 +52,9 @@ def read_quantization(stored: Mapping[str, Any] | None, wanted: str | None) -> Q
     For a quantized checkpoint `wanted` may only repeat its method. Others are quantized while loading, by `_ONLINE`.
     """
     plugins = quantization_plugins()
+    known = dict.fromkeys((*_ONLINE, *_READERS, *plugins))
+    if wanted is not None and wanted not in known:
+        raise _unsupported(wanted, known)
     if not stored:
         if wanted is not None and wanted not in _ONLINE:
             raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
@@ -83,7 +86,7 @@ def _is_bitsandbytes(stored: Mapping[str, Any]) -> bool:
 
 def quantization_plugins() -> dict[str, Plugin]:
     """What packages add, by quant_method."""
-    return plugins_of(Group.QUANTIZATION, built_in=_READERS)
+    return plugins_of(Group.QUANTIZATION, built_in={*_READERS, *_ONLINE})
 
 
 def _read(name: str, stored: Mapping[str, Any], plugins: Collection[str]) -> Quantization:
@@ -91,9 +94,13 @@ def _read(name: str, stored: Mapping[str, Any], plugins: Collection[str]) -> Qua
         return read(stored)
     if name in plugins:
         return Quantization(PluginFormat(name)).except_for(*entries(stored, "modules_to_not_convert"))
+    raise _unsupported(name, ["none", *_READERS, *plugins])
+
+
+def _unsupported(name: str, supported: Iterable[str]) -> ValueError:
     instead = _INSTEAD.get(name, "take the model in one of these, or the unquantized one with quantization fp8")
-    raise ValueError(
-        f"quantization {name} is not supported; supported: none, {', '.join((*_READERS, *plugins))}; {instead} "
+    return ValueError(
+        f"quantization {name} is not supported; supported: {', '.join(supported)}; {instead} "
         "(docs/quantization.md), or install a package that adds it (docs/plugins.md)"
     )
 
