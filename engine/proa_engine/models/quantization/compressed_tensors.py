@@ -70,29 +70,29 @@ def _format(group: Mapping[str, Any], stored_as: str) -> Format:
 def _float_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
     if inputs is None:
         raise ValueError("input_activations null is not supported; supported: 8-bit floats")
-    for tensor in (weights, inputs):
-        only("type", tensor.get("type", "float"), ("float",))
-        only("num_bits", tensor.get("num_bits", 8), (8,))
-        only("symmetric", tensor.get("symmetric", True), (True,))
-    only("strategy", weights["strategy"], ("tensor", "channel", "block"))
+    for name, tensor in (("weights", weights), ("input_activations", inputs)):
+        only(f"type in {name}", tensor.get("type", "float"), ("float",))
+        only(f"num_bits in {name}", tensor.get("num_bits", 8), (8,))
+        only(f"symmetric in {name}", tensor.get("symmetric", True), (True,))
+    only("strategy in weights", weights["strategy"], ("tensor", "channel", "block"))
     if weights["strategy"] == "block":
         only("block_structure", list(weights.get("block_structure") or ()), ([128, 128],))
-        only("strategy", inputs["strategy"], ("group",))
-        only("group_size", inputs.get("group_size"), (128,))
+        only("strategy in input_activations", inputs["strategy"], ("group",))
+        only("group_size in input_activations", inputs.get("group_size"), (128,))
         return BlockFp8Format("weight_scale")
-    only("strategy", inputs["strategy"], ("tensor", "token"))
+    only("strategy in input_activations", inputs["strategy"], ("tensor", "token"))
     return Fp8Format(weights["strategy"], static=not inputs.get("dynamic", False))
 
 
 def _int_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
     if inputs is None:
         raise ValueError("input_activations null is not supported; supported: 8-bit integers")
-    for tensor in (weights, inputs):
-        only("type", tensor.get("type", "int"), ("int",))
-        only("num_bits", tensor.get("num_bits", 8), (8,))
-    only("symmetric", weights.get("symmetric", True), (True,))
-    only("strategy", weights["strategy"], ("tensor", "channel"))
-    only("strategy", inputs["strategy"], ("tensor", "token"))
+    for name, tensor in (("weights", weights), ("input_activations", inputs)):
+        only(f"type in {name}", tensor.get("type", "int"), ("int",))
+        only(f"num_bits in {name}", tensor.get("num_bits", 8), (8,))
+    only("symmetric in weights", weights.get("symmetric", True), (True,))
+    only("strategy in weights", weights["strategy"], ("tensor", "channel"))
+    only("strategy in input_activations", inputs["strategy"], ("tensor", "token"))
     return Int8Format(
         weights["strategy"], static=not inputs.get("dynamic", False), symmetric=inputs.get("symmetric", True)
     )
@@ -100,10 +100,10 @@ def _int_quantized(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None)
 
 def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
     only("input_activations", inputs, (None,))
-    only("type", weights.get("type", "int"), ("int",))
-    only("num_bits", weights.get("num_bits"), (4, 8))
-    only("strategy", weights.get("strategy"), ("group", "channel"))
-    only("actorder", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
+    only("type in weights", weights.get("type", "int"), ("int",))
+    only("num_bits in weights", weights.get("num_bits"), (4, 8))
+    only("strategy in weights", weights.get("strategy"), ("group", "channel"))
+    only("actorder in weights", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
     return PackQuantizedFormat(
         weights["num_bits"],
         int(weights["group_size"]) if weights["strategy"] == "group" else None,
@@ -116,9 +116,9 @@ def _check_4_bit_floats(
     weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, strategy: str, group_size: int
 ) -> None:
     """Inputs of 4 bits are multiplied unquantized, as if only the weights were quantized."""
-    for tensor in (weights, inputs or weights):
-        only("type", tensor.get("type", "float"), ("float",))
-        only("num_bits", tensor.get("num_bits"), (4,))
-        only("symmetric", tensor.get("symmetric", True), (True,))
-    only("strategy", weights.get("strategy"), (strategy,))
-    only("group_size", weights.get("group_size"), (group_size,))
+    for name, tensor in (("weights", weights), ("input_activations", inputs or weights)):
+        only(f"type in {name}", tensor.get("type", "float"), ("float",))
+        only(f"num_bits in {name}", tensor.get("num_bits"), (4,))
+        only(f"symmetric in {name}", tensor.get("symmetric", True), (True,))
+    only("strategy in weights", weights.get("strategy"), (strategy,))
+    only("group_size in weights", weights.get("group_size"), (group_size,))
