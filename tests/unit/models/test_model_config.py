@@ -56,8 +56,8 @@ def test_defaults_are_filled_in() -> None:
             r"weight_block_size \[64, 64\] is not supported; supported: \[128, 128\]",
         ),
         (
-            {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized"}},
-            "format int-quantized is not supported; supported: float-quantized, pack-quantized",
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "marlin-24"}},
+            "format marlin-24 is not supported; supported: float-quantized",
         ),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
