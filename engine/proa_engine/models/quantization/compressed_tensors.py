@@ -35,14 +35,14 @@ def read_compressed_tensors(stored: Mapping[str, Any]) -> Quantization:
         raise ValueError("compressed-tensors without config_groups is not supported")
     for group in groups.values():
         stored_as = _format(group, group.get("format") or stored["format"])
-        for target in group["targets"]:
-            if target == "Linear":
-                everything = everything or stored_as
-            elif target.startswith("re:"):
-                patterns.append(Rule((target,), stored_as))
-            else:
-                names.append(Rule((target,), stored_as))
-    quantization = Quantization(everything, (*names, *patterns)).except_for(*entries(stored, "ignore"))
+        targets = group["targets"]
+        if "Linear" in targets:
+            everything = everything or stored_as
+        by_pattern = tuple(each for each in targets if each.startswith("re:"))
+        names.append(Rule(tuple(each for each in targets if each not in ("Linear", *by_pattern)), stored_as))
+        patterns.append(Rule(by_pattern, stored_as))
+    rules = tuple(rule for rule in (*names, *patterns) if rule.modules)
+    quantization = Quantization(everything, rules).except_for(*entries(stored, "ignore"))
     return quantization.with_kv_cache(fp8=reads_fp8_kv_cache(stored.get("kv_cache_scheme")))
 
 
