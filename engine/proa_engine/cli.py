@@ -95,10 +95,13 @@ def _download(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return _print_error(str(error), status=2)
     configure(options.logs, _PROGRAM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         download_model(options.config)
     except (ValueError, OSError) as error:
         return _print_error(str(error), status=1)
+    except KeyboardInterrupt:
+        return _print_error("the download was interrupted; the next one continues it", status=1)
     return 0
 
 

@@ -15,11 +15,11 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
+from proa_engine.models import daemon_threads
 from proa_engine.models.object_store import ObjectFile, ObjectFolder, ObjectStoreError
 
 RANGE_BYTES = 16 << 20
@@ -68,21 +68,11 @@ def download(
 
     `add_bytes` is called by several threads. `etags_are_md5s`: whether an ETag that has the form of an MD5 must be the
     file's; not so for S3 with keys of KMS. Raises ObjectStoreError, ObjectChanged or OSError after all threads have
-    stopped.
+    stopped; after Ctrl-C or SIGTERM, it does not wait for those whose request is not answered.
     """
     stop, equal = Event(), list[str]()
     jobs = [_FileDownload(source, file, folder, add_bytes, stop, equal, etags_are_md5s) for file in files]
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="proa-download") as threads:
-        futures = [threads.submit(job) for each in jobs for job in each.ranges()]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-            threads.shutdown(cancel_futures=True)
-    errors = [error for each in futures if not each.cancelled() and (error := each.exception()) is not None]
-    for error in errors:
-        if not isinstance(error, DownloadStopped):
-            raise error
+    daemon_threads.run([job for each in jobs for job in each.ranges()], NUM_THREADS, stop)
     return tuple(equal)
 
 
@@ -124,13 +114,6 @@ class _FileDownload:
             yield lambda number=number: self._fetch(number)  # type: ignore[misc]
 
     def _fetch(self, number: int) -> None:
-        try:
-            self._fetch_range(number)
-        except BaseException:
-            self._stop.set()  # now, because this thread takes its next range before the waiting one is told
-            raise
-
-    def _fetch_range(self, number: int) -> None:
         if self._stop.is_set():
             raise DownloadStopped
         start, end = self._partial.bounds(number)

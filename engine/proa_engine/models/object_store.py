@@ -14,11 +14,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Event
 from typing import Any, Self
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
+
+from proa_engine.models import daemon_threads
 
 SCHEMES = {
     "s3": "S3",
@@ -110,8 +113,14 @@ class ObjectFolder:
 
     def files(self) -> list[ObjectFile]:
         """Return the objects under the prefix, also those in folders, by name."""
+        found = list[Any]()
+
+        def list_all() -> None:
+            for page in obstore.list(self._store):
+                found.extend(page)
+
         try:
-            found = [each for page in obstore.list(self._store) for each in page]
+            daemon_threads.run([list_all], 1, Event())  # a store that cannot be reached is tried for minutes
         except (BaseError, OSError) as error:
             raise explain(self.url, error) from error
         files = (ObjectFile(each["path"], each["size"], _version(each)) for each in found)
