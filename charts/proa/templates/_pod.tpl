@@ -56,6 +56,7 @@ a name that occurs twice. `readOnly` is the default of readOnlyRootFilesystem, i
 {{- define "proa.containerFields" -}}
 image: {{ .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+terminationMessagePolicy: FallbackToLogsOnError # `kubectl describe` shows why a container failed
 securityContext:
   {{- $default := ternary (dict "readOnlyRootFilesystem" .readOnly) dict (hasKey . "readOnly") }}
   {{- include "proa.withoutNulls" (mergeOverwrite $default (deepCopy .of.securityContext)) | nindent 2 }}
