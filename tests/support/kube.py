@@ -181,16 +181,22 @@ class Release:
     @contextmanager
     def client(self) -> Iterator[OpenAI]:
         """The OpenAI client, without retries, through a port-forward to the gateway's Service."""
-        command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{self.name}-gateway", ":80"]
+        with (
+            self.forwarded(f"{self.name}-gateway", 80) as port,
+            OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=60, max_retries=0) as client,
+        ):
+            yield client
+
+    @contextmanager
+    def forwarded(self, service: str, port: int) -> Iterator[int]:
+        """A port of this machine that is forwarded to one of a Service."""
+        command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{service}", f":{port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 match = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
                 assert match, "kubectl port-forward printed no port"
-                with OpenAI(
-                    base_url=f"http://127.0.0.1:{match[1]}/v1", api_key="none", timeout=60, max_retries=0
-                ) as client:
-                    yield client
+                yield int(match[1])
             finally:
                 process.terminate()
 
