@@ -304,6 +304,18 @@ async def test_an_engine_that_loads_no_model_is_not_waited_for() -> None:
         assert not await wait_until_loaded(channel)
 
 
+async def test_an_engine_that_ends_the_watch_without_a_status_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def end(*_: object) -> None:
+        pass
+
+    engine = FakeEngine()
+    monkeypatch.setattr(engine.health, "Watch", end)
+    async with engine, insecure_channels(engine.address, CHANNEL_OPTIONS) as channel:
+        assert not await wait_until_loaded(channel)
+
+
 @pytest.mark.parametrize(
     ("attempt", "seconds"),
     [

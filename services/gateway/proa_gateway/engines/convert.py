@@ -68,12 +68,11 @@ async def wait_until_loaded(channel: grpc.aio.Channel) -> bool:
 
     Raises `grpc.aio.AioRpcError`.
     """
-    statuses = aiter(HealthStub(channel).Watch(HealthCheckRequest(service="startup")))
-    if (await anext(statuses)).status == HealthCheckResponse.SERVING:
-        return False
-    async for each in statuses:
+    was_loading = False
+    async for each in HealthStub(channel).Watch(HealthCheckRequest(service="startup")):
         if each.status == HealthCheckResponse.SERVING:
-            return True
+            return was_loading
+        was_loading = True
     return False
 
 
