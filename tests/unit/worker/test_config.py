@@ -19,11 +19,6 @@ from proa_engine.json_configs import SpeculativeConfig
         ("block_size", 24, "block_size must be a power of two, got 24"),
         ("block_size", 1024, "block_size must be at most 512, got 1024"),
         ("dtype", "float8", "dtype must be one of auto, float32, float, float16, half, bfloat16, got float8"),
-        (
-            "quantization",
-            "int3",
-            "quantization must be one of auto-round, .*, mxfp4, got int3",
-        ),
         ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, float32, .*, fp8_e4m3, got fp8_e5m2"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority, got lifo"),
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
