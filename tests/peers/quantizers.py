@@ -1,4 +1,5 @@
-"""Checkpoints that the quantizers write themselves, and what Proa makes of them: `python tests/peers/quantizers.py`.
+"""Checkpoints that the quantizers write themselves, and what Proa makes of them:
+`PYTHONPATH=tests:. python tests/peers/quantizers.py`.
 
 Installs each quantizer into an environment of its own (build/quantizers), has it quantize the built-in model and a
 random mixture of experts into every scheme of `quantizer_writers/`, and compares: the perplexity and the logits that
