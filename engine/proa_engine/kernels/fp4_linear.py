@@ -13,15 +13,14 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp4 import BLOCK_K, Fp4Matrices, StoredFp4, fp4_tile, pack_fp4
-from proa_engine.kernels.gpu_linear import store_tile
-from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2, num_multiprocessors
+from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
+from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, num_multiprocessors
 from proa_engine.kernels.linear import Linear
 
 # Programs that a multiprocessor should run, by rows of a tile. It then has 48 KB of the weight in flight or, with many
 # rows, its registers are full.
 PROGRAMS = {16: 4, 32: 3, 64: 2, 128: 1}
 FEWEST_BLOCKS = 4  # of inputs that a program multiplies: as many as its pipeline has stages
-ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Tiling:
 
 
 def choose_tiling(num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int) -> Tiling:
-    block_m = min(max(next_power_of_2(num_rows), 16), 128)
+    block_m = rows_per_program(num_rows)
     block_n = 64 if block_m == 16 else 128
     tiles = cdiv(num_rows, block_m) * cdiv(num_outputs, block_n)
     num_parts = max(PROGRAMS[block_m] * multiprocessors // tiles, 1)
@@ -113,10 +112,7 @@ def fp4_matmul_kernel(
     tile = tl.program_id(0)
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     tiles_n = tl.cdiv(num_outputs, BLOCK_N)
-    first_m = tile // (ROWS_TOGETHER * tiles_n) * ROWS_TOGETHER
-    height = tl.minimum(tiles_m - first_m, ROWS_TOGETHER)
-    tile_m = first_m + tile % (ROWS_TOGETHER * tiles_n) % height
-    tile_n = tile % (ROWS_TOGETHER * tiles_n) // height
+    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, ROWS_TOGETHER)
     row = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask = row < num_rows

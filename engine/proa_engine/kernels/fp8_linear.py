@@ -13,14 +13,12 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import BLOCK, Fp8Form, QuantizedRows, dequantize_blocks, dequantize_rows, quantize
-from proa_engine.kernels.gpu_linear import store_tile
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
+from proa_engine.kernels.launch import cdiv, kernel
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyFp8, UnnormedRows, skinny_gemm_form
-
-ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 
 MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
 
@@ -38,7 +36,7 @@ def fp8_block_matmul(
     assert weight.is_contiguous()
     assert scales.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
-    block_m = min(max(next_power_of_2(num_rows), 16), 128)
+    block_m = rows_per_program(num_rows)
     # With few rows the time is that of reading the weight, which is fastest with many programs.
     block_n = 32 if block_m <= 32 else 128
     grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, block_n),)
@@ -83,10 +81,7 @@ def fp8_block_matmul_kernel(
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     tiles_n = tl.cdiv(num_outputs, BLOCK_N)
     program = tl.program_id(0)
-    first_m = program // (ROWS_TOGETHER * tiles_n) * ROWS_TOGETHER
-    height = tl.minimum(tiles_m - first_m, ROWS_TOGETHER)
-    tile_m = first_m + program % (ROWS_TOGETHER * tiles_n) % height
-    tile_n = program % (ROWS_TOGETHER * tiles_n) // height
+    tile_m, tile_n = tl.swizzle2d(program // tiles_n, program % tiles_n, tiles_m, tiles_n, ROWS_TOGETHER)
 
     row = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)

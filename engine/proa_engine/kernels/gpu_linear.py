@@ -13,13 +13,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_gemm import UnnormedRows, skinny_gemm_form, skinny_gemm_linear
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
-GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
+ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 MANY_OUTPUTS = 1 << 14  # outputs that keep every multiprocessor busy even with wide tiles
 
 
@@ -52,7 +52,7 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         num_outputs,
         num_inputs,
         HAS_BIAS=bias is not None,
-        ROWS_GROUP=GROUP,
+        ROWS_TOGETHER=ROWS_TOGETHER,
         BLOCK_M=BLOCK_M,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
@@ -79,7 +79,7 @@ def invariant_linear_kernel(
     num_outputs,
     num_inputs,
     HAS_BIAS: tl.constexpr,
-    ROWS_GROUP: tl.constexpr,
+    ROWS_TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -87,7 +87,7 @@ def invariant_linear_kernel(
 ):
     begin(PDL)
     row_block, column_block = tl.swizzle2d(
-        tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), ROWS_GROUP
+        tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), ROWS_TOGETHER
     )
     row = (row_block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = (column_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -111,6 +111,11 @@ def invariant_linear_kernel(
         )
         total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+
+
+def rows_per_program(num_rows: int) -> int:
+    """The rows of a tile: at least the 16 of tl.dot, at most the 128 that registers hold."""
+    return min(max(next_power_of_2(num_rows), 16), 128)
 
 
 @triton.jit

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.gpu_linear import store_tile
+from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel
 
-ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 MAX_INPUTS = 1 << 16  # of which the sums, with their zeros, fit in 32 bits
 EXACT_INPUTS = 1 << 10  # float32 has the integers up to 2^24: sums of so many products of up to 2^14
 
@@ -61,7 +60,7 @@ def int8_matmul(
     assert weight.is_contiguous()
     assert (x.zeros is None) == (sums is None)
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
-    block_m = min(max(next_power_of_2(num_rows), 16), 128)
+    block_m = rows_per_program(num_rows)
     # As in `fp8_block_matmul`.
     block_n = 32 if block_m <= 32 else 128
     grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, block_n),)
@@ -131,10 +130,7 @@ def int8_matmul_kernel(
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     tiles_n = tl.cdiv(num_outputs, BLOCK_N)
     program = tl.program_id(0)
-    first_m = program // (ROWS_TOGETHER * tiles_n) * ROWS_TOGETHER
-    height = tl.minimum(tiles_m - first_m, ROWS_TOGETHER)
-    tile_m = first_m + program % (ROWS_TOGETHER * tiles_n) % height
-    tile_n = program % (ROWS_TOGETHER * tiles_n) // height
+    tile_m, tile_n = tl.swizzle2d(program // tiles_n, program % tiles_n, tiles_m, tiles_n, ROWS_TOGETHER)
 
     row = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)

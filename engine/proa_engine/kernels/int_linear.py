@@ -7,7 +7,7 @@ reference: a product by the dequantized weight.
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.gpu_linear import store_tile
+from proa_engine.kernels.gpu_linear import rows_per_program, store_tile
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, dequantize_int, int_tile, pack_int
 from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.linear import Linear
@@ -56,10 +56,6 @@ def int_matmul(x: torch.Tensor, weight: PackedIntWeight, bias: torch.Tensor | No
         num_stages=3 if block_m == 128 else 4,
     )
     return out
-
-
-def rows_per_program(num_rows: int) -> int:
-    return next(size for size in (16, 32, 64, 128) if num_rows <= size or size == 128)
 
 
 @kernel(do_not_specialize=["num_rows"])
