@@ -19,10 +19,10 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
-from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
 from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
-from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs
+from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs, multiply_by_pairs
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
@@ -84,43 +84,25 @@ def moe_matmul(
     """See `ExpertMatrices.multiply`."""
     values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
     weight = matrices.weight
-    _, num_outputs, num_inputs = weight.shape
     assert values.is_contiguous()
+    assert values.shape[1] == weight.shape[2]
     assert weight.is_contiguous()
     assert (x_scales is None) == (matrices.scales is None)
-    by_pair = pair_weights is not None
-    num_pairs = values.shape[0] * (1 if by_pair else k)
-    out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=weight.device)
-    block_m = blocks.block_size
     in_blocks = matrices.scales is not None and matrices.scales.dim() == 3
-    block_n = 64 if block_m <= 32 else 128
-    block_k = 128 // weight.element_size() if weight.element_size() > 1 else SCALE_BLOCK
-    grid = (blocks.max_blocks * cdiv(num_outputs, block_n),)
-    moe_matmul_kernel[grid](
+    return multiply_by_pairs(
+        moe_matmul_kernel,
         values,
-        x_scales,
-        weight,
-        matrices.scales,
-        matrices.bias,
-        out,
+        (x_scales, weight, matrices.scales, matrices.bias),
+        blocks,
         pair_weights,
-        blocks.pairs,
-        blocks.experts,
-        blocks.num_blocks,
-        num_pairs,
-        num_outputs,
-        num_inputs,
-        ROWS_PER_INPUT=1 if by_pair else k,
+        k,
+        num_outputs=weight.shape[1],
+        block_n=64 if blocks.block_size <= 32 else 128,
+        dtype=x.dtype,
         SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
         HAS_BIAS=matrices.bias is not None,
-        WEIGHTED=by_pair,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
+        BLOCK_K=128 // weight.element_size() if weight.element_size() > 1 else SCALE_BLOCK,
     )
-    return out
 
 
 def rows_per_block(num_pairs: int, num_experts: int) -> int:

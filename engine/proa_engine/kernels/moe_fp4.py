@@ -8,9 +8,9 @@ import triton.language as tl
 from proa_engine.kernels.fp4 import Fp4Matrices, fp4_tile
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.gpu_linear import store_tile
-from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import ExpertWeights
-from proa_engine.kernels.moe_pairs import ExpertBlocks
+from proa_engine.kernels.moe_pairs import ExpertBlocks, multiply_by_pairs
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
@@ -42,33 +42,18 @@ def moe_fp4_matmul(
     """See `ExpertMatrices.multiply`."""
     assert x.is_contiguous()
     assert x.shape[1] == matrices.num_inputs
-    by_pair = pair_weights is not None
-    num_pairs, num_outputs = x.shape[0] * (1 if by_pair else k), matrices.num_outputs
-    out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=x.device)
-    block_m = blocks.block_size
-    block_n = 64 if block_m <= 16 else 128
-    moe_fp4_matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, block_n),)](
+    return multiply_by_pairs(
+        moe_fp4_matmul_kernel,
         x,
-        matrices.words,
-        matrices.scales,
-        matrices.bias,
-        out,
+        (matrices.words, matrices.scales, matrices.bias),
+        blocks,
         pair_weights,
-        blocks.pairs,
-        blocks.experts,
-        blocks.num_blocks,
-        num_pairs,
-        num_outputs,
-        matrices.num_inputs,
-        ROWS_PER_INPUT=1 if by_pair else k,
+        k,
+        num_outputs=matrices.num_outputs,
+        block_n=64 if blocks.block_size <= 16 else 128,
+        dtype=x.dtype,
         HAS_BIAS=matrices.bias is not None,
-        WEIGHTED=by_pair,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
     )
-    return out
 
 
 @kernel(do_not_specialize=["num_pairs"])

@@ -8,9 +8,9 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, int_tile, pack_int
-from proa_engine.kernels.launch import begin, cdiv, kernel
+from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import ExpertWeights, WeightForm
-from proa_engine.kernels.moe_pairs import ExpertBlocks
+from proa_engine.kernels.moe_pairs import ExpertBlocks, multiply_by_pairs
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
@@ -46,34 +46,19 @@ def moe_int_matmul(
     """See `ExpertMatrices.multiply`."""
     assert x.is_contiguous()
     assert x.shape[1] == matrices.num_inputs
-    num_outputs = matrices.words.shape[2]
-    by_pair = pair_weights is not None
-    num_pairs = x.shape[0] * (1 if by_pair else k)
-    out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=x.device)
-    block_m = blocks.block_size
-    block_n = 64 if block_m <= 16 else 128
-    moe_int_matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, block_n),)](
+    return multiply_by_pairs(
+        moe_int_matmul_kernel,
         x,
-        matrices.words,
-        matrices.scales,
-        out,
+        (matrices.words, matrices.scales),
+        blocks,
         pair_weights,
-        blocks.pairs,
-        blocks.experts,
-        blocks.num_blocks,
-        num_pairs,
-        num_outputs,
-        matrices.num_inputs,
-        ROWS_PER_INPUT=1 if by_pair else k,
+        k,
+        num_outputs=matrices.words.shape[2],
+        block_n=64 if blocks.block_size <= 16 else 128,
+        dtype=x.dtype,
         BITS=matrices.bits,
         GROUP=matrices.group,
-        WEIGHTED=by_pair,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
     )
-    return out
 
 
 @kernel(do_not_specialize=["num_pairs"])
