@@ -53,9 +53,10 @@ class Unquantized:
         return load_unquantized(experts, activation)
 
 
-def take_weight(projections: Sequence[Projection]) -> torch.Tensor:
-    """Take this rank's parts of unquantized matrices, concatenated: [sum of outputs, in_features]."""
-    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part) for p in projections]
+def take_weight(projections: Sequence[Projection], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Take this rank's parts of matrices that are stored in `dtype` (default: the model's), concatenated: [sum of
+    outputs, in_features]."""
+    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part, dtype) for p in projections]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -28,7 +28,6 @@ from proa_engine.layers.scaled_matrices import (
     make_scaled_experts,
     take_input_scale,
     take_scales,
-    take_values,
 )
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -161,7 +160,7 @@ class StoredFp8(Fp8Method):
         return Fp8Form(scale=take_input_scale(projections) if self.static else None)
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
-        return take_values(projections, FP8), take_scales(projections, self.scale_of)
+        return take_weight(projections, FP8), take_scales(projections, self.scale_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ class BlockFp8(Fp8Method):
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         for projection in projections:
             _check_blocks(projection, is_last=projection is projections[-1])
-        return take_values(projections, FP8), torch.cat([self._scales(projection) for projection in projections])
+        return take_weight(projections, FP8), torch.cat([self._scales(projection) for projection in projections])
 
     def _scales(self, projection: Projection) -> torch.Tensor:
         """[ceil(outputs / 128), inputs / 128] float32 of this rank"""

@@ -13,7 +13,8 @@ from proa_engine.kernels.int8 import HIGHEST, LOWEST, NUM_STEPS, Int8Form
 from proa_engine.kernels.int8_linear import Int8Linear
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.layers.scaled_matrices import Tensors, make_scaled_experts, take_input_scale, take_scales, take_values
+from proa_engine.layers.linear import take_weight
+from proa_engine.layers.scaled_matrices import Tensors, make_scaled_experts, take_input_scale, take_scales
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, StackedExperts
 
 
@@ -57,7 +58,7 @@ class StoredInt8:
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         """This rank's parts of the matrices, concatenated."""
-        return take_values(projections, torch.int8), take_scales(projections, self.scale_of)
+        return take_weight(projections, torch.int8), take_scales(projections, self.scale_of)
 
     def _form(self, projections: Sequence[Projection]) -> Int8Form:
         if not self.static:

@@ -7,23 +7,16 @@ import torch
 
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.int8 import Int8Form
-from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, Product
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.layers.experts import Biases
 from proa_engine.layers.weights import Projection
 
 Tensors = tuple[torch.Tensor, torch.Tensor]  # values [outputs, inputs] and scales of a matrix
-Biases = tuple[torch.Tensor | None, torch.Tensor | None]  # [experts, outputs] of gate and up, and of down
-Product = Callable[..., torch.Tensor]
 Form = TypeVar("Form", Fp8Form, Int8Form)
 # The product by a matrix: of its values, scales, bias and the form of its inputs.
 MakeProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Form], Product]
-
-
-def take_values(projections: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
-    """Take this rank's parts of matrices that are stored in `dtype`, concatenated: [sum of outputs, inputs]."""
-    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part, dtype) for p in projections]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def take_scales(projections: Sequence[Projection], scale_of: Literal["tensor", "channel"]) -> torch.Tensor:

@@ -14,8 +14,8 @@ from proa_engine.models.quantization.formats import (
     Rule,
 )
 
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 _MIXED = "MIXED_PRECISION"  # `quantized_layers` names the modules, each with its algorithm
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", _MIXED)
 
 
 def read_modelopt(stored: Mapping[str, Any]) -> Quantization:
