@@ -22,15 +22,8 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
 from proa_engine.models import daemon_threads
+from proa_engine.models.object_urls import store_of
 
-SCHEMES = {
-    "s3": "S3",
-    "s3a": "S3",
-    "gs": "Google Cloud Storage",
-    "az": "Azure Blob Storage",
-    "abfs": "Azure Blob Storage",
-    "abfss": "Azure Blob Storage",
-}
 _CREDENTIALS = {
     "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "Google Cloud Storage": "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
@@ -85,12 +78,6 @@ class ObjectFile:
     name: str
     size: int
     version: str
-
-
-def scheme_of(url: str) -> str | None:
-    """The scheme of a URL of an object store; None for other texts."""
-    scheme, separator, _ = url.partition("://")
-    return scheme.lower() if separator and scheme.lower() in SCHEMES else None
 
 
 class ObjectFolder:
@@ -151,7 +138,7 @@ def explain(url: str, error: BaseException) -> ObjectStoreError:
     found = _CODE.search(text)
     code = found[1] if found else ""
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
-    store = SCHEMES[scheme_of(url) or "s3"]
+    store = store_of(url) or "S3"
     if "Account must be specified" in text:
         return ObjectStoreError(
             f"{url} names no account: set AZURE_STORAGE_ACCOUNT_NAME, or write "

@@ -14,6 +14,7 @@ from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
 from proa_engine.config import Downloads, EngineConfig, LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.models.folders import INDEX_FILE
+from proa_engine.models.object_urls import store_of
 
 CONFIG_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHT_FILE_PATTERNS = ["*.safetensors"]
@@ -21,7 +22,6 @@ LORA_CONFIG_FILE = "adapter_config.json"
 LORA_WEIGHTS_FILE = "adapter_model.safetensors"
 BUILTIN_LORA = "builtin:"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _DEFAULTS = Downloads()
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)", re.IGNORECASE)
 
@@ -48,9 +48,9 @@ def source_of(model: str) -> Source:
     """Return where `model` is. Raises ValueError for a name that can be neither a folder nor an id of the hub."""
     if model == "builtin":
         return LocalFolder(builtin_model_folder())
+    if store_of(model):
+        return ObjectPrefix(model)
     if scheme := _SCHEME.match(model):
-        if scheme[1].lower() in _OBJECT_STORES:
-            return ObjectPrefix(model)
         raise ValueError(_refuse_url(model, scheme[1].lower()))
     if not model.strip():
         raise ValueError("model must not be empty: give a folder or a hub id")
@@ -111,7 +111,7 @@ def resolve_lora(path: str, downloads: Downloads = _DEFAULTS) -> Path:
     """Return the folder of an adapter: "builtin:NAME" for one of the built-in model, a folder's path, or a Hugging Face
     hub id or an object store's URL, which is downloaded. Raises LoraNotFound."""
     try:
-        if (scheme := _SCHEME.match(path)) and scheme[1].lower() in _OBJECT_STORES:
+        if store_of(path):
             return _fetch(path, LORA_CONFIG_FILE, with_weights=True, downloads=downloads)
         folder = Path(path).expanduser()
         if path.startswith(BUILTIN_LORA):
