@@ -213,6 +213,7 @@ class ModelConfig:
         if fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all"):
             raise ValueError(f"bidirectional attention is not supported in {config['architectures'][0]}")
         pooling = _pooling(config, form, modules, fields["hidden_size"], has_lm_head=has_lm_head)
+        stored_as = read_quantization(fields.get("quantization_config"), quantization)
         encoder: ImageEncoderOptions | None = None
         if image_files is not None and isinstance(model, ImageModelClass):
             encoder = model.read_images(fields, image_files)
@@ -228,8 +229,8 @@ class ModelConfig:
             torch_dtype=TORCH_DTYPES[stored_dtype(fields)],
             is_text_part="text_config" in config and encoder is None,
             num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
-            linear_method=linear_method(fields.get("quantization_config"), quantization),
-            fp8_kv_cache=read_quantization(fields.get("quantization_config"), quantization).fp8_kv_cache,
+            linear_method=linear_method(stored_as, fields.get("quantization_config")),
+            fp8_kv_cache=stored_as.fp8_kv_cache,
             has_lm_head=has_lm_head,
             pooling=pooling,
             images=None if encoder is None else encoder.config(),

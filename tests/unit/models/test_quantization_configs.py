@@ -266,7 +266,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_configuration_is_supported(name: str) -> None:
     assert read_quantization(SUPPORTED[name], None) != Quantization(None)
-    linear_method(SUPPORTED[name], None)
+    linear_method(read_quantization(SUPPORTED[name], None), SUPPORTED[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)

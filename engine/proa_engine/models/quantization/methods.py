@@ -24,13 +24,13 @@ from proa_engine.models.quantization.formats import (
     OnlineFp8Format,
     PackQuantizedFormat,
     PluginFormat,
+    Quantization,
 )
-from proa_engine.models.quantization.read import quantization_plugins, read_quantization
+from proa_engine.models.quantization.read import quantization_plugins
 
 
-def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
-    """Return the method for what `read_quantization` makes of the arguments."""
-    quantization = read_quantization(stored, wanted)
+def linear_method(quantization: Quantization, stored: Mapping[str, Any] | None) -> LinearMethod:
+    """Return the method for what `read_quantization` made of `stored`."""
     if not quantization.rules:
         return _method_of(quantization.format, stored)
     formats = {quantization.format, *(rule.format for rule in quantization.rules)}
