@@ -23,16 +23,17 @@ from proa_engine.kernels.gpu_linear import InvariantLinear
 from proa_engine.kernels.int_linear import IntLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_route import Routing, route
-from proa_engine.kernels.rms_norm import add_rms_norm
-from proa_engine.kernels.rotate_and_cache import rotate_and_cache
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.moe_route import Routing, route, route_reference
+from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_reference
+from proa_engine.kernels.rotate_and_cache import rotate_and_cache, rotate_and_cache_reference
+from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_and_mul
 from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.store_kv import cache_rows
 from proa_engine.kernels.token_bitmask import token_bitmask
-from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from proa_engine.kernels.token_limits import token_limits
 from proa_engine.preflight.devices import read_gpus
-from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases
+from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases, top_k_case
 from support.launch_chain import check_captured_chain
 from support.quantized_cases import expert_case, few_rows_cases, int_case, int_weight_on, matrix_in_blocks
 from support.shape_models import make_shape_model
@@ -95,28 +96,31 @@ def rows(count: int, size: int) -> torch.Tensor:
 def test_the_device_and_the_libraries_compute() -> None:
     x = torch.ones(256, 256, device=DEVICE).to(SIZES.dtype)
     assert (x @ x == 256).all()
-    near(silu_and_mul(x), silu_and_mul(x.cpu()))
+    near(silu_and_mul(x), activate_and_mul_reference(x.cpu(), "silu"))
 
 
 def test_norm_and_silu() -> None:
     x, residual, weight = rows(SIZES.batch, SIZES.hidden), rows(SIZES.batch, SIZES.hidden), rows(1, SIZES.hidden)[0]
-    theirs = add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+    theirs = add_rms_norm_reference(x.clone(), residual.clone(), weight, 1e-6)
     ours = add_rms_norm(x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), 1e-6)
     for each, expected in zip(ours, theirs, strict=True):
         near(each, expected)
     x = rows(SIZES.batch, 2 * SIZES.inner)
-    near(silu_and_mul(x.to(DEVICE)), silu_and_mul(x))
+    near(silu_and_mul(x.to(DEVICE)), activate_and_mul_reference(x, "silu"))
 
 
 def test_rotation_and_cache() -> None:
     heads = rows(SIZES.batch, (SIZES.heads + 2 * SIZES.kv_heads) * SIZES.head_dim)
     heads = heads.view(SIZES.batch, -1, SIZES.head_dim)
-    cos, sin = torch.randn(2, SIZES.batch, SIZES.head_dim)
+    angles = torch.randn(SIZES.batch, SIZES.head_dim // 2)
+    cos = torch.cat((angles.cos(), angles.cos()), -1)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
     theirs = torch.zeros(2, 10, SIZES.kv_heads, 16, SIZES.head_dim, dtype=SIZES.dtype)
     ours, slots = theirs.to(DEVICE, copy=True), torch.randperm(160)[: SIZES.batch]
     there = [tensor.to(DEVICE) for tensor in (heads, cos, sin, slots)]
     query = rotate_and_cache(there[0], None, there[1], there[2], ours[0], ours[1], there[3])
-    near(query, rotate_and_cache(heads, None, cos, sin, theirs[0], theirs[1], slots))
+    rows_of_slots = cache_rows(slots, theirs[0].shape)
+    near(query, rotate_and_cache_reference(heads, None, cos, sin, theirs[0], theirs[1], rows_of_slots))
     near(ours, theirs)
 
 
@@ -189,7 +193,7 @@ def test_experts() -> None:
     )
     logits = torch.randn(SIZES.batch, SIZES.experts).to(SIZES.dtype)
     routing = Routing(4, normalize=True)
-    near(route(logits.to(DEVICE), routing)[0], route(logits, routing)[0])
+    near(route(logits.to(DEVICE), routing)[0], route_reference(logits, routing)[0])
     fused = FusedExperts(ExpertMatrices(case.gate_up.to(DEVICE)), ExpertMatrices(case.down.to(DEVICE)))
     looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
     for num_tokens in (1, SIZES.batch):
@@ -209,10 +213,11 @@ def test_inputs_samples_and_drafts() -> None:
     for case in sampling_cases(SIZES.dtype):
         arguments = case.logits, case.params, case.slots, case.positions
         there = [tensor.to(DEVICE) for tensor in arguments]
-        kept = case.kept(token_limits(*there[:3]).cpu()), case.kept(token_limits_reference(*arguments[:3]))
-        assert (kept[0] != kept[1]).sum() <= 2
+        case.check_limits(token_limits(*there[:3]))
         drawn = draw_tokens(*there, has_limits=True).cpu()
         assert (drawn != draw_tokens_reference(*arguments, has_limits=True)).sum() <= 1
+    case = top_k_case(torch.bfloat16)
+    case.check_limits(token_limits(case.logits.to(DEVICE), case.params.to(DEVICE), case.slots.to(DEVICE)))
     lengths, drafts = torch.randint(3, 60, (6,)), torch.full((6, 4), 7)
     theirs = [torch.tensor([[5, 0, 2], [90, 90, 90], [5, 1, 3]]), token_ids, lengths, drafts]
     ours = [tensor.to(DEVICE, copy=True) for tensor in theirs]

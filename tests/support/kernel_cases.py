@@ -16,6 +16,8 @@ from proa_engine.kernels.skinny_gemm import unnormed_rows
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
 
+ROUNDING = 1e-5  # of sums of probabilities in float32
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -219,8 +221,45 @@ class SamplingCase:
     slots: torch.Tensor  # [rows] int64
     positions: torch.Tensor  # [rows] int64
 
-    def kept(self, thresholds: torch.Tensor) -> torch.Tensor:
-        return (self.logits >= thresholds[:, None]) & self.logits.isfinite()
+    def check_limits(self, thresholds: torch.Tensor) -> None:
+        """Assert that thresholds [rows] keep the tokens that the limits allow.
+
+        The sums of probabilities may be off by float32's rounding, so that another value ends a row at top-p. Tokens
+        are kept or left out together if their logits are equal.
+        """
+        chosen = self.params[self.slots].cpu()
+        rows = self.logits.double().cpu()
+        for logits, params, threshold in zip(rows, chosen, thresholds.double().cpu(), strict=True):
+            temperature, min_p, top_p = params[[columns.TEMPERATURE, columns.MIN_P, columns.TOP_P]].tolist()
+            kept = (logits >= threshold) & logits.isfinite()
+            if temperature == 0:
+                assert torch.equal(kept, logits.isfinite())
+                continue
+            shares = (logits / temperature).softmax(0)
+            shares = shares.masked_fill(shares < shares.max() * min_p, 0)
+            least = shares.topk(min(int(params[columns.TOP_K]), len(shares))).values[-1]
+            shares = shares.masked_fill(shares < least, 0)
+            shares = shares / shares.sum()
+            assert (shares[kept] > 0).all(), "a token that min-p or top-k leave out is kept"
+            if top_p >= 1:
+                assert torch.equal(kept, shares > 0)
+                continue
+            last = kept & (logits == logits[kept].min())
+            assert shares[kept].sum() > top_p - ROUNDING, "the kept probabilities sum to less than top-p"
+            assert shares[kept & ~last].sum() < top_p + ROUNDING, "those above the last value sum to top-p"
+
+
+def top_k_case(dtype: torch.dtype) -> SamplingCase:
+    """A row for each top-k over logits that are neighbours among the numbers of `dtype`, in any order."""
+    order = torch.arange(100, dtype=torch.int32 if dtype == torch.float32 else torch.int16)
+    positive = (torch.tensor(8.0, dtype=dtype).view(order.dtype) + order).view(dtype)
+    logits = torch.cat((positive, -positive))
+    logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))]
+    slots = torch.arange(len(logits))
+    params = torch.zeros(len(logits), columns.NUM_COLUMNS, dtype=torch.float64)
+    params[:, columns.TEMPERATURE] = params[:, columns.TOP_P] = 1.0
+    params[:, columns.TOP_K] = slots + 1
+    return SamplingCase(logits.expand(len(logits), -1), params, slots, slots)
 
 
 def sampling_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[SamplingCase]:

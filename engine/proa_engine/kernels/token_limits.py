@@ -118,7 +118,7 @@ def search(
 ):
     """The largest integer of a logit's order from which on the amount is at least `target`."""
     while low < high:
-        step = (high - low + PIVOTS) // (PIVOTS + 1)
+        step = (high - low) // (PIVOTS + 1) + 1  # the point after the last pivot lies above `high`
         pivots = low + (tl.arange(0, PIVOTS) + 1).to(tl.int64) * step
         amounts = amount_above(
             row_ptr, pivots[:, None], maximum, temperature, vocab_size, WEIGHS, UNUSED_BITS, PIVOTS, BLOCK
