@@ -1,9 +1,9 @@
 """Adoption: caches what an earlier engine has left in host memory.
 
-Every page and slot is referenced from the start, so that none is allocated before the mover has verified what it holds.
-The mover reports range by range. A range's blocks of table 0 are cached at once, and its pages are released, except
-those of tables with windows: they, and all states, are cached and released with the last range, which has the
-checkpoints. Then the pages are put into the order of eviction: the oldest first.
+Every page and slot is referenced from the start, so that none is allocated before the mover has verified what it holds:
+stores wait until pages are released. The mover reports range by range. A range's blocks of table 0 are cached at once,
+and its pages are released, except those of tables with windows: they, and all states, are cached and released with the
+last range, which has the checkpoints. Then the pages are put into the order of eviction: the oldest first.
 """
 
 from proa_engine.core.block_pool import Block, BlockPool

@@ -121,8 +121,8 @@ class HostTier:
 
     @property
     def has_stores(self) -> bool:
-        """Whether any block or checkpoint is queued to be stored."""
-        return bool(self._stores)
+        """Whether a queued block or checkpoint can be stored now."""
+        return bool(self._stores) and not self._waits_for_adoption
 
     @property
     def occupancy(self) -> HostOccupancy:
@@ -247,7 +247,7 @@ class HostTier:
                 budget -= self._plan_load(load.units.popleft(), copies)
                 if not load.units:
                     self._loaded.append(request)
-        while self._stores and budget > 0:
+        while self.has_stores and budget > 0:
             block_hash, block = self._stores.popleft()
             if block is None:
                 budget -= self._plan_checkpoint(block_hash, copies)
@@ -303,6 +303,14 @@ class HostTier:
         assert not self._stored_states
         loads = self._loads.values()
         return [block for load in loads for block in load.blocks], [state for load in loads for state in load.states]
+
+    @property
+    def _waits_for_adoption(self) -> bool:
+        """Whether nothing has room until more is adopted. What is computed in the first moments after a start would
+        otherwise not be stored at all, because a block is queued once."""
+        if self._adoption is None:
+            return False
+        return not self.pages.num_free_blocks or (self.states is not None and not self.states.num_free_blocks)
 
     @property
     def _num_cached_pages(self) -> int:

@@ -117,9 +117,6 @@ def test_pages_are_not_allocated_before_their_range_has_come() -> None:
     run = run_with(num_pages=20)
     pages = host_of(run).pages
     assert pages.num_free_blocks == 0
-    run.submit(make_request(prompt=PROMPT))
-    run.finish()
-    assert run.hashes_in_host == (set(), set())
     first, *others = ranges_of([page(1, 7)], [], 20, 10)
     take(run, [first])
     assert pages.num_free_blocks == 10
@@ -127,6 +124,27 @@ def test_pages_are_not_allocated_before_their_range_has_come() -> None:
     pages.free_blocks(pages.blocks[:10])
     take(run, others)
     assert pages.num_free_blocks == 20
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_computed_before_pages_have_come_is_stored_then(shape: str) -> None:
+    config = HostTierConfig(num_pages=60, num_states=8)
+    usual, request = CoreRun(**SHAPES[shape], host=config), make_request(prompt=PROMPT)
+    usual.submit(request)
+    usual.finish()
+    usual.steps(3)
+    run = CoreRun(**SHAPES[shape], host=replace(config, adopts=True))
+    run.submit(request)
+    run.finish()
+    run.steps(3)
+    assert run.hashes_in_host == (set(), set())
+    assert not run.core.has_work(), "it does not step while it waits"
+    take(run, ranges_of([], [], 60, 30))
+    run.steps(3)
+    assert run.hashes_in_host == usual.hashes_in_host
+    host = run.core.cache_occupancy().host
+    assert host is not None
+    assert host.num_skipped_stores == 0
 
 
 def test_the_oldest_adopted_page_is_evicted_first_and_a_chain_from_its_end() -> None:
