@@ -1,9 +1,10 @@
 """Engine processes that are killed and started again on the host memory that they have left."""
 
+import mmap
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ from support.processes import engine_process
 
 PROMPT = [5 + index % 200 for index in range(1000)]
 NUM_CACHED = 992  # all blocks before the last token
+HASH_BYTES = 16
 FLAGS = ("--model=builtin", "--kv-cache-memory-bytes=67108864", "--kv-offloading-size=0.2")
 
 
@@ -35,14 +37,41 @@ def ask(address: str, prompt: Sequence[int] = PROMPT) -> tuple[list[int], int]:
     return [token for output in outputs for token in output.new_token_ids], outputs[-1].num_cached_tokens
 
 
-def ask_until_adopted(address: str) -> tuple[list[int], int]:
-    """Ask when the engine has reported that it adopted the prompt's blocks."""
+def wait_for_host_blocks(address: str, is_met: Callable[[Set[bytes], Set[bytes]], bool]) -> Set[bytes]:
+    """Follow the blocks on the device and in host memory until they meet a condition. Returns the hashes of those in
+    host memory."""
+    device, host = set[bytes](), set[bytes]()
     with grpc.insecure_channel(address) as channel:
         stub = service_pb2_grpc.EngineServiceStub(channel)
-        for response in stub.SubscribeKvEvents(service_pb2.SubscribeKvEventsRequest(), timeout=60):
-            if len(response.host_stored) >= NUM_CACHED:  # 16 bytes for each block of 16 tokens
-                break
-    return ask(address)
+        for events in stub.SubscribeKvEvents(service_pb2.SubscribeKvEventsRequest(), timeout=60):
+            device = (set() if events.snapshot else device - hashes(events.removed)) | hashes(events.stored)
+            host = (set() if events.host_snapshot else host - hashes(events.host_removed)) | hashes(events.host_stored)
+            if is_met(device, host):
+                return host
+    raise AssertionError("the engine ended the subscription")
+
+
+def wait_until_stored(address: str) -> Set[bytes]:
+    """Wait until host memory has all blocks of the device."""
+    return wait_for_host_blocks(address, lambda device, host: bool(device) and device <= host)
+
+
+def wait_until_settled(folder: Path, blocks: Set[bytes], num_ranks: int) -> None:
+    """Wait until each rank's file names the blocks. The event of a block comes before its copy, which ends later on
+    some ranks than on others."""
+    paths = sorted(folder.glob("rank-*.arena"))
+    assert len(paths) == num_ranks
+    deadline = time.monotonic() + 60
+    for path in paths:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            directory = len(content) - (1 << 20)  # it is at the end, and smaller
+            while not all(content.find(block, directory) >= 0 for block in blocks):
+                assert time.monotonic() < deadline, f"{path.name} does not name all blocks"
+                time.sleep(0.05)
+
+
+def hashes(joined: bytes) -> Set[bytes]:
+    return {joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -51,17 +80,19 @@ def test_an_engine_that_was_killed_continues_with_its_blocks(num_ranks: int, fol
     with engine_process(*flags) as (process, address):
         expected, num_cached = ask(address)
         assert num_cached == 0
-        time.sleep(0.5)  # its blocks are stored
+        stored = wait_until_stored(address)
+        assert len(stored) * 16 == NUM_CACHED
+        wait_until_settled(folder, stored, num_ranks)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert len(list(folder.glob("rank-*.arena"))) == num_ranks
     with engine_process(*flags) as (_, address):
-        assert ask_until_adopted(address) == (expected, NUM_CACHED)
+        wait_for_host_blocks(address, lambda _, host: stored <= host)
+        assert ask(address) == (expected, NUM_CACHED)
 
 
 def test_an_engine_and_its_mover_that_were_killed_in_mid_store_leave_nothing_wrong(folder: Path) -> None:
     """Several kills at random times, under load. Whatever is adopted gives the tokens that are computed without."""
-    prompts = [[5 + (index * step) % 200 for index in range(1000)] for step in (1, 3, 7, 9)]
+    *prompts, other = ([5 + (index * step) % 200 for index in range(1000)] for step in (1, 3, 7, 9, 11))
     with engine_process(*FLAGS) as (_, address):
         expected = [ask(address, prompt)[0] for prompt in prompts]
     flags = (*FLAGS, f"--kv-offloading-path={folder}")
@@ -77,7 +108,8 @@ def test_an_engine_and_its_mover_that_were_killed_in_mid_store_leave_nothing_wro
             for call in calls:
                 call.cancel()
     with engine_process(*flags) as (_, address):
-        time.sleep(1.0)
+        ask(address, other)
+        wait_until_stored(address)  # so the pages that had blocks are adopted
         assert [ask(address, prompt)[0] for prompt in prompts] == expected
 
 

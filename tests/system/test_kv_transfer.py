@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 import psutil
@@ -11,7 +11,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from support.engine_client import generate_request
-from support.processes import engine_process
+from support.processes import accepts, engine_process
 
 PROMPT = [5 + index % 200 for index in range(1000)]
 FLAGS = ("--model=builtin", "--kv-cache-memory-bytes=67108864", "--kv-offloading-size=0.2")
@@ -26,7 +26,16 @@ class Client:
         self.stub = service_pb2_grpc.EngineServiceStub(grpc.insecure_channel(address))
         info = self.stub.GetModelInfo(service_pb2.GetModelInfoRequest())
         self.transfer = info.kv_transfer
-        self.source = core_pb2.KvSource(addresses=[f"127.0.0.1:{port}" for port in info.kv_transfer.ports])
+        self.source = core_pb2.KvSource(
+            addresses=[f"127.0.0.1:{port}" for port in info.kv_transfer.ports],
+            wait_ms=20_000,  # a peer may still store the blocks of a prompt that it has answered
+        )
+
+    @property
+    def num_fetching(self) -> int:
+        """How many requests wait for blocks."""
+        count: int = self.stub.GetLoad(service_pb2.GetLoadRequest()).stats.num_fetching_reqs
+        return count
 
     def ask(self, prompt: Sequence[int], source: core_pb2.KvSource | None = None) -> tuple[list[int], int]:
         """The tokens, and how many of the prompt were cached."""
@@ -61,9 +70,7 @@ def test_an_engine_waits_for_the_prompt_that_a_peer_computes_meanwhile() -> None
         first, second = Client(first_address), Client(second_address)
         message = generate_request(PROMPT, max_tokens=8, temperature=0.0)
         message.request.prefill_only = True
-        source = first.source
-        source.wait_ms = 20_000
-        call = second.stub.Generate(_with_source(PROMPT, source), timeout=60)
+        call = second.stub.Generate(_with_source(PROMPT, first.source), timeout=60)
         (prefilled,) = [response.output for response in first.stub.Generate(message, timeout=60)]
         assert (prefilled.finish_reason, list(prefilled.new_token_ids)) == (core_pb2.FINISH_REASON_STOP, [])
         outputs = [response.output for response in call]
@@ -76,7 +83,7 @@ def test_a_peer_that_is_killed_while_it_is_waited_for_costs_the_wait() -> None:
         engine, source = Client(address), Client(peer_address).source
         source.wait_ms = 60_000
         call = engine.stub.Generate(_with_source(PROMPT, source), timeout=60)
-        time.sleep(0.3)  # it waits for blocks that the peer never computes
+        _wait_until(lambda: engine.num_fetching == 1)  # for blocks that the peer never computes
         began = time.monotonic()
         for child in [*psutil.Process(peer.pid).children(), psutil.Process(peer.pid)]:
             child.kill()
@@ -93,8 +100,8 @@ def test_an_engine_whose_mover_hangs_serves_on_and_gets_another() -> None:
         (mover,) = psutil.Process(process.pid).children()
         os.kill(mover.pid, signal.SIGSTOP)
         assert engine.ask(PROMPT, peer.source) == (expected, 0)
-        (other,) = _wait_for_child(process.pid, mover.pid)
-        assert other.pid != mover.pid
+        _wait_until(lambda: mover.pid not in [child.pid for child in psutil.Process(process.pid).children()])
+        _wait_until(lambda: accepts(engine.transfer.ports[0]))  # the next mover, on the same port
         prompt = PROMPT[::-1]
         expected, _ = peer.ask(prompt)
         assert engine.ask(prompt, peer.source) == (expected, NUM_CACHED)
@@ -106,12 +113,8 @@ def _with_source(prompt: Sequence[int], source: core_pb2.KvSource) -> service_pb
     return message
 
 
-def _wait_for_child(pid: int, before: int) -> list[psutil.Process]:
+def _wait_until(is_met: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 40
-    while True:
-        children = [child for child in psutil.Process(pid).children() if child.pid != before]
-        if children:
-            time.sleep(1.0)  # it listens
-            return children
-        assert time.monotonic() < deadline, "no other mover was started"
-        time.sleep(0.1)
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
