@@ -144,7 +144,7 @@ class Reporter:
                 print(f"  {line[:160]}", flush=True)
             self._hear(line)
 
-        command, cache = step.command(workloads, path), self._scratch / step.stage
+        command, cache = step.command(workloads, path), self._scratch / ("tests" if step.is_test else step.stage)
         if "start" in workloads:  # with an empty cache
             shutil.rmtree(cache, ignore_errors=True)
         if step.is_test:

@@ -1,4 +1,4 @@
-"""Run GPU tests in several processes, with a JSON record that is complete after every test.
+"""Run GPU tests in several processes, with a JSON record that is renewed every second.
 
     python3 benchmarks/gpu_tests.py --workloads tests/gpu/test_*.py --json FILE
 
@@ -10,6 +10,7 @@ passed or were skipped in `--earlier`, a file that this program wrote, are not r
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from records import write_json
 
+_WRITE_SECONDS = 1.0  # at least so long between two records: who follows them reads all of each
 _INI = Path(__file__).parents[1] / "tests" / "gpu" / "pytest.ini"
 
 
@@ -25,6 +27,7 @@ class Recorder:
 
     def __init__(self, files: Sequence[str], earlier: dict[str, Any], path: Path | None) -> None:
         self._path = path
+        self._written = 0.0
         self.records: dict[str, dict[str, Any]] = {
             file: {"passed": [], "skipped": [], "failed": {}, "complete": False} for file in files
         }
@@ -49,7 +52,8 @@ class Recorder:
             record["skipped"].append(name)
         elif report.when == "call":
             record["passed"].append(name)
-        self._write()
+        if time.monotonic() - self._written > _WRITE_SECONDS:
+            self._write()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -64,6 +68,7 @@ class Recorder:
         return next(record for known, record in self.records.items() if Path(known).name == Path(file).name)
 
     def _write(self) -> None:
+        self._written = time.monotonic()
         if self._path is not None:
             write_json(self._path, {"records": self.records})
 
@@ -91,7 +96,8 @@ def main(argv: Sequence[str]) -> int:
         "-v",
         "--continue-on-collection-errors",
     ]
-    options += ["-n", str(arguments.processes), "--max-worker-restart=1000"]
+    # In small chunks, or the first process would get a share of the tests that come first, and run them one by one.
+    options += ["-n", str(arguments.processes), "--dist=load", "--maxschedchunk=2", "--max-worker-restart=1000"]
     options += [f"--timeout={arguments.timeout:g}", "--timeout-method=thread"]
     options += ["--enforce-eager"] if arguments.enforce_eager else []
     options += [f"--known={name}" for name in sorted(recorder.known())]

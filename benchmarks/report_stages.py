@@ -85,7 +85,7 @@ def smoke() -> Step:
     A kernel's test may take 45 s and the engine's 100 s (set in its file), less than the step: a test that hangs ends
     its own process, and the others still run.
     """
-    return _tests("smoke", ["smoke"], processes=1, timeout=45, seconds=240)
+    return _tests("smoke", ["smoke"], processes=4, timeout=45, seconds=240)
 
 
 def calls() -> list[tuple[Step, ...]]:
@@ -109,7 +109,7 @@ def calls() -> list[tuple[Step, ...]]:
         (
             _over_http("Qwen3-0.6B", ("http-64x1", "http-256x2"), 80),
             _over_http("Llama-3.1-8B", ("http-64x1", "http-256x2"), 110),
-            _tests("correctness", test_names(), processes=8, timeout=240, seconds=340),
+            _tests("correctness", test_names(), processes=14, timeout=150, seconds=340),
         ),
         (
             _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),

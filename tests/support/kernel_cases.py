@@ -62,40 +62,41 @@ def attention_case(
     free = list(range(1, num_blocks))
     random.Random(0).shuffle(free)
     shape = num_blocks, num_kv_heads, block_size, head_dim
-    caches = torch.full((2, *shape), torch.nan, dtype=dtype)
+    caches = torch.full((2, *shape), torch.nan, dtype=dtype, device=device)
     if is_strided:
-        caches = torch.full((num_blocks, 2, *shape[1:]), torch.nan, dtype=dtype).transpose(0, 1)
-    sinks = torch.randn(num_heads, generator=generator).add(1).to(dtype) if has_sinks else None
+        caches = torch.full((num_blocks, 2, *shape[1:]), torch.nan, dtype=dtype, device=device).transpose(0, 1)
+    sinks = torch.randn(num_heads, generator=generator).add(1).to(dtype).to(device) if has_sinks else None
     queries, expected, tables, ends = [], [], [], []
     for request, (query_len, seq_len) in enumerate(lens):
         first = 0 if window is None else max(0, seq_len - query_len - window + 1)
         columns = range(-(-seq_len // block_size))
         table = [free.pop() if column >= first // block_size else 0 for column in columns]
         tables.append(table)
-        query = torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype)
-        key, value = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=generator).to(dtype)
-        for position in range(first, seq_len):
-            place = (table[position // block_size], slice(None), position % block_size)
-            caches[0][place], caches[1][place] = key[position], value[position]
+        query = torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype).to(device)
+        key, value = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=generator).to(dtype).to(device)
+        positions = torch.arange(first, seq_len, device=device)
+        blocks = torch.tensor(table, device=device)[positions // block_size]
+        for cache, rows in zip(caches, (key, value), strict=True):
+            cache[blocks, :, positions % block_size] = rows[first:]
         queries.append(query)
         ends_of = torch.arange(1, seq_len + 1)
         for start, end in (image[1:] for image in images if image[0] == request):
             ends_of[start:end] = end
-        ends.append(ends_of[seq_len - query_len :])
+        ends.append(ends_of[seq_len - query_len :].to(device))
         expected.append(dense_attention(query, key, value, scale, window, sinks, soft_cap, ends[-1]))
     query_lens, seq_lens = zip(*lens, strict=True)
-    key_cache, value_cache = caches.to(device)  # keeps the strides
+    key_cache, value_cache = caches
     metadata = attention_metadata(query_lens, seq_lens, tables, block_size, device)
     if images:
-        metadata = replace(metadata, ends=torch.cat(ends).int().to(device))
+        metadata = replace(metadata, ends=torch.cat(ends).int())
     return AttentionCase(
-        query=torch.cat(queries).to(device),
+        query=torch.cat(queries),
         key_cache=key_cache,
         value_cache=value_cache,
         metadata=metadata,
-        sinks=None if sinks is None else sinks.to(device),
+        sinks=sinks,
         soft_cap=soft_cap,
-        expected=torch.cat(expected).to(device),
+        expected=torch.cat(expected),
     )
 
 
