@@ -99,7 +99,8 @@ def test_a_sleeping_engine_frees_its_memory_and_generates_the_same_tokens_later(
     folder = make_tiny_model(tmp_path, "qwen3", head_dim=64)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     wanted = [request(str(i), prompt, params) for i, prompt in enumerate(prompts())]
-    with build_core(folder, device="cuda", max_num_seqs=20) as engine:
+    # Far more than cuBLAS's workspaces, which stay.
+    with build_core(folder, device="cuda", max_num_seqs=20, kv_cache_memory_bytes=2**30) as engine:
         before, num_bytes = tokens(run(engine, wanted)), torch.cuda.memory_allocated()
         for operation in (Sleep(level), WakeUp()):
             done = engine.core.operate(operation)
