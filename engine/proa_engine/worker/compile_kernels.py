@@ -5,56 +5,85 @@
 The first line is the configuration as JSON. The second, which may come later, is the GPU's compute capability times 10;
 the program ends if there is none.
 
-Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: each child compiles
-its share of them, with the C programs that launch them, into Triton's cache on disk. SIGALRM ends all of them after
-MAX_SECONDS.
+Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: the children take
+them from a queue and compile them, and then the C programs that launch them, into Triton's cache on disk. SIGALRM ends
+all of them after MAX_SECONDS.
 """
 
+import gc
 import os
 import signal
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import msgspec
+import torch
 from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
-from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, on_cache_miss, record
+from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, hash_triton, on_kernel, record
 from proa_engine.worker.meta_worker import run_starts
+
+_INDEX_BYTES = 2
 
 
 def main(num_processes: int, max_seconds: float) -> int:
-    """Compile all variants. Print the number of those that were not in the cache, and of all. Returns the exit code."""
+    """Compile all variants. Print a line for each: its folder in the cache, and 1 if it was there. Returns the exit
+    code."""
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    # Functions of meta tensors import it when they are first called, which takes a second: use the time of waiting.
-    import_module("torch._dynamo")
+    gc.disable()  # it would find nothing to free in what is imported, and copy memory that children share
+    driver = _fork(compile_driver)
+    prepare_meta_tensors()
+    hash_triton()
+    # All of the above is done while the worker imports torch and looks for the GPU.
     capability = sys.stdin.buffer.readline()
     if not capability:
         return 0
     target = GPUTarget("cuda", int(capability), 32)
-    driver = _fork(compile_driver)
     variants = record(partial(run_starts, config), target)
-    with_launchers = _has_succeeded(driver)  # launchers need the driver
-    misses = os.pipe()  # a byte for each; it has room for thousands before it is read
-    on_cache_miss(lambda: os.write(misses[1], b"."))
+    queue, queue_end = os.pipe()  # of indices of variants; it has room for thousands
+    os.write(queue_end, array("H", range(len(variants))).tobytes())
+    os.close(queue_end)
+    on_kernel(lambda entry, was_there: os.write(sys.stdout.fileno(), f"{entry} {was_there:d}\n".encode()))
+    has_driver, has_driver_end = os.pipe()  # a byte for each child, none if the driver cannot be compiled
     children = [
-        _fork(partial(_compile, variants[share::num_processes], target, with_launchers))
-        for share in range(num_processes)
+        _fork(partial(_compile, variants, queue, target, has_driver, has_driver_end)) for _ in range(num_processes)
     ]
-    succeeded = [_has_succeeded(child) for child in children]
-    os.close(misses[1])
-    with os.fdopen(misses[0], "rb") as bytes_of_misses:
-        print(len(bytes_of_misses.read()), len(variants))
-    return 0 if all(succeeded) else 1
+    if _has_succeeded(driver):
+        os.write(has_driver_end, bytes(num_processes))
+    os.close(has_driver_end)
+    return 0 if all([_has_succeeded(child) for child in children]) else 1
 
 
-def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: bool) -> None:
-    for variant in variants:
-        kernel = variant.compile(target)
-        if with_launchers:
+def prepare_meta_tensors() -> None:
+    """Import what functions of meta tensors import when they are first called, but for torch._dynamo, which takes a
+    second of CPU time: torch finds nothing but `disable` in its place.
+
+    They import it to have it ignore them (`torch/_compile.py`), and nothing is compiled by it here.
+    """
+
+    def disable(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
+        return function
+
+    dynamo = ModuleType("torch._dynamo")
+    dynamo.disable = disable  # type: ignore[attr-defined]
+    sys.modules[dynamo.__name__] = dynamo
+    torch.cat([torch.empty(1, device="meta")] * 2)  # imports sympy, half a second
+
+
+def _compile(variants: Sequence[Variant], queue: int, target: GPUTarget, has_driver: int, has_driver_end: int) -> None:
+    """Compile variants until the queue is empty, then their launchers, which need the driver."""
+    os.close(has_driver_end)
+    kernels = []
+    while index := os.read(queue, _INDEX_BYTES):
+        kernels.append(variants[int.from_bytes(index, sys.byteorder)].compile(target))
+    if os.read(has_driver, 1):
+        for kernel in kernels:
             compile_launcher(kernel)
 
 

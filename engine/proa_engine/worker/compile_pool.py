@@ -17,11 +17,12 @@ import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.host import available_cores
+from proa_engine.worker.known_kernels import KnownKernels
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 _PROGRAM = "proa_engine.worker.compile_kernels"
 _DRIVER = Path("/proc/driver/nvidia/version")
-_MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
+_MAX_PROCESSES = 16  # with more, imports would take longer than compiling
 _MAX_SECONDS = 180.0  # several times what one process takes
 _GRACE_SECONDS = 5.0  # time for the processes to end by themselves
 
@@ -38,7 +39,8 @@ def use_compile_cache(config: EngineConfig) -> None:
 
 
 class CompilePool:
-    """Starts the program when it is constructed. It imports what it needs, then waits for `compile` or `close`.
+    """Starts the program when it is constructed, unless an earlier start has left the list of its kernels. The program
+    imports what it needs, then waits for `compile` or `close`.
 
     Its processes end after `max_seconds`, even if this process has ended before.
     """
@@ -46,30 +48,40 @@ class CompilePool:
     def __init__(self, config: EngineConfig, max_seconds: float = _MAX_SECONDS) -> None:
         self._started = time.monotonic()
         self._max_seconds = max_seconds
-        num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, str(num_processes), str(max_seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        )
-        self._send(msgspec.json.encode(config))
+        self._config = config
+        self._known = KnownKernels(config)
+        self._capability = 0  # set by `compile`
+        self._num_known: int | None = None  # set by `compile`; None: the program compiles them
+        self._process: subprocess.Popen[bytes] | None = None
+        if not self._known.may_be_complete():
+            self._process = self._start()
 
     def compile(self, capability: int) -> None:
-        """Compile for GPUs of this compute capability times 10: 90 for Hopper."""
-        self._send(str(capability).encode())
+        """Compile for GPUs of this compute capability times 10: 90 for Hopper. Nothing to do if all are in the
+        cache."""
+        self._capability = capability
+        self._num_known = self._known.count(capability)
+        if self._num_known is not None:
+            self.close()
+            return
+        if self._process is None:
+            self._process = self._start()
+        _send(self._process, str(capability).encode())
 
     def close(self) -> None:
         """End the program, if it runs. May be called after `wait` and twice."""
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
     def wait(self) -> str:
         """Wait until all kernels are compiled, at most `max_seconds` from the start. Returns a log line.
 
         A failure is not fatal: kernels that were not compiled here are compiled on first launch.
         """
+        if self._num_known is not None:
+            return _describe(0, self._num_known, 0.0)
+        assert self._process is not None, "call compile first"
         left = self._started + self._max_seconds - time.monotonic()
         try:
             output, errors = self._process.communicate(timeout=max(left, 0.0) + _GRACE_SECONDS)
@@ -80,10 +92,10 @@ class CompilePool:
                 assert pipe is not None
                 pipe.close()
         if self._process.returncode == 0:
-            num_compiled, num_kernels = map(int, output.split())
-            seconds = time.monotonic() - self._started
-            num_found = num_kernels - num_compiled
-            return f"compiled {num_compiled} kernels in {seconds:.1f} s, {num_found} of {num_kernels} were in the cache"
+            kernels = [line.split() for line in output.decode().splitlines()]
+            self._known.remember(self._capability, [entry for entry, _ in kernels])
+            num_compiled = sum(was_there == "0" for _, was_there in kernels)
+            return _describe(num_compiled, len(kernels), time.monotonic() - self._started)
         if self._process.returncode < 0:
             name = signal.Signals(-self._process.returncode).name
             reason = f"the program was ended by {name}, its limit is {self._max_seconds:g} s"
@@ -91,11 +103,34 @@ class CompilePool:
             reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
 
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the program has ended; `wait` says why
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+    def note(self, _entry: str, was_there: bool) -> None:
+        """Take what `on_kernel` tells of the worker: if it compiles a kernel, the list lacks it, and is deleted."""
+        if not was_there:
+            self._known.forget(self._capability)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
+        process = subprocess.Popen(
+            [sys.executable, "-m", _PROGRAM, str(num_processes), str(self._max_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )
+        _send(process, msgspec.json.encode(self._config))
+        return process
+
+
+def _describe(num_compiled: int, num_kernels: int, seconds: float) -> str:
+    num_found = num_kernels - num_compiled
+    return f"compiled {num_compiled} kernels in {seconds:.1f} s, {num_found} of {num_kernels} were in the cache"
+
+
+def _send(process: "subprocess.Popen[bytes]", line: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # the program has ended; `CompilePool.wait` says why
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
 
 
 def begin_compile_pool(config: EngineConfig) -> CompilePool | None:

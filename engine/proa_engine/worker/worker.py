@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -17,7 +18,8 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.types import Copies, LoraSlot
-from proa_engine.kernels.variants import on_compilation
+from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
+from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, at_stage
@@ -156,10 +158,13 @@ class Worker:
         """
         config = self._config
         placement, loaded = self._placement, self._load_weights()
+        if self.device.type == "cuda":
+            Thread(target=hash_triton, name="proa-triton").start()  # the first launch needs it; beside the weights
         self._loaded = loaded
         if compile_pool is not None:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
+            on_kernel(compile_pool.note)
             placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         own = loaded.model.cache_layers()
         layers, first = placement.links.gather_layers(own)

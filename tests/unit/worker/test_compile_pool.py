@@ -9,6 +9,11 @@ from proa_engine.worker import compile_pool
 from proa_engine.worker.compile_pool import CompilePool, begin_compile_pool
 
 
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
 def test_a_pool_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_pool, "_GRACE_SECONDS", 0.0)
     line = CompilePool(EngineConfig(model="builtin"), max_seconds=0.1).wait()

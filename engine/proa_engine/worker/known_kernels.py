@@ -1,0 +1,120 @@
+"""KnownKernels: the list of kernels that an earlier start compiled, kept beside them in Triton's cache.
+
+With it, a start knows without a program that imports torch and runs steps on meta tensors that every kernel is there.
+The list belongs to a configuration, a model, this version of Proa, Triton and torch, and a kind of GPU. Should it be
+incomplete all the same, the worker compiles what is missing when it warms up, and deletes it (`forget`).
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+import proa_engine
+from proa_engine.config import EngineConfig
+from proa_engine.models.sources import LocalFolder, source_of
+
+_FOLDER = "proa"  # in Triton's cache, whose own folders have longer names
+_MAX_MODEL_FILE_BYTES = 1 << 20  # tokenizers and lists of tensors are larger
+_PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
+# Fields of the configuration that may differ between two starts and decide no kernel. The model's files stand for its
+# name.
+UNRELATED = frozenset(
+    {
+        *("model", "revision", "served_model_name", "tokenizer", "skip_tokenizer_init", "generation_config"),
+        *("override_generation_config", "download_dir", "download_cache_size", "load_format", "seed"),
+        *("max_waiting_requests", "num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization"),
+        *("kv_transfer_address", "kv_offloading_path", "kv_disk_path", "kv_disk_size", "kv_disk_write_mb_per_second"),
+        *("role", "peer_tls", "compile_cache", "async_scheduling", "scheduling_policy", "lora_modules"),
+        *("node_rank", "master_addr", "master_port", "worker_sockets"),
+    }
+)
+
+
+class KnownKernels:
+    """Of one configuration. Imports neither torch nor Triton."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._cache = _triton_cache()
+        self._key = _key(config, self._cache)
+
+    def may_be_complete(self) -> bool:
+        """Whether there is a list for some kind of GPU."""
+        with suppress(OSError):
+            return any(name.startswith(self._key) for name in os.listdir(self._cache / _FOLDER))
+        return False
+
+    def count(self, capability: int) -> int | None:
+        """Return the number of kernels for GPUs of this compute capability times 10, if all are in the cache."""
+        try:
+            entries = self._path(capability).read_text().split()
+        except OSError:
+            return None
+        return len(entries) if all((self._cache / entry).is_dir() for entry in entries) else None
+
+    def remember(self, capability: int, entries: Iterable[str]) -> None:
+        """Keep the list: the kernels' folders in the cache. Other machines may write the same one at the same time."""
+        path = self._path(capability)
+        with suppress(OSError):  # no space is left: the next start does without
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_name(f"unfinished-{uuid4()}")
+            unfinished.write_text("".join(f"{entry}\n" for entry in entries))
+            unfinished.replace(path)
+
+    def forget(self, capability: int) -> None:
+        with suppress(OSError):  # the folder may be read-only
+            self._path(capability).unlink(missing_ok=True)
+
+    def _path(self, capability: int) -> Path:
+        return self._cache / _FOLDER / f"{self._key}-{capability}"
+
+
+def _triton_cache() -> Path:
+    """Return Triton's cache as Triton chooses it."""
+    if folder := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def _key(config: EngineConfig, cache: Path) -> str:
+    digest = hashlib.sha256()
+    # Triton finds no kernel after the cache was moved.
+    for part in (str(cache.absolute()), _fields(config), _model(config), _versions(), _environment()):
+        digest.update(msgspec.json.encode(part, order="sorted") + b"\n")
+    folder = Path(proa_engine.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"\n{path.relative_to(folder)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _fields(config: EngineConfig) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(config)
+    return {name: value for name, value in fields.items() if name not in UNRELATED}
+
+
+def _model(config: EngineConfig) -> list[str]:
+    """Return the JSON files of a local model, or another one's name, by which it is downloaded."""
+    source = source_of(config.model)
+    if not isinstance(source, LocalFolder):
+        return [config.model, config.revision or ""]
+    files = (path for path in sorted(source.path.glob("*.json")) if path.stat().st_size <= _MAX_MODEL_FILE_BYTES)
+    return [f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+
+
+def _versions() -> list[str]:
+    return [f"{name} {version(name)}" for name in ("torch", "triton")]
+
+
+def _environment() -> list[str]:
+    """Return the variables that change what is compiled."""
+    return [
+        f"{name}={text}"
+        for name, text in sorted(os.environ.items())
+        if name == "PROA_DEPENDENT_LAUNCH" or (name.startswith("TRITON_") and name not in _PLACES)
+    ]

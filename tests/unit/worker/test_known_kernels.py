@@ -1,0 +1,117 @@
+"""A start that finds the list of an earlier one needs no program that finds out which kernels to compile."""
+
+import subprocess
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from proa_engine.config import EngineConfig
+from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.known_kernels import UNRELATED, KnownKernels
+from support.tiny_models import make_tiny_model
+
+KERNELS = ["one", "two"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Triton's cache, in which an earlier start has compiled two kernels."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    for kernel in KERNELS:
+        (folder / kernel).mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    config = EngineConfig(model=str(make_tiny_model(tmp_path)))
+    KnownKernels(config).remember(90, KERNELS)
+    return config
+
+
+def test_a_start_finds_the_list_of_an_earlier_one_for_the_same_gpu(config: EngineConfig) -> None:
+    known = KnownKernels(config)
+    assert known.may_be_complete()
+    assert known.count(90) == 2
+    assert known.count(80) is None
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "float16"}, {"max_num_seqs": 7}, {"enable_lora": True}, {"tensor_parallel_size": 2}]
+)
+def test_another_configuration_has_its_own_list(config: EngineConfig, other: dict[str, Any]) -> None:
+    known = KnownKernels(replace(config, **other))
+    assert not known.may_be_complete()
+    assert known.count(90) is None
+
+
+def test_another_model_has_its_own_list_and_an_equal_one_elsewhere_has_not(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "equal").mkdir()
+    (tmp_path / "other").mkdir()
+    equal, other = make_tiny_model(tmp_path / "equal"), make_tiny_model(tmp_path / "other", hidden_size=80)
+    assert KnownKernels(replace(config, model=str(equal))).count(90) == 2
+    assert KnownKernels(replace(config, model=str(other))).count(90) is None
+
+
+@pytest.mark.parametrize("name", ["PROA_DEPENDENT_LAUNCH", "TRITON_PTXAS_PATH"])
+def test_variables_that_change_kernels_are_a_part_of_the_key(
+    config: EngineConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "0")
+    assert KnownKernels(config).count(90) is None
+
+
+def test_a_list_of_a_kernel_that_was_deleted_is_not_used(config: EngineConfig, cache: Path) -> None:
+    (cache / "two").rmdir()
+    assert KnownKernels(config).count(90) is None
+
+
+def test_a_cache_that_was_moved_is_not_used(config: EngineConfig, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache.rename(cache.with_name("moved"))))
+    assert KnownKernels(config).count(90) is None
+
+
+def test_fields_that_decide_no_kernel_exist_and_do_not_change_the_list(config: EngineConfig) -> None:
+    assert {field.name for field in fields(EngineConfig)} >= UNRELATED
+    moved = replace(config, kv_offloading_size=1.0, kv_transfer_address="10.0.0.1:1")
+    KnownKernels(moved).remember(90, KERNELS)
+    assert KnownKernels(replace(moved, kv_transfer_address="10.0.0.2:2", seed=3)).count(90) == 2
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_list(config: EngineConfig, cache: Path) -> None:
+    known = KnownKernels(config)
+    known.forget(90)
+    (cache / "proa").rmdir()
+    (cache / "proa").write_text("a file")
+    known.remember(90, KERNELS)
+    assert known.count(90) is None
+
+
+def test_a_pool_with_a_list_starts_no_program_until_a_kernel_is_missed(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    pool = CompilePool(config)
+    pool.compile(90)
+    assert pool.wait() == "compiled 0 kernels in 0.0 s, 2 of 2 were in the cache"
+    pool.note("one", True)
+    assert KnownKernels(config).count(90) == 2
+    pool.note("three", False)  # the worker has compiled a kernel
+    assert KnownKernels(config).count(90) is None
+    pool.close()
+
+
+def test_a_pool_starts_its_program_late_if_the_gpu_is_another_one(config: EngineConfig) -> None:
+    pool = CompilePool(config, max_seconds=0.0)
+    assert pool._process is None
+    pool.compile(80)
+    assert pool._process is not None
+    pool.close()
