@@ -137,9 +137,11 @@ def main(argv: Sequence[str]) -> None:
     engine_log = logging.getLogger("proa_engine")
     engine_log.setLevel(logging.INFO)
     engine_log.addHandler(log)
-    document: dict[str, Any] = {"machine": machine(), "arguments": list(argv), "records": {}}
-    print(f"{arguments.model}: {document['machine']}", flush=True)
+    document: dict[str, Any] = {"machine": "", "arguments": list(argv), "records": {}}
     for workload, record in records(arguments, log, SMALL if arguments.small else FULL):
+        if not document["machine"]:  # not before the start: it imports torch, which an engine does beside other work
+            document["machine"] = machine()
+            print(f"{arguments.model}: {document['machine']}", flush=True)
         document["records"][workload] = record
         if arguments.json is not None:
             write_json(arguments.json, document)
