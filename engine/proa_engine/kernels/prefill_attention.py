@@ -50,7 +50,7 @@ def prefill_attention(
     block_m = max(block_m, next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
-    prefill_attention_kernel[((num_tokens - num_decodes) // block_q + num_requests, num_kv_heads)](
+    prefill_attention_kernel[(num_tokens // block_q + num_requests, num_kv_heads)](
         query,
         key_cache,
         value_cache,
