@@ -10,15 +10,15 @@ passed or were skipped in `--earlier`, a file that this program wrote, are not r
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock, Timer
 from typing import Any
 
 import pytest
 from records import write_json
 
-_WRITE_SECONDS = 1.0  # at least so long between two records: who follows them reads all of each
+_WRITE_SECONDS = 1.0  # from a result to the record that has it: who follows the records reads all of each
 _INI = Path(__file__).parents[1] / "tests" / "gpu" / "pytest.ini"
 
 
@@ -27,7 +27,8 @@ class Recorder:
 
     def __init__(self, files: Sequence[str], earlier: dict[str, Any], path: Path | None) -> None:
         self._path = path
-        self._written = 0.0
+        self._lock = Lock()
+        self._timer: Timer | None = None  # until it writes the results of the last second
         self.records: dict[str, dict[str, Any]] = {
             file: {"passed": [], "skipped": [], "failed": {}, "complete": False} for file in files
         }
@@ -46,31 +47,37 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, _, name = report.nodeid.partition("::")
         record = self._record(file)
-        if report.failed:  # the first failure: if the process has ended since, that is reported too
-            record["failed"].setdefault(name, str(report.longrepr)[-2000:])
-        elif report.skipped:
-            record["skipped"].append(name)
-        elif report.when == "call":
-            record["passed"].append(name)
-        if time.monotonic() - self._written > _WRITE_SECONDS:
-            self._write()
+        with self._lock:
+            if report.failed:  # the first failure: if the process has ended since, that is reported too
+                record["failed"].setdefault(name, str(report.longrepr)[-2000:])
+            elif report.skipped:
+                record["skipped"].append(name)
+            elif report.when == "call":
+                record["passed"].append(name)
+            if self._timer is None:
+                self._timer = Timer(_WRITE_SECONDS, self._write)
+                self._timer.start()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
+        if report.failed:  # before all results
             self._record(report.nodeid)["failed"]["collection"] = str(report.longrepr)[-2000:]
 
     def finish(self) -> None:
-        for record in self.records.values():
-            record["complete"] = not record["failed"]
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            for record in self.records.values():
+                record["complete"] = not record["failed"]
         self._write()
 
     def _record(self, file: str) -> dict[str, Any]:
         return next(record for known, record in self.records.items() if Path(known).name == Path(file).name)
 
     def _write(self) -> None:
-        self._written = time.monotonic()
-        if self._path is not None:
-            write_json(self._path, {"records": self.records})
+        with self._lock:
+            self._timer = None
+            if self._path is not None:
+                write_json(self._path, {"records": self.records})
 
 
 def parser() -> argparse.ArgumentParser:
