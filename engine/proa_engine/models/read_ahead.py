@@ -130,7 +130,7 @@ class ReadAhead:
             os.close(self._files.popitem()[1])
         if self._device.type == "cuda":
             self._planned.clear()
-            torch.accelerator.empty_host_cache()
+            torch._C._host_emptyCache()  # torch.accelerator's is newer than PyTorch 2.11
 
     def _finish(self, reading: _Reading) -> torch.Tensor:
         size = sum(piece.num_bytes for piece in reading.pieces)
