@@ -84,7 +84,8 @@ def quantize_reference(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
     groups = x.float().view(rows, -1, form.group or size)
     if form.scale is None:
         most = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST)
-        factor, scales = FP8_MAX / most, most / FP8_MAX
+        # 448 / most of a Python number would be PyTorch's 448 * (1 / most), which is rounded twice.
+        factor, scales = most.new_full((), FP8_MAX) / most, most / FP8_MAX
     else:
         factor, scales = 1.0 / form.scale, form.scale.expand(rows, groups.shape[1])
     values = (groups * factor).clamp_(-FP8_MAX, FP8_MAX).to(FP8).view(rows, size)
