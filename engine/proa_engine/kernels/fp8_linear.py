@@ -159,23 +159,33 @@ class Fp8Linear(Fp8Product):
 
     @staticmethod
     def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        # Numbers of rows for which cuBLAS has no product with scales by row: on Hopper, up to 256 rows by weights with
+        # many inputs (https://github.com/pytorch/ao/issues/4582).
+        self._refused: set[int] = set()
         return weight.float() * scales[:, None]
 
     def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
         if rows.dtype != torch.bfloat16:
             return self._in_float32(rows)
-        return torch._scaled_mm(
-            rows.values,
-            self.weight.t(),
-            scale_a=rows.scales,
-            scale_b=self.scales[None, :],
-            bias=self.bias,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
+        if rows.shape[0] not in self._refused:
+            try:
+                return torch._scaled_mm(
+                    rows.values,
+                    self.weight.t(),
+                    scale_a=rows.scales,
+                    scale_b=self.scales[None, :],
+                    bias=self.bias,
+                    out_dtype=torch.bfloat16,
+                    use_fast_accum=True,
+                )
+            except RuntimeError as error:
+                if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+                    raise
+                self._refused.add(rows.shape[0])
+        return self._in_float32(rows)
 
     def _in_float32(self, rows: QuantizedRows) -> torch.Tensor:
-        """By-row scales come with bfloat16 alone."""
+        """By one scale, which cuBLAS has for every type and shape."""
         one = torch.ones((), device=rows.values.device)
         y = torch._scaled_mm(rows.values, self.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32)
         y = y * rows.scales * self.scales
