@@ -19,8 +19,8 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     ours, theirs = ours.float().cpu(), theirs.float().cpu()
     assert ours.isfinite().all()
-    error = (ours - theirs).abs().mean() / theirs.abs().mean()
-    assert error < 0.01, f"relative error {error}"
+    error, size = (ours - theirs).abs().mean(), theirs.abs().mean()
+    assert error <= 0.01 * size, f"mean error {error} of {size}"  # both 0: another rank holds the tokens' experts
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
