@@ -6,6 +6,9 @@ no second list is needed.
 
 Triton's target GPU is set for the whole process, so call `record` and `compile` in a process of their own.
 `on_compilation` reports the variants that they missed.
+
+Processes that import this module find each other's kernels in Triton's cache, in whichever order they compile them
+(`_hash_with_callee`).
 """
 
 import json
@@ -20,8 +23,24 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime.cache import triton_key
+from triton.runtime.jit import DependenciesFinder
 
 SM_90 = GPUTarget("cuda", 90, 32)  # Hopper
+
+_update_hash = DependenciesFinder._update_hash
+
+
+def _hash_with_callee(finder: Any, callee: Any) -> None:
+    """Hash a called function before its caller takes over the names and values of its global constants.
+
+    Those are a part of the caller's key in the cache. Triton 3.6 and 3.7 take over those that are known, which they are
+    only if another kernel with the same function was hashed before, and then hash the function.
+    """
+    _ = callee.cache_key
+    _update_hash(finder, callee)
+
+
+DependenciesFinder._update_hash = _hash_with_callee
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +106,12 @@ def on_compilation(tell: Callable[[str], None]) -> None:
     knobs.runtime.jit_post_compile_hook = note
 
 
-def on_kernel(tell: Callable[[str, bool], object]) -> None:
+def on_kernel(tell: Callable[[str, str, bool], object]) -> None:
     """Call `tell` each time this process, or a child that it forks, has compiled a kernel or loaded one from Triton's
-    cache on disk: with the name of the kernel's folder in the cache, and whether it was there."""
+    cache on disk: with the names of the kernel and of its folder in the cache, and whether it was there."""
 
-    def note(*, metadata_group: dict[str, str], cache_hit: bool, **_: object) -> None:
-        tell(Path(next(iter(metadata_group.values()))).parent.name, cache_hit)
+    def note(*, metadata: dict[str, Any], metadata_group: dict[str, str], cache_hit: bool, **_: object) -> None:
+        tell(metadata["name"], Path(next(iter(metadata_group.values()))).parent.name, cache_hit)
 
     knobs.compilation.listener = note
 
