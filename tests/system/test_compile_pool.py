@@ -36,6 +36,19 @@ def test_a_second_start_and_a_worker_find_every_kernel_that_the_pool_compiled(tm
     assert all(line.startswith("found ") for line in kernels), kernels
 
 
+def test_in_whichever_order_kernels_are_compiled_they_have_the_same_keys_in_the_cache() -> None:
+    """The pool's processes take kernels from a queue, a worker compiles them as it launches them."""
+    command, paths = [sys.executable, "-m", "support.kernel_keys"], os.pathsep.join([str(TESTS), *sys.path])
+    forwards, backwards = (
+        subprocess.run(
+            [*command, *order], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for order in ([], ["backwards"])
+    )
+    assert len(forwards) > 30
+    assert sorted(forwards) == sorted(backwards)
+
+
 def test_a_pool_ends_by_itself_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_pool, "_GRACE_SECONDS", 60.0)  # it imports torch first, on a loaded machine
     line = CompilePool(EngineConfig(model="builtin"), max_seconds=0.01).wait()

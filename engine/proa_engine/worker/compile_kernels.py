@@ -49,7 +49,7 @@ def main(num_processes: int, max_seconds: float) -> int:
     queue, queue_end = os.pipe()  # of indices of variants; it has room for thousands
     os.write(queue_end, array("H", range(len(variants))).tobytes())
     os.close(queue_end)
-    on_kernel(lambda entry, was_there: os.write(sys.stdout.fileno(), f"{entry} {was_there:d}\n".encode()))
+    on_kernel(lambda _, entry, was_there: os.write(sys.stdout.fileno(), f"{entry} {was_there:d}\n".encode()))
     has_driver, has_driver_end = os.pipe()  # a byte for each child, none if the driver cannot be compiled
     children = [
         _fork(partial(_compile, variants, queue, target, has_driver, has_driver_end)) for _ in range(num_processes)

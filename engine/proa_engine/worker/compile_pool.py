@@ -5,6 +5,7 @@ into Triton's cache on disk, where the worker finds them. Torch is imported only
 and the first of the processes import it at the same time.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _MAX_PROCESSES = 16  # with more, imports would take longer than compiling
 _MAX_SECONDS = 180.0  # several times what one process takes
 _GRACE_SECONDS = 5.0  # time for the processes to end by themselves
+
+_log = logging.getLogger(__name__)
 
 
 def use_compile_cache(config: EngineConfig) -> None:
@@ -103,9 +106,10 @@ class CompilePool:
             reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
 
-    def note(self, _entry: str, was_there: bool) -> None:
+    def note(self, kernel: str, _entry: str, was_there: bool) -> None:
         """Take what `on_kernel` tells of the worker: if it compiles a kernel, the list lacks it, and is deleted."""
         if not was_there:
+            _log.info("kernel %s was not compiled in advance", kernel)
             self._known.forget(self._capability)
 
     def _start(self) -> "subprocess.Popen[bytes]":

@@ -102,9 +102,9 @@ def test_a_pool_with_a_list_starts_no_program_until_a_kernel_is_missed(
     pool = CompilePool(config)
     pool.compile(90)
     assert pool.wait() == "compiled 0 kernels in 0.0 s, 2 of 2 were in the cache"
-    pool.note("one", True)
+    pool.note("kernel", "one", True)
     assert KnownKernels(config).count(90) == 2
-    pool.note("three", False)  # the worker has compiled a kernel
+    pool.note("kernel", "three", False)  # the worker has compiled a kernel
     assert KnownKernels(config).count(90) is None
     pool.close()
 

@@ -1,0 +1,23 @@
+"""Run as a program, it prints the hash that Triton's cache knows each kernel's source by, in the order of their names,
+with an argument in reverse. In a process of its own, because a hash is computed once."""
+
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+
+from proa_engine import kernels
+from proa_engine.kernels import variants  # noqa: F401
+from proa_engine.kernels.launch import Kernel
+
+
+def main(*, backwards: bool) -> None:
+    modules = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
+    found = {
+        each.jit.__name__: each for module in modules for each in vars(module).values() if isinstance(each, Kernel)
+    }
+    for name in sorted(found, reverse=backwards):
+        print(name, found[name].jit.cache_key)
+
+
+if __name__ == "__main__":
+    main(backwards=len(sys.argv) > 1)
