@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import KvTransfer
-from proa.imports import importing
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
@@ -151,17 +150,13 @@ def load_engine(
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
     check_start(config)
-    from proa_engine.executor import make_executor
-    from proa_engine.worker.host import available_cores, set_thread_variables
+    from proa_engine.executor import prepare_executor
+    from proa_engine.worker.host import available_cores
 
-    set_thread_variables(config.ranks_per_node)
-    # Not by two threads at once, which fails now and then: modules of triton import each other.
-    with importing():
-        import proa_engine.models.config  # noqa: F401
-
+    start_executor = prepare_executor(config)  # imports what both threads use
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
         tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights
-        executor = make_executor(config, report)
+        executor = start_executor(report)
     folder, tokenizer = tokenizer_loading.result()
     grammars = None
     if tokenizer is not None:
