@@ -127,7 +127,7 @@ class InputBatch:
         """
         num_blocks, tables = self._num_blocks[slot], self.tables
         for table, ids in enumerate(new):
-            start = (table * tables.num_slots + slot) * tables.max_blocks + num_blocks[table]
+            start = (table * tables.block_tables.shape[1] + slot) * tables.max_blocks + num_blocks[table]
             positions += range(start, start + len(ids))
             block_ids += ids if table == 0 else [max(block_id, 0) for block_id in ids]
             num_blocks[table] += len(ids)

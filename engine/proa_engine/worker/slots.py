@@ -31,7 +31,7 @@ class SlotTables:
         device: torch.device,
         num_tables: int = 1,
     ) -> None:
-        self.num_slots = max_num_seqs
+        self.num_slots = self.padding_slot = max_num_seqs  # padding has token 0 everywhere, and block 0 in every table
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.device = device
@@ -41,8 +41,8 @@ class SlotTables:
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
-        self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros(num_tables, max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
+        self.token_ids = torch.zeros(max_num_seqs + 1, self.token_width, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(num_tables, max_num_seqs + 1, self.max_blocks, dtype=torch.int32, device=device)
         self.flat_token_ids = self.token_ids.view(-1)
         self.flat_block_tables = self.block_tables.view(-1)
 
