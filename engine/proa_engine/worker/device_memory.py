@@ -57,10 +57,10 @@ class MeasuringCapture:
         return captured
 
     def estimate(self, num_graphs: int) -> int:
-        """Return the bytes that `num_graphs` graphs take. The first, largest one allocates the memory that the others
-        share."""
-        first, *others = [before - after for before, after in zip(self._free, self._free[1:], strict=False)]
-        return first + (num_graphs - 1) * max(others, default=0)
+        """Return the bytes that `num_graphs` graphs take: those that were captured, and others like the last. The
+        largest graph of each kind allocates the memory that others share, so the last should not be one of these."""
+        num_others = num_graphs - len(self._free) + 1
+        return self._free[0] - self._free[-1] + num_others * (self._free[-2] - self._free[-1])
 
 
 def measure_memory(

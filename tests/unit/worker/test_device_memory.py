@@ -36,6 +36,14 @@ def test_smaller_graphs_share_the_memory_of_the_largest() -> None:
     assert capture.estimate(num_graphs=5) == 400 + 4 * 10
 
 
+def test_the_largest_graph_of_each_kind_is_counted_once() -> None:
+    free = iter([1000, 600, 590, 500, 495])
+    capture = MeasuringCapture(FakeCapture(), lambda: next(free))
+    for _ in range(4):
+        capture.capture(lambda: torch.zeros(1))
+    assert capture.estimate(num_graphs=10) == 400 + 10 + 90 + 5 + 6 * 5
+
+
 def test_one_graph_is_counted_once() -> None:
     free = iter([1000, 600])
     capture = MeasuringCapture(FakeCapture(), lambda: next(free))
