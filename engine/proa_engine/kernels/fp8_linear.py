@@ -154,14 +154,14 @@ class Fp8Linear(Fp8Product):
 
     def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
         super().__init__(weight, scales.contiguous(), bias, form)
+        # Numbers of rows for which cuBLAS has no product with scales by row: on Hopper, up to 256 rows by weights with
+        # many inputs (https://github.com/pytorch/ao/issues/4582).
+        self._refused: set[int] = set()
         if not weight.is_cpu and (weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE):
             raise ValueError(f"a matrix of {list(weight.shape)} on each rank cannot be multiplied in 8-bit floats")
 
     @staticmethod
     def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        # Numbers of rows for which cuBLAS has no product with scales by row: on Hopper, up to 256 rows by weights with
-        # many inputs (https://github.com/pytorch/ao/issues/4582).
-        self._refused: set[int] = set()
         return weight.float() * scales[:, None]
 
     def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
