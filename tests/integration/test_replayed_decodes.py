@@ -1,6 +1,6 @@
-"""Whole engines that replay decodes, on a CPU with graphs that run their functions again."""
+"""Whole engines that replay decodes and prompts, on a CPU with graphs that run their functions again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 
 from proa.contract import SamplingParams
 from proa_engine.worker.decode_graphs import graph_shapes
+from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.worker.worker import Worker
 from support.engine import Engine, build_core, request, run, tokens
 from support.runner import FakeCapture
@@ -25,11 +26,17 @@ PLAIN: list[dict[str, Any]] = [
 OTHER: dict[str, Any] = {"temperature": 0.7, "repetition_penalty": 1.2, "logprobs": 1}
 
 
+PROMPTS = [PromptShape(*sizes) for sizes in ((16, 0, 4), (48, 0, 6), (48, 24, 6))]
+
+
 @contextmanager
-def replaying(folder: Path, **settings: Any) -> Iterator[tuple[Engine, FakeCapture]]:
+def replaying(
+    folder: Path, prompts: Sequence[PromptShape], **settings: Any
+) -> Iterator[tuple[Engine, FakeCapture]]:
     capture = FakeCapture()
     with (
         mock.patch.object(Worker, "_graph_shapes", return_value=graph_shapes(8)),
+        mock.patch.object(Worker, "_prompt_shapes", return_value=prompts),
         mock.patch.object(Worker, "_graph_capture", return_value=capture),
         build_core(folder, poison=True, **CONFIG | settings) as engine,
     ):
@@ -55,7 +62,36 @@ def test_engines_that_sample_in_graphs_generate_the_same_tokens(
     settings = {"async_scheduling": async_scheduling, "num_gpu_blocks_override": num_blocks}
     with build_core(folder, **CONFIG) as engine:
         expected = tokens(run(engine, wanted))
-    with replaying(folder, **settings) as (engine, capture):
+    with replaying(folder, (), **settings) as (engine, capture):
         assert tokens(run(engine, wanted)) == expected
         assert (engine.core.stats().num_preemptions > 0) == (num_blocks == 24)
         assert 0 < capture.num_draws < capture.num_replays
+
+
+@pytest.mark.parametrize("num_blocks", [2000, 32])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss"])
+def test_engines_that_replay_prompts_generate_the_same_tokens(family: str, num_blocks: int, tmp_path: Path) -> None:
+    """Prompts join decodes, some too many or too long for a graph; rows need the logits of several of their tokens."""
+    folder = make_tiny_model(tmp_path, family, seed=8)
+    wanted = [
+        request(
+            str(index),
+            [(index * 31 + place * 7) % BYTES for place in range(2 + 5 * (index % 8))],
+            SamplingParams(
+                max_tokens=3 + 5 * (index % 3),
+                key=index,
+                ignore_eos=True,
+                **(OTHER | {"prompt_logprobs": 2} if index == 9 else PLAIN[index % 4]),
+            ),
+        )
+        for index in range(20)
+    ]
+    parts = [wanted[:1], wanted[1:3], wanted[3:4], wanted[4:]]
+    with build_core(folder, **CONFIG) as engine:
+        expected = [tokens(run(engine, part)) for part in parts]
+    with (
+        replaying(folder, PROMPTS, num_gpu_blocks_override=num_blocks) as (engine, _),
+        mock.patch.object(PromptGraphs, "replay", autospec=True, side_effect=PromptGraphs.replay) as replay,
+    ):
+        assert [tokens(run(engine, part)) for part in parts] == expected
+    assert {call.args[1] for call in replay.call_args_list} == set(PROMPTS)

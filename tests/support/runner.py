@@ -22,6 +22,7 @@ from proa_engine.worker.images import ImageColumns, ImageEncodings
 from proa_engine.worker.input_batch import Features, InputBatch
 from proa_engine.worker.loras import LoraAdapters, LoraColumns
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.step_inputs import StepInputs
@@ -138,6 +139,7 @@ class RunnerHarness:
         max_num_seqs: int = 64,
         max_logprobs: int = 5,
         graphs: bool = False,
+        prompt_shapes: Sequence[PromptShape] = (),
         drafts: SpeculativeConfig | None = None,
         parallel: ParallelContext | None = None,
         loras: LoraAdapters | None = None,
@@ -157,6 +159,7 @@ class RunnerHarness:
             max_logprobs=max_logprobs,
             parallel=parallel,
             graphs=DecodeGraphs(shapes, torch.device("cpu")) if graphs else None,
+            prompt_graphs=PromptGraphs(prompt_shapes, self.batch.tables) if prompt_shapes else None,
         )
         self.capture = FakeCapture()
         if graphs:

@@ -236,6 +236,17 @@ def num_parameters(model: ModelConfig) -> int:
     return layers + (embeddings if model.stage.is_first else 0)
 
 
+def num_multiplied(model: ModelConfig) -> int:
+    """Estimate the number of parameters by which a token is multiplied in the layers of a pipeline stage."""
+    hidden_size = model.hidden_size
+    return sum(
+        layer.num_parameters(hidden_size)
+        - layer.mlp.num_parameters(hidden_size)
+        + 3 * hidden_size * layer.mlp.inner_size
+        for layer in model.own_layers
+    )
+
+
 def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, reads_images: bool = False) -> None:
     """Raise `ValueError` unless one request of `max_model_len` tokens fits."""
     num_blocks, needed = max(groups.num_blocks, 0), groups.blocks_of(max_model_len)

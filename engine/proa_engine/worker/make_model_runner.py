@@ -1,5 +1,6 @@
 """make_model_runner: a ModelRunner and the memory that it uses, from an engine's configuration."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.pipeline import make_stage_io
 from proa_engine.worker.pooling import PoolingColumns
 from proa_engine.worker.prompt_embeds import PromptEmbedsColumns
+from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.stage_links import NoLinks, StageLinks
@@ -59,12 +61,14 @@ def make_model_runner(
     placement: Placement,
     plan: CachePlan,
     sizes: CacheSizes,
-    shapes: list[GraphShape],
+    shapes: Sequence[GraphShape],
+    prompt_shapes: Sequence[PromptShape] = (),
+    *,
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
     """Allocate the KV cache, the tables of requests and the columns of the features that the configuration enables.
 
-    `shapes` are those of the decode steps to capture as graphs later.
+    `shapes` and `prompt_shapes` are those of the steps to capture as graphs later.
     """
     model, model_config, device = loaded.model, loaded.config, placement.device
     memory = allocate_caches(
@@ -92,6 +96,7 @@ def make_model_runner(
         parallel=placement.parallel,
         stage=stage,
         graphs=DecodeGraphs(shapes, device, has_states=batch.features.states is not None) if shapes else None,
+        prompt_graphs=PromptGraphs(prompt_shapes, batch.tables) if prompt_shapes else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,
     )

@@ -17,6 +17,7 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.decode_graphs import Graph, GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.prompt_graphs import PromptShape
 from proa_engine.worker.stage_links import StageLinks
 from proa_engine.worker.worker import Worker
 
@@ -75,6 +76,9 @@ class MetaWorker(Worker):
 
     def _graph_shapes(self) -> list[GraphShape]:
         return [shape for shape in super()._graph_shapes() if shape.num_rows == 1]  # as those of more rows of a width
+
+    def _prompt_shapes(self) -> list[PromptShape]:
+        return super()._prompt_shapes()[-2:]  # with decodes and without
 
     def _graph_capture(self) -> GraphCapture:
         return _RunOnce()

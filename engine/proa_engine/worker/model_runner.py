@@ -1,6 +1,7 @@
 """ModelRunner: turns a SchedulerOutput into a forward pass and sampled tokens on one device."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +23,11 @@ from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.logprobs import PromptLogprobRows
 from proa_engine.worker.pipeline import StageIO, WholeModel
 from proa_engine.worker.pooling import PoolingInputs
+from proa_engine.worker.prompt_graphs import PromptGraphs
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
 from proa_engine.worker.sampling import SamplingInputs
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import InputBuilder, StepInputs
+from proa_engine.worker.step_inputs import DecodeRows, InputBuilder, PromptRows, StepInputs
 
 # Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
 _PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
@@ -45,8 +47,8 @@ class ModelRunner:
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
     of the steps. With pipeline stages later steps may be executed before a step is sampled, but none that computes what
-    it samples, and none before which its requests are removed. Steps of decodes alone are replayed as `graphs`, once
-    those are captured.
+    it samples, and none before which its requests are removed. Steps of decodes alone are replayed as `graphs`, others
+    that fit as `prompt_graphs`, once those are captured.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ModelRunner:
         parallel: ParallelContext | None = None,
         stage: StageIO | None = None,
         graphs: DecodeGraphs | None = None,
+        prompt_graphs: PromptGraphs | None = None,
         small_steps: SmallSteps | None = None,
         tracer: WorkerTracer | None = None,
     ) -> None:
@@ -73,9 +76,10 @@ class ModelRunner:
         self._parallel = parallel or ParallelContext()
         self._stage = stage or WholeModel()
         self._sampler = Sampler(batch, max_logprobs)
-        self._input_builder = InputBuilder(batch, graphs)
+        self._input_builder = InputBuilder(batch, graphs, prompt_graphs)
         self._staging = Staging(self.device)
         self._graphs = graphs
+        self._prompt_graphs = prompt_graphs
         self._small_steps = small_steps or SmallSteps(0)
         self._tracer = tracer
         self._graphs_draw = self._stage.is_whole and self._features.drafts is None  # whether graphs sample
@@ -104,13 +108,7 @@ class ModelRunner:
             if self._features.drafts is not None and inputs.drafts is not None:
                 token_rows = rows if isinstance(rows, TokenRows) else None
                 self._features.drafts.begin(inputs.drafts, inputs.sampling, token_rows, arrays)
-            received = self._stage.receive(inputs)
-            if isinstance(rows, TokenRows):
-                result = self._forward(rows, arrays, received)
-            else:
-                assert self._graphs is not None, "only captured graphs have DecodeRows"
-                result = self._graphs.replay(rows.shape, arrays[rows.rows])
-                result = result[: len(inputs.request_ids) * rows.shape.width]
+            result = self._run_layers(inputs, arrays)
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
             self._results.append(_ForwardResult(inputs, arrays, result))
@@ -132,7 +130,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
+        """Capture the graphs that the runner has, of decodes last."""
         assert self._graphs is not None
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.capture(self._forward, capture)
         self._graphs.capture(self._decode, capture, self._draw if self._graphs_draw else None)
 
     def release(self) -> None:
@@ -141,6 +142,8 @@ class ModelRunner:
         self.memory.free()
 
     def clear_graphs(self) -> None:
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.clear()
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -188,7 +191,21 @@ class ModelRunner:
             self._parallel.broadcast(sampled.token_ids)
         return sampled
 
-    def _forward(self, rows: TokenRows, arrays: list[Tensor], received: Tensor | None) -> Tensor:
+    def _run_layers(self, inputs: StepInputs, arrays: list[Tensor]) -> Tensor:
+        """Return the hidden states of the step's tokens, [tokens, hidden_size]; with `DecodeRows`, of whole rows."""
+        received = self._stage.receive(inputs)
+        match inputs.rows:
+            case TokenRows() as rows:
+                return self._forward(rows, arrays, received)
+            case PromptRows() as rows:
+                assert self._prompt_graphs is not None, "only captured graphs have PromptRows"
+                return self._prompt_graphs.replay(rows.shape, arrays[rows.values])[: inputs.num_tokens]
+            case DecodeRows() as rows:
+                assert self._graphs is not None, "only captured graphs have DecodeRows"
+                hidden = self._graphs.replay(rows.shape, arrays[rows.rows])
+                return hidden[: len(inputs.request_ids) * rows.shape.width]
+
+    def _forward(self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None) -> Tensor:
         """Return the hidden states [tokens, hidden_size] of any batch, from what the stage before sent."""
         tables = self._tables
         model_inputs = received

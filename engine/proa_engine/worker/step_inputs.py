@@ -17,6 +17,7 @@ from proa_engine.worker.images import EncoderWork
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.logprobs import PromptLogprobRows
 from proa_engine.worker.pooling import PoolingInputs
+from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.worker.sampling import SamplingInputs
 from proa_engine.worker.slots import Edits, PackedEdits
 from proa_engine.worker.staging import IntArray, PackedArrays, Packer
@@ -33,6 +34,14 @@ class DecodeRows:
     rows: int  # staged index of what `pad_rows` made
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """A batch with prompts, with a captured graph of its shape."""
+
+    shape: PromptShape
+    values: int  # staged index of what `PromptGraphs.lay_out` made
+
+
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
     """The inputs of one step, read-only. Staged indices refer to `arrays`."""
@@ -42,7 +51,7 @@ class StepInputs:
     edits: PackedEdits
     request_ids: list[str]
     is_sampled: list[bool]  # by row: whether it samples a token in this step
-    rows: TokenRows | DecodeRows
+    rows: TokenRows | DecodeRows | PromptRows
     sampling: SamplingInputs | None  # None: no row samples
     is_constrained: bool  # whether a row samples under a grammar
     prompt_logprobs: PromptLogprobRows | None
@@ -59,7 +68,10 @@ class StepInputs:
 
 
 def build_step_inputs(
-    scheduler_output: SchedulerOutput, batch: InputBatch, graphs: DecodeGraphs | None = None
+    scheduler_output: SchedulerOutput,
+    batch: InputBatch,
+    graphs: DecodeGraphs | None = None,
+    prompt_graphs: PromptGraphs | None = None,
 ) -> StepInputs | None:
     """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens.
 
@@ -78,9 +90,9 @@ def build_step_inputs(
     shape = None
     if prompt_logprobs is None and pooling is None and all(feature.can_replay(rows) for feature in batch.active):
         shape = _graph_shape(rows, num_planned, batch, graphs)
-    token_rows: TokenRows | DecodeRows
+    token_rows: TokenRows | DecodeRows | PromptRows
     if shape is None:
-        token_rows = _token_rows(rows, batch, packer)
+        token_rows = _token_rows(rows, batch, packer, prompt_graphs)
     else:
         token_rows = _decode_rows(rows, shape, batch, packer)
         rows = replace(rows, query_start_loc=np.arange(0, (rows.slots.size + 1) * shape.width, shape.width))
@@ -134,7 +146,11 @@ def _decode_rows(rows: Rows, shape: GraphShape, batch: InputBatch, packer: Packe
     return DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, rows.counts, shape.num_rows, columns)))
 
 
-def _token_rows(rows: Rows, batch: InputBatch, packer: Packer) -> TokenRows:
+def _token_rows(rows: Rows, batch: InputBatch, packer: Packer, graphs: PromptGraphs | None) -> TokenRows | PromptRows:
+    features = [inputs for feature in batch.active if (inputs := feature.lay_out(rows, packer)) is not None]
+    if graphs is not None and not features and (laid_out := graphs.lay_out(rows)) is not None:
+        shape, values = laid_out
+        return PromptRows(shape, packer.add(values))
     tables, counts, positions = batch.tables, rows.counts, rows.token_positions()
     token_slots = np.repeat(rows.slots, counts)
     return TokenRows(
@@ -147,7 +163,7 @@ def _token_rows(rows: Rows, batch: InputBatch, packer: Packer) -> TokenRows:
         slots=packer.add(rows.slots),
         query_start_loc=packer.add(rows.query_start_loc),
         seq_lens=packer.add(rows.ends),
-        features=[inputs for feature in batch.active if (inputs := feature.lay_out(rows, packer)) is not None],
+        features=features,
     )
 
 
@@ -168,16 +184,19 @@ class _Decodes:
 class InputBuilder:
     """Builds steps' inputs. Call `build` for every step, in order: the batch counts each step's tokens as computed."""
 
-    def __init__(self, batch: InputBatch, graphs: DecodeGraphs | None) -> None:
+    def __init__(
+        self, batch: InputBatch, graphs: DecodeGraphs | None, prompt_graphs: PromptGraphs | None = None
+    ) -> None:
         self._batch = batch
         self._graphs = graphs
+        self._prompt_graphs = prompt_graphs
         self._last: _Decodes | None = None
 
     def build(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens."""
         if self._last is not None and _continues(scheduler_output, self._last.request_ids):
             return self._build_next(scheduler_output, self._last)
-        inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
+        inputs = build_step_inputs(scheduler_output, self._batch, self._graphs, self._prompt_graphs)
         self._last = None if inputs is None or scheduler_output.states else self._decodes(inputs)
         return inputs
 

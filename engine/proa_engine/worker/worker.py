@@ -52,6 +52,7 @@ from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.mover_process import MoverProcess
+from proa_engine.worker.prompt_graphs import MAX_PRODUCTS, PromptShape, prompt_shapes
 from proa_engine.worker.requirements import check_weights, weights_room
 from proa_engine.worker.stage_links import StageLinks, join_stages
 from proa_engine.worker.warmup import WarmUp
@@ -185,7 +186,7 @@ class Worker:
         started = time.monotonic()
         self._sizes = sizes
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
-        self._runner = self._make_model_runner(sizes, self._graph_shapes())
+        self._runner = self._make_model_runner(sizes, self._graph_shapes(), self._prompt_shapes())
         if sizes.num_host_pages:
             on_copied = self._on_copied if self._config.has_movers else None
             self._arena = HostArena(self._runner.memory, self._arena_memory(self._runner.memory, sizes), on_copied)
@@ -281,7 +282,7 @@ class Worker:
             self._loaded = self._load_weights()
         else:
             self._loaded.move_to(self.device)
-        self._runner = self._make_model_runner(self._sizes, self._graph_shapes())
+        self._runner = self._make_model_runner(self._sizes, self._graph_shapes(), self._prompt_shapes())
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
 
@@ -417,15 +418,18 @@ class Worker:
         return LoadedModel(self.model_config, model, heads, self._loras)
 
     def _capture_graphs(self) -> None:
-        if shapes := self._graph_shapes():
+        if num_shapes := len(self._graph_shapes()) + len(self._prompt_shapes()):
             started = time.monotonic()
-            progress = Progress(self._log, "capturing CUDA graphs", len(shapes), "sizes")
+            progress = Progress(self._log, "capturing CUDA graphs", num_shapes, "sizes")
             self.model_runner.capture_graphs(ReportedCapture(self._graph_capture(), lambda: progress.add(1)))
-            self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
+            self._log(f"captured CUDA graphs of {num_shapes} sizes in {time.monotonic() - started:.1f} s")
 
-    def _make_model_runner(self, sizes: CacheSizes, shapes: list[GraphShape]) -> ModelRunner:
+    def _make_model_runner(
+        self, sizes: CacheSizes, shapes: Sequence[GraphShape], prompt_shapes: Sequence[PromptShape] = ()
+    ) -> ModelRunner:
         assert self._loaded is not None, "load the model first"
-        return make_model_runner(self._config, self._loaded, self._placement, self._plan, sizes, shapes, self._tracer)
+        options = self._config, self._loaded, self._placement, self._plan, sizes
+        return make_model_runner(*options, shapes, prompt_shapes, tracer=self._tracer)
 
     def _warm_up_loras(self) -> list[LoraSlot | None]:
         """Return the adapters of warm-up requests: none, and, if adapters are enabled, one that adds nothing."""
@@ -460,6 +464,20 @@ class Worker:
             with_loras=config.enable_lora,
         )
 
+    def _prompt_shapes(self) -> list[PromptShape]:
+        """Return the shapes of steps with prompts to capture, none with several ranks. The model must be loaded.
+
+        A graph has no inputs of features, and none of layers that are not attention to keys and values.
+        """
+        config, model = self._config, self.model_config
+        assert self._loaded is not None
+        is_plain = all(isinstance(layer, KeyValueLayer) for layer in self._loaded.model.cache_layers())
+        has_features = config.enable_lora or config.num_speculative_tokens or model.images is not None
+        if not self._graph_shapes() or config.num_ranks > 1 or has_features or not is_plain:
+            return []
+        most = min(MAX_PRODUCTS // kv_cache.num_multiplied(model), config.max_num_batched_tokens)
+        return prompt_shapes(config.max_num_seqs, most)
+
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture()
 
@@ -484,14 +502,14 @@ class Worker:
         return memory if folder is None else replace(memory, available=memory.available + existing_bytes(Path(folder)))
 
     def _cuda_budget(self) -> int:
-        """Return the bytes for the KV cache, measured with the smallest cache and the two largest graphs."""
-        shapes = self._graph_shapes()
+        """Return the bytes for the KV cache, measured with the smallest cache and the largest graphs."""
+        shapes, prompts = self._graph_shapes(), self._prompt_shapes()
         smallest = CacheSizes(num_blocks=1, num_state_slots=2, max_num_seqs=self._config.max_num_seqs)
-        runner = self._make_model_runner(smallest, shapes[-2:])
+        runner = self._make_model_runner(smallest, shapes[-2:], prompts[-2:])
         usage = measure_memory(
             self._warm_up(runner, smallest, self._warm_up_loras()[-1]).run_largest,
             runner.capture_graphs if shapes else None,
-            num_graphs=len(shapes),
+            num_graphs=len(shapes) + len(prompts),
             utilization=self._config.gpu_memory_utilization,
             encoded_images=encoder_cache_bytes(self._config, self.model_config.images, self._placement.dtype.itemsize),
         )
