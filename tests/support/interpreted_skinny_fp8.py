@@ -23,7 +23,7 @@ def check_products(dtype: torch.dtype) -> None:
         for ours, theirs in zip(two, expected, strict=True):
             # Here and there a number in the middle of two of 8 bits is rounded to the other one, after a norm.
             assert (ours - theirs).abs().mean() < 0.005 * theirs.abs().mean()
-        close(two[0], expected[0], 5 * TOLERANCE[dtype])
+        close(two[0], expected[0], 5 * TOLERANCE[torch.float16])
         for ours, theirs in zip(case.products(1, multiply), two, strict=True):
             assert torch.equal(ours, theirs[:1]), "a row has its bits whatever the others"
 
@@ -40,11 +40,11 @@ def check_rows_are_quantized_as_beforehand(dtype: torch.dtype) -> None:
 
 
 def check_sums_in_float64(dtype: torch.dtype) -> None:
-    """The product of quantized rows differs from one in float64 by the rounding of float32 sums alone."""
+    """The product of quantized rows differs from one in float64 by the rounding of sums in half precision alone."""
     for case in few_rows_cases([(24, 640), (6, 48), (5, 1040)], 2, torch.float32):
         ours = multiply(case.x, case.weight, case.scales, None, case.form).double()
         weight, x = case.dense().double(), dequantize_rows(quantize(case.x, case.form)).double()
-        assert ((ours - x @ weight.T).abs() < 5e-7 * (x.abs() @ weight.abs().T)).all()
+        assert ((ours - x @ weight.T).abs() < 2**-11 * (x.abs() @ weight.abs().T)).all()
 
 
 def check_beside_the_launches_of_more_rows(dtype: torch.dtype) -> None:
@@ -57,7 +57,7 @@ def check_beside_the_launches_of_more_rows(dtype: torch.dtype) -> None:
     ours = multiply(rows, weight, scales * 0.1, None, form, gated=True)
     quantized, total = rms_norm_fp8(x, residual, norm_weight, 1e-6, form)
     assert torch.equal(rows.total, total)
-    close(ours, silu_and_mul(fp8_block_matmul(quantized, weight, scales * 0.1, None)), 20 * TOLERANCE[dtype])
+    close(ours, silu_and_mul(fp8_block_matmul(quantized, weight, scales * 0.1, None)), 5 * TOLERANCE[torch.float16])
 
 
 def multiply(*operands: Any, gated: bool = False) -> torch.Tensor:
