@@ -11,7 +11,8 @@ import torch
 from proa.contract import SamplingParams
 from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.kernels import decode_attention, decode_plan, variants
+from proa_engine.kernels import decode_plan, variants
+from proa_engine.worker.prompt_graphs import PromptGraphs
 from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
@@ -59,8 +60,7 @@ def test_splits_of_a_context_change_no_token(tmp_path: Path, monkeypatch: pytest
     folder = make_tiny_model(tmp_path, "qwen3", head_dim=64)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     split = generate(folder, params)
-    for module in (decode_plan, decode_attention):
-        monkeypatch.setattr(module, "SPLIT_MULTIPLE", 1 << 20)
+    monkeypatch.setattr(decode_plan, "SPLIT_MULTIPLE", 1 << 20)
     assert generate(folder, params, enforce_eager=True) == split
 
 

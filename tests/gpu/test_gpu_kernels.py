@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from proa_engine.kernels import decode_attention, decode_plan
+from proa_engine.kernels import decode_plan
 from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from proa_engine.kernels.drafts import accept_drafts, propose_ngrams
 from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
@@ -196,8 +196,7 @@ def test_decodes_cut_into_many_splits_equal_those_in_one(dtype: torch.dtype, mon
     split = attend(case)
     for _ in range(200):
         assert torch.equal(attend(case), split), "the order of merging is fixed"
-    for module in (decode_plan, decode_attention):
-        monkeypatch.setattr(module, "SPLIT_MULTIPLE", 1 << 20)
+    monkeypatch.setattr(decode_plan, "SPLIT_MULTIPLE", 1 << 20)
     close(attend(case), split)
 
 

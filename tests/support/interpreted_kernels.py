@@ -19,7 +19,7 @@ from proa_engine.kernels import (
     skinny_gemm,
     store_kv,
 )
-from proa_engine.kernels.decode_plan import plan_decodes
+from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, plan_decodes
 from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
@@ -127,6 +127,42 @@ def check_store_kv(dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
+def check_decode_plan(dtype: torch.dtype) -> None:
+    """Every token that a row's queries attend to is in one item, a row's items are alike, longer ones come first."""
+    for num_rows, most_tokens, num_kv_heads, window, width in (
+        (1, 600, 8, None, 1),
+        (3, 5000, 4, None, 5),
+        (33, 200, 8, 70, 1),
+        (70, 9000, 3, None, 1),
+        (70, 900, 1, 140, 3),
+        (600, 2000, 40, None, 1),
+    ):
+        seq_lens = torch.randint(most_tokens, (num_rows,), dtype=torch.int32)
+        seq_lens[0] = most_tokens
+        seq_lens[num_rows // 2 + 1 :: 7] = 0
+        plan = plan_decodes(seq_lens, num_rows, num_kv_heads, window, width)
+        assert (plan.arrived == 0).all()
+        items = [item for item in zip(*plan.items.tolist(), strict=True) if item[0] >= 0]
+        assert (plan.items[0, len(items) :] == -1).all()
+        lengths = []
+        for row, seq_len in enumerate(seq_lens.tolist()):
+            first = 0 if window is None else max(seq_len - window - width + 1, 0) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+            first_item = next(index for index, item in enumerate(items) if item[0] == row)
+            num_parts = items[first_item][5]
+            parts = items[first_item : first_item + num_parts]
+            starts, ends = [part[1] for part in parts], [part[2] for part in parts]
+            assert [item for item in items if item[0] == row] == parts
+            assert {(seq_len, first_item, num_parts)} == {part[3:] for part in parts}
+            assert [*starts, seq_len] == [first, *ends]
+            assert all(start % SPLIT_MULTIPLE == 0 for start in starts)
+            assert all(start < end for start, end in itertools.pairwise([*starts, seq_len])) or seq_len == 0
+            assert len({end - start for start, end in itertools.pairwise(starts)}) <= 1
+            lengths.append((first_item, starts[1] - first if num_parts > 1 else seq_len - first))
+        rounded = [-(-length // SPLIT_MULTIPLE) for _, length in sorted(lengths)]
+        assert rounded == sorted(rounded, reverse=True)
+        assert num_rows > 9 or len(items) > num_rows
+
+
 def check_decode_attention(dtype: torch.dtype) -> None:
     lens = [(1, 1), (1, 16), (1, 37), (1, 300), (1, 129)]
     for shape, window in combinations(ATTENTION_SHAPES, (None, 140)):
@@ -135,13 +171,11 @@ def check_decode_attention(dtype: torch.dtype) -> None:
         query = torch.cat((case.query, case.query[:2]))
         block_table = torch.cat((case.metadata.tables[0].block_table, case.metadata.tables[0].block_table[:2]))
         plan = plan_decodes(seq_lens, len(seq_lens), case.key_cache.shape[1], window)
-        splits = plan.first_item.diff()
-        assert (splits >= 1).all()
-        assert window is not None or splits[3] > 1
+        assert window is not None or (plan.items[0] == 3).sum() > 1
         for _ in range(2):  # two layers share a plan
             out = torch.full_like(query, torch.nan)
             decode_attention.decode_attention(
-                query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25, **case.scores
+                query, case.key_cache, case.value_cache, block_table, out, plan, 0.25, **case.scores
             )
             close(out[: len(lens)].float(), case.expected, TOLERANCE[dtype])
             assert (out[len(lens) :] == 0).all()
@@ -168,7 +202,7 @@ def check_wide_decodes(
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
     out = torch.full_like(case.query, torch.nan)
     for _ in range(2):  # two layers share a plan
-        decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25, **case.scores)
+        decode_attention.decode_attention(case.query, *caches, block_table, out, plan, 0.25, **case.scores)
         close(out[:-width].float(), case.expected[:-width], TOLERANCE[dtype])
         assert (out[-width:] == 0).all()
     case = padded_case(attention_case([(2, 2), (2, 2)], window=window, dtype=dtype, **shape), width)
@@ -176,7 +210,7 @@ def check_wide_decodes(
     lengths, block_table = case.metadata.seq_lens, case.metadata.tables[0].block_table
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
     ours, invariant = torch.full((2, *case.query.shape), torch.nan, dtype=dtype)
-    decode_attention.decode_attention(case.query, *caches, lengths, block_table, ours, plan, 0.25, **case.scores)
+    decode_attention.decode_attention(case.query, *caches, block_table, ours, plan, 0.25, **case.scores)
     close(ours.float(), case.expected, TOLERANCE[dtype])
     batch = case.metadata.query_start_loc, lengths, block_table, invariant
     prefill_attention(case.query, *caches, *batch, 0, 0.25, window, batch_invariant=True, **case.scores)
@@ -191,7 +225,7 @@ def check_attention_of_padded_decodes(dtype: torch.dtype) -> None:
         lengths, (table,) = metadata.seq_lens, metadata.tables
         plan = plan_decodes(lengths, len(lengths), num_kv_heads, window, 5, table.slot_mapping)
         ours, invariant = torch.full((2, *case.query.shape), torch.nan, dtype=dtype)
-        decode_attention.decode_attention(case.query, *caches, lengths, table.block_table, ours, plan, 0.25)
+        decode_attention.decode_attention(case.query, *caches, table.block_table, ours, plan, 0.25)
         close(ours.float(), case.expected, TOLERANCE[dtype])
         batch = metadata.query_start_loc, lengths, table.block_table, invariant
         prefill_attention(
@@ -246,7 +280,7 @@ def check_attention_of_head_sizes(dtype: torch.dtype) -> None:
         batch = metadata.seq_lens, metadata.tables[0].block_table
         plan = plan_decodes(metadata.seq_lens, 2, 2, None)
         out = torch.full_like(case.query, torch.nan)
-        decode_attention.decode_attention(case.query, *caches, *batch, out, plan, 0.1)
+        decode_attention.decode_attention(case.query, *caches, batch[1], out, plan, 0.1)
         prefill_attention(case.query, *caches, metadata.query_start_loc, *batch, out, 2, 0.1, None)
         close(out.float(), case.expected, TOLERANCE[dtype])
 
@@ -375,6 +409,7 @@ CHECKS = (
     check_skinny_gemm_linear,
     check_rotate_and_cache,
     check_store_kv,
+    check_decode_plan,
     check_decode_attention,
     check_attention_of_wide_decodes,
     check_attention_of_padded_decodes,

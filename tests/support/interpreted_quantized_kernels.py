@@ -93,7 +93,7 @@ def attention_on_triton(case: AttentionCase, key_cache: torch.Tensor, value_cach
     out = torch.full_like(case.query, torch.nan)
     plan = plan_decodes(seq_lens, case.metadata.num_decodes, key_cache.shape[1], None)
     num_decodes = case.metadata.num_decodes
-    decode_attention(case.query, key_cache, value_cache, seq_lens, block_table, out, plan, 0.25)
+    decode_attention(case.query, key_cache, value_cache, block_table, out, plan, 0.25)
     if num_decodes < len(seq_lens):
         prefill_attention(
             case.query, key_cache, value_cache, query_start_loc, seq_lens, block_table, out, num_decodes, 0.25, None

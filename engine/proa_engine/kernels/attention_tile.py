@@ -28,9 +28,9 @@ def attend_tile(
     maximum,  # [BLOCK_M] float32, as `total` and `acc` the state
     total,  # [BLOCK_M]
     acc,  # [BLOCK_M, BLOCK_D]
-    position,  # [BLOCK_M]: of each row's query in its request
+    position,  # [BLOCK_M]: of each row's query in its request; None: every row attends from `first` to `end`
     ends,  # [BLOCK_M]: the end of the tokens that each row attends to; None: its own position + 1
-    tile,  # first token of the tile
+    tile,  # first token of the tile, a multiple of TILE
     first,  # first token that any row may attend to; used if there is a window
     end,  # end of the tokens that any row may attend to
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
@@ -47,19 +47,24 @@ def attend_tile(
     SOFT_CAP: tl.constexpr,  # cap * log2(e); 0: none
     MASKED: tl.constexpr,  # False: every row attends to the whole tile
 ):
-    key_position = tile + tl.arange(0, TILE)
+    lane = tl.arange(0, TILE)
+    key_position = tile + lane
+    if TILE % BLOCK_SIZE == 0:  # the tile begins with a block, so most of the arithmetic is done before the loop
+        block, place_in_block = tile // BLOCK_SIZE + lane // BLOCK_SIZE, lane % BLOCK_SIZE
+    else:
+        block, place_in_block = key_position // BLOCK_SIZE, key_position % BLOCK_SIZE
     dim = tl.arange(0, BLOCK_D)
     # [TILE, BLOCK_D]; tokens that no row may attend to are read as zeros, because they may be NaN
     if MASKED:
         is_read = key_position < end
         if WINDOW > 0:
             is_read = is_read & (key_position >= first)
-        physical = tl.load(table_ptr + key_position // BLOCK_SIZE, mask=is_read, other=0)
+        physical = tl.load(table_ptr + block, mask=is_read, other=0)
         mask = is_read[:, None] & (dim < HEAD_DIM)[None, :]
     else:
-        physical = tl.load(table_ptr + key_position // BLOCK_SIZE)
+        physical = tl.load(table_ptr + block)
         mask = (dim < HEAD_DIM)[None, :]
-    place = physical.to(tl.int64) * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + key_position % BLOCK_SIZE) * HEAD_DIM
+    place = physical.to(tl.int64) * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + place_in_block) * HEAD_DIM
     if MASKED or HEAD_DIM != BLOCK_D:
         key = tl.load(key_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
         value = tl.load(value_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -73,16 +78,20 @@ def attend_tile(
     if SOFT_CAP > 0:
         scores = SOFT_CAP - 2 * SOFT_CAP / (1.0 + tl.exp2(scores))  # tanh(x) = 1 - 2 / (1 + exp(2 * x))
     if MASKED:
-        if ends is None:
+        if position is None:
+            visible = is_read[None, :]
+        elif ends is None:
             visible = (key_position[None, :] <= position[:, None]) & (key_position < end)[None, :]
         else:
             visible = key_position[None, :] < ends[:, None]
-        if WINDOW > 0:
+        if WINDOW > 0 and position is not None:
             visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    # For a row without any visible token so far -inf - -inf would be NaN.
-    safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum) if MASKED else new_maximum
+    safe_maximum = new_maximum
+    if MASKED and (WINDOW > 0 or position is not None):
+        # For a row without any visible token so far -inf - -inf would be NaN.
+        safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     weights = tl.exp2(scores - safe_maximum[:, None])
     rescale = tl.exp2(maximum - safe_maximum)
     total = total * rescale + tl.sum(weights, axis=1)

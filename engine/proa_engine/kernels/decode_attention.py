@@ -1,11 +1,12 @@
 """Paged attention (Kwon et al. 2023) for decodes, split along the context (flash-decoding).
 
-A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens that a step verifies. Grid: (items,
-kv_heads, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
-programs without an item return. A program computes all query heads of one KV head and as many query tokens as fit into
-its tile, so that K and V are read once for them. If a row has several items, each stores its softmax state in scratch
-memory. The program that finishes last merges them (`merge_parts`) in the order of the items, so the result does not
-depend on which program that is.
+A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens that a step verifies. Grid: (kv_heads,
+items, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
+programs without an item return. Programs start in the order of the grid, so all heads of the longest items start first.
+A program computes all query heads of one KV head and as many query tokens as fit into its tile, so that K and V are
+read once for them. If a row has several items, each stores its softmax state in scratch memory. The program that
+finishes last merges them (`merge_parts`) in the order of the items, so the result does not depend on which program that
+is.
 """
 
 import torch
@@ -13,13 +14,35 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
-from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
+from proa_engine.kernels.decode_plan import DecodePlan
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.store_kv import block_stride
 
 MIN_ROWS = 16  # of tl.dot
 WIDE_ROWS = 64  # of wgmma; in 4 warps their sums would spill registers
 MAX_TILE = 64 * 128  # numbers of a program's queries: float32 sums of as many stay in registers
+
+
+@triton.jit
+def load_item(item_ptr, max_items, item):
+    """Return what `DecodePlan.items` says of an item."""
+    row = tl.load(item_ptr + item)
+    start = tl.load(item_ptr + max_items + item)
+    end = tl.load(item_ptr + 2 * max_items + item)
+    seq_len = tl.load(item_ptr + 3 * max_items + item)
+    first_item = tl.load(item_ptr + 4 * max_items + item)
+    num_parts = tl.load(item_ptr + 5 * max_items + item)
+    return row, start, end, seq_len, first_item, num_parts
+
+
+@triton.jit
+def tile_rows(
+    first_query, kv_head, WIDTH: tl.constexpr, QUERIES: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """A program's rows are (query token, head in group) pairs. Return both and the mask of those that exist."""
+    query_index = first_query + tl.arange(0, BLOCK_M) // GROUP
+    head = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
+    return query_index, head, (query_index < WIDTH) & (query_index < first_query + QUERIES)
 
 
 @triton.jit
@@ -55,7 +78,7 @@ def merge_parts(
     state_ptr,
     first_part,  # [BLOCK_M] int64: of the row's first item
     state_size,
-    num_splits,
+    num_parts,
     mask,
     PART_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -71,8 +94,8 @@ def merge_parts(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for split in tl.range(0, num_splits, loop_unroll_factor=UNROLL):
-        part = first_part + split * PART_SIZE
+    for index in tl.range(0, num_parts, loop_unroll_factor=UNROLL):
+        part = first_part + index * PART_SIZE
         # From the L2 cache, because other multiprocessors wrote it.
         part_maximum = tl.load(state_ptr + part, mask=mask, other=0.0, cache_modifier=".cg")
         part_total = tl.load(state_ptr + state_size + part, mask=mask, other=0.0, cache_modifier=".cg")
@@ -94,7 +117,6 @@ def decode_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     out: torch.Tensor,
     plan: DecodePlan,
@@ -113,25 +135,23 @@ def decode_attention(
     assert query.stride(-1) == 1
     assert out.is_contiguous()
     factor, cap = score_factors(scale, soft_cap)
-    max_items = plan.item_row.numel()
+    max_items = plan.max_items
     block_d = max(16, next_power_of_2(head_dim))
     block_m = min(next_power_of_2(group * plan.width), MAX_TILE // block_d)
     block_m = max(MIN_ROWS, next_power_of_2(group), block_m)
     queries = min(block_m // group, plan.width)
-    decode_attention_kernel[(max_items, num_kv_heads, cdiv(plan.width, queries))](
+    merge_rows = next_power_of_2(group * queries)
+    decode_attention_kernel[(num_kv_heads, max_items, cdiv(plan.width, queries))](
         query,
         key_cache,
         value_cache,
         out,
         torch.empty(max_items, plan.width, num_heads, head_dim, dtype=torch.float32, device=query.device),
         torch.empty(2, max_items, plan.width, num_heads, dtype=torch.float32, device=query.device),
-        seq_lens,
         block_table,
         plan.slot_mapping,
         sinks,
-        plan.item_row,
-        plan.first_item,
-        plan.split_length,
+        plan.items,
         plan.arrived,
         max_items,
         factor,
@@ -147,9 +167,9 @@ def decode_attention(
         QUERIES=queries,
         WINDOW=plan.window or 0,
         SOFT_CAP=cap,
-        REACH=plan.reach,
-        MULTIPLE=SPLIT_MULTIPLE,
         BLOCK_M=block_m,
+        MERGE_ROWS=merge_rows,
+        MERGE_UNROLL=8 if merge_rows * block_d <= 1024 else 4,
         BLOCK_D=block_d,
         TILE=_tile(block_d * query.element_size()),
         num_warps=4 if block_m < WIDE_ROWS else 8,
@@ -170,13 +190,10 @@ def decode_attention_kernel(
     out_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     part_acc_ptr,  # [max_items, WIDTH, num_kv_heads * GROUP, HEAD_DIM] float32: what items of split rows leave
     part_state_ptr,  # [2, max_items, WIDTH, num_kv_heads * GROUP] float32: maximum and total
-    seq_lens_ptr,  # [num_rows]
     block_table_ptr,  # [num_rows, max_blocks]
     slot_mapping_ptr,  # [num_tokens] int64; None unless rows may have padding that a window's keys depend on
     sinks_ptr,  # [num_kv_heads * GROUP]; None: no sinks
-    item_row_ptr,  # [max_items]
-    first_item_ptr,  # [num_rows + 1]
-    split_length_ptr,  # [1]
+    item_ptr,  # [6, max_items], see `DecodePlan`
     arrived_ptr,  # [num_rows, num_kv_heads, WIDTH]: the first of each part of the width is used
     max_items,
     factor,
@@ -192,31 +209,22 @@ def decode_attention_kernel(
     QUERIES: tl.constexpr,  # of them in a program
     WINDOW: tl.constexpr,  # 0: no window
     SOFT_CAP: tl.constexpr,  # see `attend_tile`
-    REACH: tl.constexpr,
-    MULTIPLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,  # at least QUERIES * GROUP, at most BLOCK_M, whose other rows hold nothing
+    MERGE_UNROLL: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    item = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.load(item_row_ptr + item)
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    row, start, end, seq_len, first_item, num_parts = load_item(item_ptr, max_items, item)
     if row < 0:  # the grid is an upper bound
         return
-    seq_len = tl.load(seq_lens_ptr + row)
-    first_item = tl.load(first_item_ptr + row)
-    num_splits = tl.load(first_item_ptr + row + 1) - first_item
-    length = tl.load(split_length_ptr)
-    start = first_token(seq_len, REACH, MULTIPLE) + (item - first_item) * length
-    end = tl.minimum(start + length, seq_len)
 
-    # The tile's rows are (query token, head in group) pairs.
     first_query = tl.program_id(2) * QUERIES
-    query_index = first_query + tl.arange(0, BLOCK_M) // GROUP
-    head = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
-    row_mask = (query_index < WIDTH) & (query_index < first_query + QUERIES)
+    query_index, head, row_mask = tile_rows(first_query, kv_head, WIDTH, QUERIES, GROUP, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     mask = row_mask[:, None] & (dim < HEAD_DIM)[None, :]
     token = row.to(tl.int64) * WIDTH + query_index
@@ -241,7 +249,7 @@ def decode_attention_kernel(
             maximum,
             total,
             acc,
-            position,
+            position if WIDTH > 1 else None,
             None,
             tile,
             first,
@@ -261,20 +269,17 @@ def decode_attention_kernel(
             MASKED=True,
         )
 
-    out_offset = (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM
-    if num_splits == 1:
-        store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)
+    part_size: tl.constexpr = WIDTH * NUM_KV_HEADS * GROUP
+    if num_parts == 1:
+        store_rows(out_ptr, (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM, row_mask, total, acc, HEAD_DIM, BLOCK_D)
     else:
-        part_size: tl.constexpr = WIDTH * NUM_KV_HEADS * GROUP
-        state = query_index * NUM_KV_HEADS * GROUP + head
-        part = item.to(tl.int64) * part_size + state
         state_size = max_items.to(tl.int64) * part_size
         arrived_ptr += (row * NUM_KV_HEADS + kv_head) * WIDTH + first_query
         num_arrived = store_part(
             part_acc_ptr,
             part_state_ptr,
             arrived_ptr,
-            part,
+            item.to(tl.int64) * part_size + query_index * NUM_KV_HEADS * GROUP + head,
             state_size,
             maximum,
             total,
@@ -283,20 +288,23 @@ def decode_attention_kernel(
             HEAD_DIM,
             BLOCK_D,
         )
-        if num_arrived == num_splits - 1:
+        if num_arrived == num_parts - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
-            _, total, acc = merge_parts(
+            merged_index, merged_head, merged_mask = tile_rows(first_query, kv_head, WIDTH, QUERIES, GROUP, MERGE_ROWS)
+            state = merged_index * NUM_KV_HEADS * GROUP + merged_head
+            _, merged_total, merged = merge_parts(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,
                 state_size,
-                num_splits,
-                row_mask,
+                num_parts,
+                merged_mask,
                 PART_SIZE=part_size,
                 HEAD_DIM=HEAD_DIM,
-                BLOCK_M=BLOCK_M,
+                BLOCK_M=MERGE_ROWS,
                 BLOCK_D=BLOCK_D,
                 MAY_SEE_NOTHING=WIDTH > 1,
-                UNROLL=4,
+                UNROLL=MERGE_UNROLL,
             )
-            store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)
+            out_offset = (row.to(tl.int64) * part_size + state) * HEAD_DIM
+            store_rows(out_ptr, out_offset, merged_mask, merged_total, merged, HEAD_DIM, BLOCK_D)

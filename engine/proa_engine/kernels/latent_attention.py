@@ -187,7 +187,7 @@ def latent_attention(
         _prefill(query, cache, query_start_loc, seq_lens, block_table, out, 0, scale)
         return out
     if num_decodes:
-        _decode(query, cache, seq_lens, block_table, out, plan, scale)
+        _decode(query, cache, block_table, out, plan, scale)
     if num_decodes < seq_lens.shape[0]:
         _prefill(query, cache, query_start_loc, seq_lens, block_table, out, num_decodes, scale)
     return out
@@ -215,7 +215,7 @@ def latent_attention_part(
     log_sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     part = rows.ends, log_sums
     if num_decodes:
-        _decode(query, cache, rows.seq_lens, block_table, out, rows.plan, scale, *part)
+        _decode(query, cache, block_table, out, rows.plan, scale, *part)
     if num_decodes < rows.seq_lens.shape[0]:
         _prefill(query, cache, query_start_loc, rows.seq_lens, block_table, out, num_decodes, scale, *part)
     return out, log_sums
@@ -258,7 +258,6 @@ def _part_reference(
 def _decode(
     query: torch.Tensor,
     cache: torch.Tensor,
-    seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     out: torch.Tensor,
     plan: DecodePlan,
@@ -271,20 +270,17 @@ def _decode(
     _, num_heads, rank = out.shape
     assert query.is_contiguous()
     assert cache[0].is_contiguous()
-    max_items, groups = plan.item_row.numel(), head_groups(num_heads)
-    latent_decode_kernel[(max_items, groups, plan.width)](
+    max_items = plan.max_items
+    latent_decode_kernel[(head_groups(num_heads), max_items, plan.width)](
         query,
         cache,
         out,
         log_sums,
         torch.empty(max_items, plan.width, num_heads, rank, dtype=torch.float32, device=query.device),
         torch.empty(2, max_items, plan.width, num_heads, dtype=torch.float32, device=query.device),
-        seq_lens,
         ends,
         block_table,
-        plan.item_row,
-        plan.first_item,
-        plan.split_length,
+        plan.items,
         plan.arrived,
         max_items,
         scale * LOG2_E,

@@ -1,6 +1,6 @@
 """Attention over latent rows on a GPU.
 
-Decodes are split along the context as in `decode_attention`. Grid: (items, groups of heads, query tokens of a row). The
+Decodes are split along the context as in `decode_attention`. Grid: (groups of heads, items, query tokens of a row). The
 program of a row that finishes last merges the parts, in the order of the items.
 
 Prompts and chunks of prompts, all requests in one launch: a program computes `QUERIES` tokens of one request for a
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import store_rows
-from proa_engine.kernels.decode_attention import merge_parts, store_part
+from proa_engine.kernels.decode_attention import load_item, merge_parts, store_part
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.prefill_attention import find_request
 
@@ -108,12 +108,9 @@ def latent_decode_kernel(
     log_sums_ptr,  # [num_tokens, NUM_HEADS] float32, with `ends`; None without
     part_acc_ptr,  # [max_items, WIDTH, NUM_HEADS, RANK] float32: what items of split rows leave
     part_state_ptr,  # [2, max_items, WIDTH, NUM_HEADS] float32: maximum and total
-    seq_lens_ptr,  # [num_rows]
     ends_ptr,  # [num_tokens] int32: tokens of the cache that a query token attends to; None: up to itself
     block_table_ptr,  # [num_rows, max_blocks]
-    item_row_ptr,  # [max_items]
-    first_item_ptr,  # [num_rows + 1]
-    split_length_ptr,  # [1]
+    item_ptr,  # [6, max_items], see `DecodePlan`
     arrived_ptr,  # [num_rows, groups, WIDTH]
     max_items,
     scale_log2,
@@ -131,18 +128,12 @@ def latent_decode_kernel(
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    item = tl.program_id(0)
-    group = tl.program_id(1)
+    group = tl.program_id(0)
+    item = tl.program_id(1)
     query_index = tl.program_id(2)
-    row = tl.load(item_row_ptr + item)
+    row, start, end, seq_len, first_item, num_parts = load_item(item_ptr, max_items, item)
     if row < 0:  # the grid is an upper bound
         return
-    seq_len = tl.load(seq_lens_ptr + row)
-    first_item = tl.load(first_item_ptr + row)
-    num_splits = tl.load(first_item_ptr + row + 1) - first_item
-    length = tl.load(split_length_ptr)
-    start = (item - first_item) * length
-    end = tl.minimum(start + length, seq_len)
 
     head = group * GROUP + tl.arange(0, GROUP)
     mask = head < NUM_HEADS
@@ -173,7 +164,7 @@ def latent_decode_kernel(
         TILE,
     )
 
-    if num_splits == 1:
+    if num_parts == 1:
         store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)
         store_log_sums(log_sums_ptr, place, mask, maximum, total)
     else:
@@ -181,18 +172,18 @@ def latent_decode_kernel(
         state = query_index * NUM_HEADS + head
         part = item.to(tl.int64) * part_size + state
         state_size = max_items.to(tl.int64) * part_size
-        arrived_ptr += (row * tl.num_programs(1) + group) * WIDTH + query_index
+        arrived_ptr += (row * tl.num_programs(0) + group) * WIDTH + query_index
         num_arrived = store_part(
             part_acc_ptr, part_state_ptr, arrived_ptr, part, state_size, maximum, total, acc, mask, RANK, BLOCK_RANK
         )
-        if num_arrived == num_splits - 1:
+        if num_arrived == num_parts - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
             maximum, total, acc = merge_parts(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,
                 state_size,
-                num_splits,
+                num_parts,
                 mask,
                 PART_SIZE=part_size,
                 HEAD_DIM=RANK,

@@ -109,10 +109,13 @@ def paged_attention(
         )
         return out
     if num_decodes:
-        decode_attention(
-            query, key_cache, value_cache, seq_lens, block_table, out, plan, scale, sinks=sinks, soft_cap=soft_cap
-        )
-    if num_decodes < seq_lens.shape[0]:
+        decode_attention(query, key_cache, value_cache, block_table, out, plan, scale, sinks=sinks, soft_cap=soft_cap)
+    if num_decodes == seq_lens.shape[0]:
+        return out
+    hopper = _prefill_hopper() if ends is None and soft_cap is None and is_hopper(query.device) else None
+    if hopper is not None and hopper.suits(query, key_cache):
+        hopper.prefill_hopper(query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks)
+    else:
         prefill_attention(
             query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks, soft_cap=soft_cap, ends=ends
         )
