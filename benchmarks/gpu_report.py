@@ -180,7 +180,10 @@ def write_metadata(folder: Path) -> None:
 def _environment(env: dict[str, str], site: Path) -> dict[str, str]:
     """Programs find the packages where they lie, and then what else the caller has."""
     paths = [str(_ROOT / package) for package in _PACKAGES] + [str(site), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    given = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    places = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    places["PYTHONPYCACHEPREFIX"] = os.environ.get("PYTHONPYCACHEPREFIX") or str(scratch / "compiled")
+    return given | env | places | {"PYTHONUNBUFFERED": "1"}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -4,7 +4,8 @@
 
 - `packages`: what the three packages and the tests depend on, by its installed version. Shown, never fatal.
 - `gpu`: a GPU, a C compiler and Python's headers, with which Triton compiles its launchers.
-- `engine`, `tests`, `http`: whether these import what they begin with.
+- `engine`, `tests`, `http`: whether these import what they begin with. Where Python may write compiled files, they are
+  there afterwards.
 
 A record is `complete` if nothing is amiss. Set PYTHONPATH as `make test-gpu` does.
 """
@@ -17,6 +18,7 @@ import pkgutil
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import time
@@ -33,6 +35,8 @@ _ROOT = Path(__file__).parents[1]
 _PROJECTS = ("protos", "engine", "services/gateway")
 _FOR_TESTS = ("pytest>=8", "pytest-timeout>=2", "pytest-xdist>=3", "transformers>=5", "msgspec>=0.19")
 _BENCHMARKS = ("engine", "engine_profile", "prefill_attention", "skinny_gemm", "gpu_tests")
+# In a process of its own, in which it replaces a module of torch.
+_COMPILING = "from proa_engine.worker.compile_kernels import prepare_meta_tensors as prepare; prepare()"
 _ADAPTER = "proa_engine.models.transformers_adapter"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9-]+)(?:>=([0-9.]+))?")
 
@@ -121,7 +125,10 @@ def engine() -> dict[str, Any]:
     parts = (name for part in ("kernels", "layers", "models") for name in modules_of(f"proa_engine.{part}"))
     packages = (name for name in parts if not name.startswith(_ADAPTER))
     programs = ("proa_engine.offline.llm", "proa_engine.executor.multiproc", "proa_engine.worker.compile_kernels")
-    return imports((*packages, *programs, *_BENCHMARKS))
+    record = imports((*packages, *programs, *_BENCHMARKS))
+    if subprocess.run([sys.executable, "-c", _COMPILING], check=False).returncode:
+        record["problems"].append("the program that compiles kernels cannot import what it needs")
+    return record
 
 
 def tests() -> dict[str, Any]:
