@@ -4,9 +4,9 @@
     python3 benchmarks/gpu_report.py --call 2 --out second --earlier first
     python3 benchmarks/gpu_report.py --call 3 --out third --earlier first second
 
-Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); three fill the tables, a fourth
-one measures the rest, a fifth one the tiers of the KV cache; without --call, everything is run in one go. Writes
-results.json after every figure, log.txt with all that was printed, and report.md.
+Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); two fill the tables, a third one
+runs all tests, a fourth one measures the rest, a fifth one the tiers of the KV cache; without --call, everything is run
+in this order. Writes results.json after every figure, log.txt with all that was printed, and report.md.
 
 What results.json or --earlier has, of the same kind of GPU, is not measured again, and tests that passed are not run
 again; --again names exceptions. What fails, hangs or takes too long is noted, tried again by the next run, and ends
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 
 from records import Results, gpu_of, read_stages, write_json
-from report_stages import MODES, PREFLIGHT, Mode, Step, in_mode, small_steps, steps_of, trial
+from report_stages import MODES, PREFLIGHT, START, Mode, Step, in_mode, small_steps, steps_of, trial
 
 from report_tables import report, tables, yardstick
 from watched import Outcome, run_watched
@@ -145,7 +145,7 @@ class Reporter:
             self._hear(line)
 
         command, cache = step.command(workloads, path), self._scratch / ("tests" if step.is_test else step.stage)
-        if "start" in workloads:  # with an empty cache
+        if not START.isdisjoint(workloads):  # with an empty cache
             shutil.rmtree(cache, ignore_errors=True)
         if step.is_test:
             earlier = self._scratch / "earlier.json"
@@ -154,7 +154,7 @@ class Reporter:
         outcome = run_watched(
             command,
             folder=_ROOT,
-            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(cache)}, self._site),
+            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(cache)}, self._site, self._scratch),
             seconds=seconds,
             silence=step.silence,
             on_line=follow,
@@ -177,8 +177,9 @@ def write_metadata(folder: Path) -> None:
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def _environment(env: dict[str, str], site: Path) -> dict[str, str]:
-    """Programs find the packages where they lie, and then what else the caller has."""
+def _environment(env: dict[str, str], site: Path, scratch: Path) -> dict[str, str]:
+    """Programs find the packages where they lie, and then what else the caller has; and, as in the images, compiled
+    files of Python, which the preflight writes into a folder of their own."""
     paths = [str(_ROOT / package) for package in _PACKAGES] + [str(site), os.environ.get("PYTHONPATH", "")]
     given = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     places = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,7 +1,7 @@
 """What a GPU report measures, in which order, and how long each step may take. Runs nothing.
 
-The order is that of calls of ten minutes, the most valuable figures first: three fill the tables of
-docs/performance.md, the fourth measures what has no table. The limits of a call's steps add up to at most
+The order is that of calls of ten minutes, the most valuable figures first: two fill the tables of docs/performance.md,
+the third runs all tests, the fourth measures what has no table. The limits of a call's steps add up to at most
 `CALL_SECONDS`, and a step may also use what the steps before it left of theirs.
 """
 
@@ -21,8 +21,9 @@ HOST = '{"kv_offloading_size": 16}'
 # Kernels before the models made of them, and those before engines. Other files come in between.
 _FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
 _LAST_TESTS = ("models", "invariance", "engine")
+START = frozenset({"start", "serve-start"})  # workloads that begin with an empty Triton cache
 _DECODES = ("decode-1", "decode-64", "decode-256")
-_FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")
+_FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")  # of a model; the rest of its table comes after them
 _LONG_PREFILL = "prefill-8x8192"
 _FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
 _PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
@@ -91,36 +92,31 @@ def smoke() -> Step:
 def calls() -> list[tuple[Step, ...]]:
     """The steps of each call, after the smoke tests. One that was measured by an earlier call is skipped.
 
-    In the first call, one process of a model measures its figures and another one profiles it: the profiles, which
-    explain figures, must not take the time of another model's figures. The second one starts with the kernels that the
-    first one has compiled.
+    In the first call, one process of a model measures its figures and then profiles it. A restart finds the kernels
+    that this process has compiled.
     """
     return [
         (
-            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, _LONG_PREFILL), 65),
-            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, _LONG_PREFILL), 45),
-            _engine("Llama-3.1-8B-fp8", _FIRST_FIGURES, 50),
-            _engine("Qwen3-30B-A3B", _FIRST_FIGURES, 65),
-            _engine("Llama-3.1-8B", ("restart", *_profiles(*_FIRST_PROFILES)), 18),
-            _engine("Qwen3-0.6B", ("restart", *_profiles(*_FIRST_PROFILES)), 12),
-            _engine("Llama-3.1-8B-fp8", ("restart", *_profiles(*_FIRST_PROFILES)), 15),
-            _engine("Qwen3-30B-A3B", ("restart", *_profiles(*_FIRST_PROFILES)), 20),
+            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 80),
+            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 40),
+            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 60),
+            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 85),
+            _engine("Llama-3.1-8B", ("restart",), 12),
+            _engine("Qwen3-0.6B", ("restart",), 10),
         ),
         (
-            _over_http("Qwen3-0.6B", ("http-64x1", "http-256x2"), 80),
-            _over_http("Llama-3.1-8B", ("http-64x1", "http-256x2"), 110),
+            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2"), 80),
+            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 110),
+            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 50),
+            _engine("Llama-3.1-8B", ("closed-64", "closed-256"), 80),
+            _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),
+        ),
+        (
             _tests("correctness", test_names(), processes=14, timeout=150, seconds=340),
-        ),
-        (
             _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
             _engine("Qwen3-0.6B", _profiles(_LONG_PREFILL), 25),
             _sweep("prefill_attention.py", 45),
             _sweep("skinny_gemm.py", 65, "Llama-3.1-8B-fp8"),
-            _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),
-            _engine("Llama-3.1-8B", (*TABLE, "closed-64", "closed-256"), 80),
-            _engine("Qwen3-0.6B", (*TABLE, "closed-64", "closed-256"), 65),
-            _engine("Llama-3.1-8B-fp8", TABLE, 60),
-            _engine("Qwen3-30B-A3B", TABLE, 70),
         ),
         (
             _over_http("Llama-3.1-8B", ("http-16x1",), 55),
@@ -178,7 +174,7 @@ def small_steps(model: Path, tests: Path) -> list[Step]:
         Step(
             stage="Qwen3-0.6B",
             program="serve.py",
-            workloads=("http-2x1", "http-4x2"),
+            workloads=("serve-start", "http-2x1", "http-4x2"),
             arguments=small,
             seconds=90,
             needs="http",

@@ -5,13 +5,16 @@ difference of the two results is the cost of HTTP. The clients are those of `pro
 
     PYTHONPATH=tests python benchmarks/serve.py --model Qwen3-0.6B --workloads http-64x1 http-256x2
 
-`http-CxG`: C clients, G gateways. Reports percentiles of milliseconds to the first token and between chunks.
+- `serve-start`: seconds from the start of `proa-engine serve` until its gRPC health service says that it is loaded; a
+  cold start if TRITON_CACHE_DIR is empty.
+- `http-CxG`: C clients, G gateways. Reports percentiles of milliseconds to the first token and between chunks.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +27,7 @@ from records import write_json
 
 from proa_cli.bench.client import Sample
 
-WORKLOADS = ("http-1x1", "http-16x1", "http-64x1", "http-256x2")
+START = "serve-start"
 _MODEL = "model"
 _PERCENTILES = (0.5, 0.9, 0.99)
 
@@ -47,8 +50,9 @@ def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
 
 
 @contextmanager
-def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[list[int], int]]:
-    """Start an engine with random weights and gateways. Yields the gateways' ports and the vocabulary's size."""
+def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[list[int], int, float]]:
+    """Start an engine with random weights and gateways. Yields the gateways' ports, the vocabulary's size, and the
+    seconds that the engine took."""
     from support.processes import engine_process, gateway_process
 
     with ExitStack() as stack:
@@ -61,14 +65,20 @@ def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[li
         arguments += [f"--max-model-len={options.max_model_len}"]
         arguments += [f"--quantization={options.quantization}"] if options.quantization else []
         arguments += ["--enforce-eager"] if options.enforce_eager else []
+        began = time.monotonic()
         _, address = stack.enter_context(engine_process(*arguments))
-        yield [stack.enter_context(gateway_process(address))[1] for _ in range(num_gateways)], vocab_size
+        seconds = time.monotonic() - began
+        ports = [stack.enter_context(gateway_process(address))[1] for _ in range(num_gateways)]
+        yield ports, vocab_size, seconds
 
 
 def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the workloads; yields each one's name and record."""
-    shapes = {name: tuple(map(int, name.removeprefix("http-").split("x"))) for name in options.workloads}
-    with started(options, max(gateways for _, gateways in shapes.values())) as (ports, vocab_size):
+    names = [name for name in options.workloads if name != START]
+    shapes = {name: tuple(map(int, name.removeprefix("http-").split("x"))) for name in names}
+    with started(options, max((gateways for _, gateways in shapes.values()), default=0)) as (ports, vocab_size, start):
+        if START in options.workloads:
+            yield START, {"value": start, "unit": "s"}
         for name, (number, gateways) in shapes.items():
             prompts = [job.prompt for job in closed_jobs(number, vocab_size, sizes)]
             clients = Clients(ports[:gateways], _MODEL, number, prompts, sizes.closed[1], options.seconds)
@@ -96,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
         shown = ", ".join(f"{key} {value:,}" for key, value in figures.items() if key not in ("value", "unit"))
         if options.json is not None:
             write_json(options.json, document)
-        print(f"{name}: {figures['value']:,.1f} tokens/s; {shown}", flush=True)
+        print(f"{name}: {figures['value']:,.1f} {figures['unit']} {shown}".rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -40,30 +40,32 @@ def test_the_limits_of_a_call_fit_its_time() -> None:
         assert sum(step.seconds for step in call) <= CALL_SECONDS
 
 
-def test_the_first_call_measures_all_models_before_it_profiles_any() -> None:
+def test_the_first_call_starts_each_model_once_for_its_table_and_profiles() -> None:
     models = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.1-8B-fp8", "Qwen3-30B-A3B")
-    in_order = [name == "restart" or name.startswith("profile-") for _, name in figures(1)]
-    assert in_order == sorted(in_order)
-    wanted = {"start", "decode-1", "decode-64", "decode-256", "prefill-1x1024", "mixed"}
-    wanted |= {"restart", "profile-decode-1", "profile-decode-64", "profile-prefill-1x1024"}
-    assert {model: names_of(1, model) for model in models} == {
-        model: wanted | ({"prefill-8x8192"} if model in models[:2] else set()) for model in models
-    }
+    profiles = {"profile-decode-1", "profile-decode-64", "profile-prefill-1x1024"}
+    in_order = [(step.stage, step.workloads) for step in calls()[0]]
+    assert [(stage, set(workloads)) for stage, workloads in in_order[: len(models)]] == [
+        (model, {*engine.TABLE, *profiles}) for model in models
+    ]
+    assert in_order[len(models) :] == [(model, ("restart",)) for model in models[:2]]
+    for _, workloads in in_order[: len(models)]:
+        assert workloads[:3] == ("start", "decode-1", "decode-64")
+        assert set(workloads[-3:]) == profiles
 
 
-def test_the_second_call_is_http_and_then_correctness() -> None:
-    http = ["http-64x1", "http-256x2"]
-    assert figures(2) == [(model, name) for model in ("Qwen3-0.6B", "Llama-3.1-8B") for name in http]
-    assert [step.stage for step in calls()[1]][-1] == "correctness"
-
-
-def test_the_third_call_profiles_long_prompts_and_measures_what_the_tables_still_lack() -> None:
-    assert figures(3)[:2] == [(model, "profile-prefill-8x8192") for model in ("Llama-3.1-8B", "Qwen3-0.6B")]
-    measured = {each for call in (1, 2, 3) for each in figures(call)}
+def test_the_second_call_measures_what_the_tables_still_lack() -> None:
+    http = ["serve-start", "http-64x1", "http-256x2"]
+    assert figures(2)[:6] == [(model, name) for model in ("Qwen3-0.6B", "Llama-3.1-8B") for name in http]
+    measured = {each for call in (1, 2) for each in figures(call)}
     wanted = {(stage, name) for stage, model in yardstick()["models"].items() for name in model}
     missing = {name for _, name in wanted - measured} - {"title", "peer"}
     assert missing == {"http-1x1", "http-16x1"}  # of few clients: in the fourth call
     assert {name for _, name in figures(4)} >= missing
+
+
+def test_the_third_call_is_correctness_and_then_profiles_of_long_prompts() -> None:
+    assert calls()[2][0].stage == "correctness"
+    assert figures(3)[:2] == [(model, "profile-prefill-8x8192") for model in ("Llama-3.1-8B", "Qwen3-0.6B")]
 
 
 def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None:
