@@ -5,6 +5,7 @@ What a kernel allocates begins as NaN, so that an element that it never wrote, o
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -135,6 +136,58 @@ def test_attention_of_random_batches(shape: dict[str, Any], dtype: torch.dtype, 
         lens.append((query_len, query_len + rows.choice([0, 1, rows.randint(0, 900)])))
     case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
     close(attend(case, window, 0.1), case.expected)
+
+
+@pytest.mark.parametrize("window", [None, 100, 3000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "is_strided": True},
+        {"num_heads": 14, "num_kv_heads": 2, "head_dim": 128, "block_size": 32, "has_sinks": True},
+        {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "has_sinks": True},
+        {"num_heads": 16, "num_kv_heads": 16, "head_dim": 64, "block_size": 64},
+    ],
+)
+@pytest.mark.parametrize(
+    "lens", [[(4099, 4099)], [(4096, 4200), (4500, 6001)], [(1, 5), (7, 7), (1, 3000), (300, 4001)]]
+)
+def test_attention_of_long_and_of_short_prompts(
+    lens: list[tuple[int, int]], shape: dict[str, Any], dtype: torch.dtype, window: int | None
+) -> None:
+    """The tilings of Hopper's kernel."""
+    lens = sorted(lens)
+    case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
+    ours = attend(case, window, 0.1)
+    close(ours, case.expected)
+    assert torch.equal(attend(case, window, 0.1), ours)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ATTENTION_SHAPES)
+def test_padding_of_prompts_gets_zeros_and_empty_requests_nothing(
+    shape: dict[str, Any], dtype: torch.dtype, window: int | None
+) -> None:
+    """As steps whose graphs are captured: empty requests behind the decodes and behind the prompts, then padding."""
+    lens, num_padding = [(1, 40), (33, 50), (2, 600)], 75
+    case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
+    starts, seq_lens = [0, 1, 1, 34, 36, 36, 36 + num_padding], [40, 0, 50, 600, 0, 0]
+    rows = torch.tensor([0, 1, 1, 2, 2, 2], device="cuda")
+    metadata = case.metadata
+    table = replace(metadata.tables[0], block_table=metadata.tables[0].block_table[rows])
+    with torch.device("cuda"):
+        metadata = replace(
+            metadata,
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            tables=(table,),
+        )
+    padding = torch.randn(num_padding, *case.query.shape[1:], dtype=dtype, device="cuda")
+    padded = replace(case, query=torch.cat((case.query, padding)), metadata=metadata)
+    ours = attend(padded, window, 0.1)
+    close(ours[:-num_padding], case.expected)
+    assert not ours[-num_padding:].any()
 
 
 @pytest.mark.parametrize("window", [None, 100])

@@ -34,6 +34,7 @@ AMONG_THEM = {
     "moe_fp4_matmul_kernel",
     "prefill_attention_kernel",
     "propose_ngrams_kernel",
+    "prefill_hopper_kernel",
     "rms_norm_kernel",
     "skinny_fp8_kernel",
     "skinny_gemm_kernel",

@@ -32,6 +32,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from proa_engine.kernels.tensor_map import TensorMap, encode, launcher_of_values
+
 HOPPER_MULTIPROCESSORS = 132
 
 FIRST_CAPABILITY = 90
@@ -57,6 +59,15 @@ def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels may use the tensor cores' instructions that no GPU before or after Hopper has."""
+    if INTERPRETED:
+        return False
+    if device.type != "cuda":  # meta tensors
+        return bool(driver.active.get_current_target().arch == FIRST_CAPABILITY)
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
 @triton.jit
 def begin(PDL: tl.constexpr):
     """The first line of a kernel that loads nothing before the previous kernel has ended."""
@@ -79,8 +90,9 @@ class Kernel:
     Triton driver after the first launch. Hooks of Triton's launches are not called.
     """
 
-    def __init__(self, function: Callable[..., None], **options: Any) -> None:
-        self.jit = triton.jit(function, **options)
+    def __init__(self, function: Callable[..., None], *, jit: Callable[..., Any] = triton.jit, **options: Any) -> None:
+        """`jit`: `gluon.jit` for a kernel in Gluon. `options`: its options."""
+        self.jit = jit(function, **options)
         self._is_dependent = "PDL" in self.jit.arg_names
         self._variants: dict[tuple[object, ...], tuple[Callable[..., None], Any, Any]] = {}
         if INTERPRETED:
@@ -100,6 +112,7 @@ class Kernel:
         device = gpu.get_current_device()
         key: list[object] = [device, *constants, *constants.values()]
         values: list[object] = []
+        maps: list[TensorMap] = []
         free = zip(arguments, self._any_value, self._any_address, strict=True)
         for argument, any_value, any_address in free:
             kind = type(argument)
@@ -113,14 +126,20 @@ class Kernel:
             elif kind is float or kind is NoneType:
                 values.append(argument)
                 key.append(kind)
+            elif kind is TensorMap:
+                maps.append(argument)
+                values += argument.values
+                key.append(argument.kind)
             else:
                 self._launch_by_triton(grid, *arguments, **constants)
                 return
         variant = self._variants.get(tuple(key))
-        if variant is None:
+        if variant is None or not all(tensor_map.values for tensor_map in maps):
             compiled = self._launch_by_triton(grid, *arguments, **constants)
             if compiled is not None:  # None: a hook prevented the launch
-                self._variants[tuple(key)] = compiled.run, compiled.function, compiled.packed_metadata
+                encode(maps, compiled)
+                run = launcher_of_values(compiled.run) if maps else compiled.run
+                self._variants[tuple(key)] = run, compiled.function, compiled.packed_metadata
             return
         run, function, metadata = variant
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
@@ -129,7 +148,8 @@ class Kernel:
 
     def _launch_by_triton(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> Any:
         """Returns a CompiledKernel."""
-        return self.jit[grid](*arguments, **constants, **dependent_launch() if self._is_dependent else {})
+        given = [argument.descriptor if type(argument) is TensorMap else argument for argument in arguments]
+        return self.jit[grid](*given, **constants, **dependent_launch() if self._is_dependent else {})
 
 
 def kernel(function: Callable[..., None] | None = None, **options: Any) -> Any:

@@ -1,16 +1,21 @@
 """Causal paged attention (Kwon et al. 2023) of a mixed batch: decodes first, then prompts and chunks of prompts.
 
 On a GPU decodes and prefills have separate kernels, so that a decode's result does not depend on the prefills of its
-batch. In batch-invariant mode decodes are computed as prefills of one token.
+batch. In batch-invariant mode decodes are computed as prefills of one token. Hopper has a kernel of its own for most
+prefills.
 """
 
+import logging
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import torch
 
 from proa_engine.kernels.attention_plan import ReferencePlan, plan_reference
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import DecodePlan, plan_decodes
+from proa_engine.kernels.launch import is_hopper
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 
@@ -120,3 +125,14 @@ def paged_attention(
             query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks, soft_cap=soft_cap, ends=ends
         )
     return out
+
+
+@cache
+def _prefill_hopper() -> ModuleType | None:
+    """The module of this name; None if Triton has no Gluon, which is experimental, or one that lacks what it needs."""
+    try:
+        from proa_engine.kernels import prefill_hopper
+    except (ImportError, AttributeError) as error:
+        logging.getLogger(__name__).warning("attention of prompts will be slower, without Triton's Gluon: %s", error)
+        return None
+    return prefill_hopper

@@ -1,8 +1,8 @@
 """Causal paged attention of prompts and chunks of prompts (FlashAttention-2 tiling), all requests in one launch.
 
 A program computes BLOCK_Q query tokens of one request for all query heads of one KV head, so that K and V are read once
-for the group. The rows of its tile are (query, head in group) pairs. Grid: (num_tokens // BLOCK_Q + num_requests,
-kv_heads), an upper bound that needs no lengths on the host; programs find their request by binary search, and those
+for the group. The rows of its tile are (query, head in group) pairs. Grid: (num_tokens // BLOCK_Q + num_requests) *
+kv_heads, an upper bound that needs no lengths on the host; programs find their request by binary search, and those
 without work return.
 """
 
@@ -50,7 +50,7 @@ def prefill_attention(
     block_m = max(block_m, next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
-    prefill_attention_kernel[(num_tokens // block_q + num_requests, num_kv_heads)](
+    prefill_attention_kernel[((num_tokens // block_q + num_requests) * num_kv_heads,)](
         query,
         key_cache,
         value_cache,
@@ -147,9 +147,9 @@ def prefill_attention_kernel(
     TILE: tl.constexpr,
     ONE_LOOP: tl.constexpr,
 ):
-    # In reverse order: late queries attend to the most tokens, and the longest programs should start first.
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # Late queries, of all heads, attend to the most tokens, and the longest programs should start first.
+    block = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     starts_ptr = query_start_loc_ptr + first_request
     request = find_request(starts_ptr, block, num_requests, BLOCK_Q)
     start = tl.load(starts_ptr + request)
@@ -183,7 +183,8 @@ def prefill_attention_kernel(
     maximum, total = first_state(sinks_ptr, head, row_mask, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = 0
-    masked_start = (context_len + first_query + 1) // TILE * TILE  # every row attends to every token before it
+    # Every row attends to every token before it. Tokens before the request's beginning, of padding, attend to none.
+    masked_start = tl.maximum(context_len + first_query + 1, 0) // TILE * TILE
     if WINDOW > 0:
         first = context_len + first_query - WINDOW + 1
         if slot_mapping_ptr is not None:

@@ -16,8 +16,10 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import proa_engine.kernels
-from proa_engine.kernels import launch
+from proa_engine.kernels import launch, tensor_map
 from proa_engine.kernels.launch import Kernel
+from proa_engine.kernels.prefill_hopper import _map_of
+from proa_engine.kernels.tensor_map import Memory, TensorMap
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn)
 OFFSETS = (0, 16, 32, 8, 24)  # bytes
@@ -26,6 +28,12 @@ INTEGERS += [edge + step for edge in (0, 1 << 31, -(1 << 31), 1 << 63) for step 
 FLOATS = [0.0, 1.0, 16.0, -0.0, 1e-6, 1e300, float("inf")]
 CONSTANTS = (0, 1, 2, 16, None, 0.5)
 BUFFER = torch.zeros(256, dtype=torch.uint8)
+MAPS = [
+    _map_of(Memory(address, dtype), 64, 128, block_size)
+    for address in (0, 1024, 4096)
+    for dtype in (torch.bfloat16, torch.float16)
+    for block_size in (16, 32)
+]
 
 
 class FakeGpu:
@@ -40,6 +48,24 @@ class FakeGpu:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.capability, 32)
+
+
+class FakeLauncher:
+    """As Triton's, it has a wrapper of the function that launches."""
+
+    def __init__(self, launcher: Callable[..., None]) -> None:
+        def launch(*given: Any) -> None:
+            assert not any(map(is_descriptor, given))
+            launcher(*given)
+
+        self.launch = launch
+
+    def __call__(self, *given: Any) -> None:
+        self.launch(*given)
+
+
+def is_descriptor(argument: Any) -> bool:
+    return hasattr(argument, "block_shape")
 
 
 class FakeTriton:
@@ -65,7 +91,9 @@ class FakeTriton:
             def launcher(*given: Any) -> None:
                 self.direct.append((variant, given))
 
-            return None if self.is_recording else SimpleNamespace(run=launcher, function="f", packed_metadata="m")
+            metadata = SimpleNamespace(tensordesc_meta=[None] * sum(map(is_descriptor, arguments)))
+            names = {"function": "f", "packed_metadata": "m", "metadata": metadata}
+            return None if self.is_recording else SimpleNamespace(run=FakeLauncher(launcher), **names)
 
         return run
 
@@ -88,6 +116,7 @@ def all_kernels() -> dict[str, Kernel]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     monkeypatch.setattr(launch, "driver", SimpleNamespace(active=gpu))
+    monkeypatch.setattr(tensor_map, "make_tensordesc_arg", lambda descriptor, _: ["map", *descriptor.shape])
     return gpu
 
 
@@ -96,9 +125,21 @@ def tensor(dtype: torch.dtype = torch.float32, offset: int = 0) -> torch.Tensor:
 
 
 def random_argument(draw: random.Random, name: str) -> Any:
+    if name.endswith("_map"):
+        return draw.choice(MAPS)
     if name.endswith("_ptr"):
         return None if draw.random() < 0.2 else tensor(draw.choice(TYPES[:3]), draw.choice(OFFSETS))
     return draw.choice(FLOATS) if draw.random() < 0.2 else draw.choice(INTEGERS)
+
+
+def for_triton(argument: Any) -> Any:
+    return argument.descriptor if isinstance(argument, TensorMap) else argument
+
+
+def for_launcher(argument: Any) -> list[Any]:
+    if isinstance(argument, TensorMap):
+        return ["map", *argument.descriptor.shape]
+    return [argument.data_ptr() if isinstance(argument, torch.Tensor) else argument]
 
 
 @pytest.mark.parametrize("name", ["every_kind", *all_kernels()])
@@ -130,13 +171,13 @@ def test_no_sequence_of_launches_reaches_a_variant_that_does_not_fit(
         kernel[3, 2](*given, **chosen)
         if len(fake.direct) > num_direct:
             used, called_with = fake.direct[-1]
-            assert used == fake.variant(*given, **chosen, **added)
-            values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in given]
+            assert used == fake.variant(*map(for_triton, given), **chosen, **added)
+            values = [each for value in given for each in for_launcher(value)]
             ignored = [None] * (len(all_params) - len(arguments))
             stream = 100 * gpu.device + gpu.stream
             assert called_with == (3, 2, 1, stream, "f", "m", None, None, None, *values, *ignored)
         else:
-            assert fake.by_triton[-1] == fake.variant(*given, **chosen, **added)
+            assert fake.by_triton[-1] == fake.variant(*map(for_triton, given), **chosen, **added)
     assert len(fake.direct) > 30
 
 
