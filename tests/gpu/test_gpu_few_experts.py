@@ -1,18 +1,22 @@
 """Experts of few (token, expert) pairs on a GPU: the sums do not depend on which program ends last, nor on a graph."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.moe_route import Routing, route
+from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, unnormed_rows
 from proa_engine.worker.decode_graphs import CudaGraphCapture
 from support.quantized_cases import expert_case, routing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8])
 @torch.inference_mode()  # as engines capture
 def test_a_captured_layer_equals_itself_for_other_experts_in_every_replay(tokens: int) -> None:
     torch.manual_seed(0)
@@ -26,6 +30,37 @@ def test_a_captured_layer_equals_itself_for_other_experts_in_every_replay(tokens
         again = fused(x, weights, experts)
         torch.cuda.synchronize()
         assert torch.equal(graph.result, again)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@torch.inference_mode()
+def test_a_captured_chain_of_layers_equals_its_kernels_launched_one_by_one(tokens: int) -> None:
+    """The second product reads the choice of experts, and weights, before the first has ended."""
+    torch.manual_seed(0)
+    router, norm_weight = torch.randn(128, 2048).bfloat16().cuda(), torch.ones(2048).bfloat16().cuda()
+    case = expert_case(tokens, hidden=2048, inner=768, experts=128, k=8, dtype=torch.bfloat16)
+    fused = FusedExperts(ExpertMatrices(case.gate_up.cuda()), ExpertMatrices(case.down.cuda()))
+    start = case.x.cuda()
+
+    def chain(after_each: Callable[[], None]) -> torch.Tensor:
+        x, residual = start, torch.zeros_like(start)
+        for _ in range(12):
+            rows = unnormed_rows(x, residual, norm_weight, 1e-6).keeping_norm()
+            logits, residual = skinny_gemm_linear(rows, router), rows.total
+            after_each()
+            weights, experts = route(logits, Routing(8, normalize=True))
+            after_each()
+            assert rows.normed is not None
+            x = fused(rows.normed, weights, experts)
+            after_each()
+        return x
+
+    expected = chain(torch.cuda.synchronize)
+    (graph,) = CudaGraphCapture().capture(lambda: chain(lambda: None))
+    for _ in range(200):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(graph.result, expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 8])

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
 
-from proa_engine.kernels import fp8_linear
+from proa_engine.kernels import fp8_linear, moe_skinny
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, StackedMatrices
@@ -103,6 +104,41 @@ def check_both_products(dtype: torch.dtype) -> None:
         close(total, expected.to(dtype), 5 * TOLERANCE[dtype])
 
 
+def check_experts_of_one_and_two_tokens(dtype: torch.dtype) -> None:
+    """Sizes and choices that end within a block, by few programs; experts that the rank does not hold."""
+    for k, hidden_size, inner, activation in (
+        (1, 72, 24, silu_and_mul),
+        (3, 104, 40, CLAMPED),
+        (8, 40, 24, silu_and_mul),
+    ):
+        case = expert_case(2, hidden=hidden_size, inner=inner, experts=12, k=k, dtype=dtype)
+        stored = floats(case)
+        for held in (ExpertRange.all(12), ExpertRange(3, 5, 12)):
+            gate_up, down = (
+                ExpertMatrices(weight[held.first :][: held.size]).for_few for weight in (case.gate_up, case.down)
+            )
+            first_products, second_products = (each[held.first :][: held.size] for each in stored.products)
+            expected = LoopedExperts(first_products, second_products, activation, held)(
+                case.x, case.weights, case.experts
+            )
+            for multiprocessors in (1, 132):
+                with mock.patch.object(moe_skinny, "num_multiprocessors", return_value=multiprocessors):
+                    two, (one,) = (
+                        moe_skinny.skinny_experts(
+                            case.x[first:],
+                            case.weights[first:],
+                            case.experts[first:],
+                            held,
+                            gate_up,
+                            down,
+                            activation.constants,
+                        )
+                        for first in (0, 1)
+                    )
+                close(two, expected, 5 * TOLERANCE[dtype])
+                assert torch.equal(one, two[1])
+
+
 def in_torch(activation: ExpertActivation) -> Callable[[torch.Tensor], torch.Tensor]:
     if isinstance(activation, GatedActivation):
         return lambda x: activate_and_mul_reference(x, activation.name)
@@ -156,6 +192,7 @@ def check_routed_with_groups_and_a_correction(dtype: torch.dtype) -> None:
 
 CHECKS = (
     check_both_products,
+    check_experts_of_one_and_two_tokens,
     check_few_pairs_get_the_numbers_of_many,
     check_a_rank_sums_its_own_experts,
     check_routed_with_groups_and_a_correction,

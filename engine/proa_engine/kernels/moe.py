@@ -1,8 +1,8 @@
 """Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
 
 On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts; few
-pairs are not sorted (`moe_few`). On a CPU, the reference: a loop over the experts in use. A rank may hold a range of
-the experts; its sums are then of these alone.
+pairs are not sorted (`moe_few`, and `moe_skinny` for one or two tokens). On a CPU, the reference: a loop over the
+experts in use. A rank may hold a range of the experts; its sums are then of these alone.
 
 `moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
 Weights are floats, 8-bit floats with scales as in `fp8_linear`, or 8-bit integers as in `int8_linear`. A program
@@ -23,6 +23,7 @@ from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
 from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
 from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs, multiply_by_pairs
+from proa_engine.kernels.moe_skinny import is_skinny, skinny_experts
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128
@@ -231,9 +232,11 @@ class FusedExperts:
         return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
 
     def _of_few_pairs(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        down, held, constants = self.down.for_few, self.held, self.activation.constants
+        gate_up, down, held, constants = self.gate_up.for_few, self.down.for_few, self.held, self.activation.constants
+        if is_skinny(experts, gate_up, down):
+            return skinny_experts(x, weights, experts, held, gate_up, down, constants)
         arrived = new_counters(down, x.device)
-        hidden = gate_pairs(x, experts, held, self.gate_up.for_few, self.form, constants, arrived)
+        hidden = gate_pairs(x, experts, held, gate_up, self.form, constants, arrived)
         return combine_products(hidden, weights, experts, held, down, self.down_form, arrived)
 
     def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:

@@ -4,6 +4,7 @@ With more pairs a layer's experts take six launches: two sort the pairs by exper
 activation, product and sum. With up to `MAX_PAIRS` pairs they take two (`moe_few_matmul`). Every program finds the rows
 of its block itself, from the experts of all pairs: as many numbers as a warp or two load at once, so that nothing is
 sorted beforehand. The first product ends with the activation, the second with the sum of each token's experts.
+Experts of floats have other kernels for one or two tokens (`moe_skinny`).
 
 A block is up to BLOCK_M pairs of one expert, in order. It belongs to its first pair: there is a program for each pair
 and tile of outputs, and those of the other pairs return. Pairs of experts that the rank does not hold are in no block.
