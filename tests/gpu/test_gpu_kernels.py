@@ -143,20 +143,19 @@ def test_attention_of_random_batches(shape: dict[str, Any], dtype: torch.dtype, 
 @pytest.mark.parametrize(
     "shape",
     [
-        {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "is_strided": True},
-        {"num_heads": 14, "num_kv_heads": 2, "head_dim": 128, "block_size": 32, "has_sinks": True},
-        {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "has_sinks": True},
-        {"num_heads": 16, "num_kv_heads": 16, "head_dim": 64, "block_size": 64},
+        {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "is_strided": True},
+        {"num_heads": 7, "num_kv_heads": 1, "head_dim": 128, "block_size": 32, "has_sinks": True},
+        {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64, "has_sinks": True},
+        {"num_heads": 6, "num_kv_heads": 6, "head_dim": 64, "block_size": 64},
     ],
 )
 @pytest.mark.parametrize(
-    "lens", [[(4099, 4099)], [(4096, 4200), (4500, 6001)], [(1, 5), (7, 7), (1, 3000), (300, 4001)]]
+    "lens", [[(4099, 4099)], [(4096, 4200), (4500, 6001)], [(1, 5), (1, 3000), (7, 7), (300, 4001)]]
 )
 def test_attention_of_long_and_of_short_prompts(
     lens: list[tuple[int, int]], shape: dict[str, Any], dtype: torch.dtype, window: int | None
 ) -> None:
     """The tilings of Hopper's kernel."""
-    lens = sorted(lens)
     case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
     ours = attend(case, window, 0.1)
     close(ours, case.expected)
