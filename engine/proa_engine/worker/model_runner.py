@@ -104,11 +104,19 @@ class ModelRunner:
         with self._small_steps.one_thread(inputs.num_tokens):
             arrays = list(self._staging.ship(inputs.arrays))
             inputs.edits.apply(arrays)
-            rows = inputs.rows
             if self._features.drafts is not None and inputs.drafts is not None:
-                token_rows = rows if isinstance(rows, TokenRows) else None
+                token_rows = inputs.rows if isinstance(inputs.rows, TokenRows) else None
                 self._features.drafts.begin(inputs.drafts, inputs.sampling, token_rows, arrays)
-            result = self._run_layers(inputs, arrays)
+            received = self._stage.receive(inputs)
+            match inputs.rows:
+                case TokenRows() as rows:
+                    result = self._forward(rows, arrays, received)
+                case PromptRows(shape, values):
+                    assert self._prompt_graphs is not None, "only captured graphs have PromptRows"
+                    result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
+                case DecodeRows(shape, values):
+                    assert self._graphs is not None, "only captured graphs have DecodeRows"
+                    result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
             self._results.append(_ForwardResult(inputs, arrays, result))
@@ -190,20 +198,6 @@ class ModelRunner:
         if inputs.is_constrained:
             self._parallel.broadcast(sampled.token_ids)
         return sampled
-
-    def _run_layers(self, inputs: StepInputs, arrays: list[Tensor]) -> Tensor:
-        """Return the hidden states of the step's tokens, [tokens, hidden_size]; with `DecodeRows`, of whole rows."""
-        received = self._stage.receive(inputs)
-        match inputs.rows:
-            case TokenRows() as rows:
-                return self._forward(rows, arrays, received)
-            case PromptRows() as rows:
-                assert self._prompt_graphs is not None, "only captured graphs have PromptRows"
-                return self._prompt_graphs.replay(rows.shape, arrays[rows.values])[: inputs.num_tokens]
-            case DecodeRows() as rows:
-                assert self._graphs is not None, "only captured graphs have DecodeRows"
-                hidden = self._graphs.replay(rows.shape, arrays[rows.rows])
-                return hidden[: len(inputs.request_ids) * rows.shape.width]
 
     def _forward(self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None) -> Tensor:
         """Return the hidden states [tokens, hidden_size] of any batch, from what the stage before sent."""
