@@ -1,4 +1,5 @@
-"""Attention of prompts on a GPU, one layer of real models alone, with the tiling in use and with others.
+"""Attention of prompts on a GPU, one layer of real models alone: both tilings of Hopper's kernel, the tiling of the
+kernel of other GPUs, and others.
 
     PYTHONPATH=tests python benchmarks/prefill_attention.py --workloads Llama-3.1-8B --json FILE
 
@@ -19,7 +20,8 @@ from products import time_each
 from records import write_json
 from triton.runtime.errors import OutOfResources
 
-from proa_engine.kernels import prefill_attention
+from proa_engine.kernels import prefill_attention, prefill_hopper
+from proa_engine.kernels.launch import is_hopper
 from support.paged_model import attention_metadata
 
 HEADS = {"Llama-3.1-8B": (32, 8), "Qwen3-0.6B": (16, 8)}  # query heads, KV heads
@@ -41,13 +43,25 @@ def time_shapes(model: str, shapes: Sequence[tuple[int, int, int]], rate: float)
                     seconds = time_each([launch])
             except OutOfResources:
                 continue
-            yield {
-                "prompts": f"{prompts}x{new_tokens} after {context}",
-                "rows, tokens, warps": ", ".join(map(str, tiling)) + (" (in use)" if tiling == in_use else ""),
-                "µs": round(seconds * 1e6, 1),
-                "TFLOP/s": round(flops / seconds / 1e12, 1),
-                "share": f"{flops / seconds / rate:.0%}",
-            }
+            name = ", ".join(map(str, tiling)) + (" (in use)" if tiling == in_use else "")
+            yield record(f"{prompts}x{new_tokens} after {context}", name, seconds, flops, rate)
+        if is_hopper(torch.get_default_device()):
+            launch = attention(*HEADS[model], prompts, new_tokens, context, on_hopper=True)
+            for name in ("SHORT", "LONG"):
+                with mock.patch.object(prefill_hopper, "choose_tiling", return_value=getattr(prefill_hopper, name)):
+                    launch()
+                    seconds = time_each([launch])
+                yield record(f"{prompts}x{new_tokens} after {context}", f"Hopper, {name}", seconds, flops, rate)
+
+
+def record(prompts: str, tiling: str, seconds: float, flops: float, rate: float) -> dict[str, Any]:
+    return {
+        "prompts": prompts,
+        "rows, tokens, warps": tiling,
+        "µs": round(seconds * 1e6, 1),
+        "TFLOP/s": round(flops / seconds / 1e12, 1),
+        "share": f"{flops / seconds / rate:.0%}",
+    }
 
 
 def tiling_in_use(launch: Callable[[], None]) -> tuple[int, int, int]:
@@ -63,7 +77,9 @@ def tiling_in_use(launch: Callable[[], None]) -> tuple[int, int, int]:
     return chosen[0]
 
 
-def attention(num_heads: int, num_kv_heads: int, prompts: int, new_tokens: int, context: int) -> Callable[[], None]:
+def attention(
+    num_heads: int, num_kv_heads: int, prompts: int, new_tokens: int, context: int, *, on_hopper: bool = False
+) -> Callable[[], None]:
     """What launches the attention of such a batch."""
     device = torch.get_default_device()
     seq_len = context + new_tokens
@@ -76,9 +92,8 @@ def attention(num_heads: int, num_kv_heads: int, prompts: int, new_tokens: int, 
     query = torch.randn(prompts * new_tokens, num_heads, HEAD_DIM, dtype=torch.bfloat16)
     out = torch.empty_like(query)
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
-    return lambda: prefill_attention.prefill_attention(
-        query, caches[0], caches[1], *batch, out, 0, HEAD_DIM**-0.5, None
-    )
+    compute = prefill_hopper.prefill_hopper if on_hopper else prefill_attention.prefill_attention
+    return lambda: compute(query, caches[0], caches[1], *batch, out, 0, HEAD_DIM**-0.5, None)
 
 
 def parser() -> argparse.ArgumentParser:
