@@ -158,14 +158,14 @@ class Worker:
         Then wait for `compile_pool`, if it is given.
         """
         config = self._config
-        placement, loaded = self._placement, self._load_weights()
         if self.device.type == "cuda":
             Thread(target=hash_triton, name="proa-triton").start()  # the first launch needs it; beside the weights
+        placement, loaded = self._placement, self._load_weights()
         self._loaded = loaded
         if compile_pool is not None:
             self._log(compile_pool.wait())
-        if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             on_kernel(compile_pool.note)
+        if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         own = loaded.model.cache_layers()
         layers, first = placement.links.gather_layers(own)
