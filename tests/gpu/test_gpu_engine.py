@@ -4,6 +4,7 @@ compiled while requests wait. The KV cache is poisoned wherever nothing was writ
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def test_greedy_tokens_are_the_same_however_steps_are_run(architecture: str, tmp
     expected = generate(folder, params, device="cpu")
     for name, setting in SETTINGS.items():
         assert generate(folder, params, **setting) == expected, name
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text", "gpt_oss", "qwen3_moe"])
+def test_prompts_that_graphs_replay_beside_decodes_and_alone_change_no_token(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, head_dim=64)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    expected = generate(folder, params, enforce_eager=True)
+    with mock.patch.object(PromptGraphs, "replay", autospec=True, side_effect=PromptGraphs.replay) as replay:
+        assert generate(folder, params) == expected
+    assert {bool(call.args[1].num_decodes) for call in replay.call_args_list} == {False, True}
 
 
 def test_splits_of_a_context_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
