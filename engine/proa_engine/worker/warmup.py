@@ -144,16 +144,17 @@ class WarmUp:
             self._run_constrained(params)
 
     def run_every_tiling(self) -> None:
-        """Run prompts of every power of two tokens, and that many prompts of one token.
+        """Run prompts of every power of two tokens, and that many prompts of one token, to the most of each.
 
         Matrix products, those of the logits too, are tiled by their number of rows, and the tiling changes within a
         doubling.
         """
         most = self._max_num_batched_tokens
-        for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
+        counts = [*(1 << power for power in range(most.bit_length())), most]
+        for num_tokens in counts:
             self._run_alone(self._long_prompts(num_tokens), self._simplest)
-            if num_tokens <= self._max_num_seqs:
-                self._run_alone([1] * num_tokens, self._simplest)
+        for count in dict.fromkeys(min(num_tokens, self._max_num_seqs) for num_tokens in counts):
+            self._run_alone([1] * count, self._simplest)
 
     def _time_encoding(self) -> float:
         """Return an upper bound of the seconds in which one step's images are encoded; 0.0 if the model reads none."""

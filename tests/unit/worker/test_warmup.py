@@ -48,7 +48,7 @@ def test_the_largest_step_has_the_token_budget_or_what_all_slots_hold(budget: in
     assert sizes(model)[0] == most
 
 
-def test_tilings_include_that_of_the_token_budget() -> None:
+def test_tilings_include_those_of_the_token_budget_and_of_all_slots() -> None:
     work, model = warm_up(budget=100, max_num_seqs=3)
     work.run_every_tiling()
-    assert sorted(set(sizes(model))) == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert sorted(set(sizes(model))) == [1, 2, 3, 4, 8, 16, 32, 64, 100]
