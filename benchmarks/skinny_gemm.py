@@ -82,11 +82,12 @@ class Product:
 
     def __init__(self, shape: Shape, num_rows: int) -> None:
         self.linear = GpuLinear(torch.randn(shape.outputs, shape.inputs, dtype=torch.bfloat16))
+        self.linear.few_rows.fits = False  # cuBLAS, not the kernel of more rows
         self.x, self.residual = torch.randn(2, num_rows, shape.inputs, dtype=torch.bfloat16)
         self.norm_weight = torch.ones(shape.inputs, dtype=torch.bfloat16)
         self.shape = shape
 
-    def run(self, form: SkinnyGemm | None) -> torch.Tensor:
+    def run(self, form: SkinnyGemm | None) -> object:
         self.linear.input_form = form
         multiply = self.linear.gated if self.shape.gated else self.linear
         if not self.shape.normed:
@@ -103,6 +104,8 @@ class Fp8Product:
         weight = quantize(torch.randn(shape.outputs, shape.inputs, dtype=torch.bfloat16), _ROWS)
         self.weight, self.scales = weight.values, weight.scales.flatten()
         self.linear = Fp8Linear(self.weight, self.scales, None, _ROWS)
+        if self.linear.few_rows is not None:
+            self.linear.few_rows.fits = False
         self.x, self.residual = torch.randn(2, num_rows, shape.inputs, dtype=torch.bfloat16)
         self.norm_weight = torch.ones(shape.inputs, dtype=torch.bfloat16)
         self.quantized = quantize(self.x, _ROWS)

@@ -21,7 +21,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter comput
 # In 16 bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs.
 DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
 # Modules of this package, after "interpreted_"
-QUICK = ("fp4", "int_weights", "kernels", "latent_kernels", "skinny_fp8", "state_kernels")
+QUICK = ("few_rows", "fp4", "int_weights", "kernels", "latent_kernels", "skinny_fp8", "state_kernels")
 SLOW = ("few_experts", "int8", "quantized_kernels")
 
 Check = Callable[[torch.dtype], None]

@@ -26,6 +26,7 @@ HOT = {
     "delta_rule_chunk_kernel",
     "delta_rule_recurrent_kernel",
     "delta_rule_scan_kernel",
+    "few_rows_kernel",
     "gated_rms_norm_kernel",
     "short_conv_kernel",
     "prefill_attention_kernel",

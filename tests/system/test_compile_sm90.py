@@ -20,6 +20,7 @@ AMONG_THEM = {
     "delta_rule_recurrent_kernel",
     "delta_rule_scan_kernel",
     "draw_chunk_kernel",
+    "few_rows_kernel",
     "fp4_matmul_kernel",
     "fp8_block_matmul_kernel",
     "int_matmul_kernel",
@@ -33,8 +34,8 @@ AMONG_THEM = {
     "moe_matmul_kernel",
     "moe_fp4_matmul_kernel",
     "prefill_attention_kernel",
-    "propose_ngrams_kernel",
     "prefill_hopper_kernel",
+    "propose_ngrams_kernel",
     "rms_norm_kernel",
     "skinny_fp8_kernel",
     "skinny_gemm_kernel",
@@ -80,6 +81,7 @@ def test_loops_of_hot_kernels_have_copies_in_flight(compiled: list[KernelFacts])
     assert {facts.kernel for facts in loops} == {name for name in AMONG_THEM if "matmul" in name} | {
         "decode_attention_kernel",
         "delta_rule_scan_kernel",
+        "few_rows_kernel",
         "prefill_attention_kernel",
         "invariant_linear_kernel",
     }

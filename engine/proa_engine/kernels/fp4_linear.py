@@ -1,10 +1,7 @@
 """Products by a matrix of 4-bit floats: y = x @ weight.T + bias, x in its own type.
 
-On a GPU a Triton kernel dequantizes in registers (`fp4`). A program computes a tile [BLOCK_M, BLOCK_N] of the outputs.
-Where these are too few to keep every multiprocessor reading, several programs share a tile: each multiplies a part of
-the inputs, and the last one to end adds the parts, in order, so that the sum does not depend on which one that is. The
-programs count themselves; the last one clears its tile's counter for the next launch. On a CPU, the reference: a
-float32 product by the dequantized weight.
+On a GPU a Triton kernel dequantizes in registers (`fp4`). A program computes a tile [BLOCK_M, BLOCK_N] of the outputs,
+or a part of it (`product_tile`). On a CPU, the reference: a float32 product by the dequantized weight.
 """
 
 from dataclasses import dataclass
@@ -13,9 +10,16 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp4 import BLOCK_K, Fp4Matrices, StoredFp4, fp4_tile, pack_fp4
-from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, num_multiprocessors
 from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.product_tile import (
+    ROWS_TOGETHER,
+    add_parts,
+    new_counters,
+    rows_per_program,
+    store_part,
+    store_tile,
+)
 
 # Programs that a multiprocessor should run, by rows of a tile. It then has 48 KB of the weight in flight or, with many
 # rows, its registers are full.
@@ -40,11 +44,6 @@ def choose_tiling(num_rows: int, num_outputs: int, num_inputs: int, multiprocess
     num_blocks = cdiv(num_inputs, BLOCK_K)
     part_blocks = max(cdiv(num_blocks, num_parts), FEWEST_BLOCKS)
     return Tiling(block_m, block_n, tiles, part_blocks, cdiv(num_blocks, part_blocks))
-
-
-def new_counters(device: torch.device) -> torch.Tensor:
-    """Zeros for the programs of any product that shares tiles."""
-    return torch.zeros(max(PROGRAMS.values()) * num_multiprocessors(device) // 2, dtype=torch.int32, device=device)
 
 
 def fp4_matmul(x: torch.Tensor, weight: Fp4Matrices, arrived: torch.Tensor) -> torch.Tensor:
@@ -141,18 +140,9 @@ def fp4_matmul_kernel(
         size = num_rows.to(tl.int64) * num_outputs
         place = parts_ptr + row[:, None] * num_outputs + column[None, :]
         mask = row_mask[:, None] & column_mask[None, :]
-        tl.store(place + tl.program_id(1) * size, total, mask=mask)
-        # Every thread's stores come before the release, and every thread's loads after the acquire.
-        tl.debug_barrier()
-        num_arrived = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
-        if num_arrived + 1 < num_parts:
+        if not store_part(total, place + tl.program_id(1) * size, mask, arrived_ptr + tile, num_parts):
             return
-        tl.store(arrived_ptr + tile, 0)
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for part in tl.range(0, num_parts, num_stages=1):
-            # From the L2 cache, because other multiprocessors wrote it.
-            total += tl.load(place + part * size, mask=mask, other=0.0, cache_modifier=".cg")
+        total = add_parts(place, mask, size, arrived_ptr + tile, num_parts, 1)
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 

@@ -4,7 +4,8 @@ With one scale for each row of x and each output of the weight: cuBLAS through `
 inputs of a row and each 128 x 128 block of the weight: a Triton kernel, in which a program computes a tile [BLOCK_M,
 BLOCK_N]; products of 128 inputs are summed, then scaled in float32, in the same order for every number of rows. On a
 CPU, the reference: a float32 product of dequantized tensors, which differs from the GPU's only in the rounding of sums.
-One or two rows take the kernel of `skinny_fp8` in place of both, which also quantizes them.
+One or two rows take the kernel of `skinny_fp8` in place of both, which also quantizes them; a few more with one scale
+each take that of `few_rows` in place of cuBLAS.
 """
 
 from typing import TypeGuard
@@ -12,11 +13,12 @@ from typing import TypeGuard
 import torch
 import triton.language as tl
 
+from proa_engine.kernels.few_rows import FewRowsLinear
 from proa_engine.kernels.fp8 import BLOCK, Fp8Form, QuantizedRows, dequantize_blocks, dequantize_rows, quantize
-from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
 from proa_engine.kernels.launch import cdiv, kernel
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.product_tile import ROWS_TOGETHER, rows_per_program, store_tile
+from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyFp8, UnnormedRows, skinny_gemm_form
 
@@ -106,7 +108,7 @@ class Fp8Product:
     """weight [out_features, in_features] float8_e4m3fn, scales float32. What the products share; a derived class
     multiplies quantized rows.
 
-    On a GPU few rows take a skinny product, which quantizes them itself.
+    On a GPU one or two rows take a skinny product, which quantizes them itself.
     """
 
     def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
@@ -122,7 +124,7 @@ class Fp8Product:
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
-        if self._takes_few(x):
+        if self._is_skinny(x):
             return skinny_fp8_linear(x, self.weight, self.scales, self.bias, self.form)
         assert not isinstance(x, UnnormedRows)
         rows = quantize(x, self.form)
@@ -130,13 +132,16 @@ class Fp8Product:
             return self.reference(dequantize_rows(rows)).to(rows.dtype)
         return self._multiply(rows)
 
-    def gated(self, x: Activation) -> torch.Tensor:
-        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up]"""
-        if self._takes_few(x):
-            return skinny_fp8_linear(x, self.weight, self.scales, self.bias, self.form, gated=True)
-        return silu_and_mul(self(x))
+    def gated(self, x: Activation, form: Fp8Form | None = None) -> torch.Tensor | QuantizedRows:
+        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up].
 
-    def _takes_few(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
+        Quantized to `form`, if that takes no launch of its own.
+        """
+        if self._is_skinny(x):
+            return skinny_fp8_linear(x, self.weight, self.scales, self.bias, self.form, gated=True)
+        return activate_as(self(x), "silu", form)
+
+    def _is_skinny(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
         is_quantized = isinstance(x, QuantizedRows)
         return self.skinny is not None and not is_quantized and self.skinny.for_rows(x.shape[0]) is not None
 
@@ -159,12 +164,25 @@ class Fp8Linear(Fp8Product):
         self._refused: set[int] = set()
         if not weight.is_cpu and (weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE):
             raise ValueError(f"a matrix of {list(weight.shape)} on each rank cannot be multiplied in 8-bit floats")
+        self.few_rows = None if weight.is_cpu else FewRowsLinear(weight, self.scales, bias)
+
+    def gated(self, x: Activation, form: Fp8Form | None = None) -> torch.Tensor | QuantizedRows:
+        tiling = None if self.few_rows is None or self._is_skinny(x) else self.few_rows.tiling(x.shape[0])
+        if tiling is None:
+            return super().gated(x, form)
+        assert not isinstance(x, UnnormedRows)
+        assert self.few_rows is not None
+        return self.few_rows(quantize(x, self.form), tiling, gated=True)
 
     @staticmethod
     def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return weight.float() * scales[:, None]
 
     def _multiply(self, rows: QuantizedRows) -> torch.Tensor:
+        assert self.few_rows is not None
+        tiling = self.few_rows.tiling(rows.shape[0])
+        if tiling is not None:
+            return self.few_rows(rows, tiling)
         if rows.dtype != torch.bfloat16:
             return self._in_float32(rows)
         if rows.shape[0] not in self._refused:

@@ -1,25 +1,28 @@
 """Matrix products on a GPU: y = x @ weight.T + bias.
 
 cuBLAS; for one or two rows a Triton kernel (`skinny_gemm_linear`), which also fuses the norm before and the activation
-after the product.
+after the product; for a few more another one (`few_rows_linear`), which fuses the activation.
 
 In batch-invariant products a row's bits do not depend on the other rows. There a weight has one tiling for every number
 of rows. A program computes a tile [BLOCK_M, BLOCK_N] and adds the products of BLOCK_K inputs at a time, in float32, in
 the order of the inputs; a row's position in its tile has no effect. float32 inputs are multiplied without tensor cores.
 """
 
+from typing import TypeGuard
+
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.few_rows import FewRowsLinear
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
+from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.silu_and_mul import silu_and_mul
-from proa_engine.kernels.skinny_gemm import UnnormedRows, skinny_gemm_form, skinny_gemm_linear
+from proa_engine.kernels.product_tile import ROWS_TOGETHER, store_tile
+from proa_engine.kernels.silu_and_mul import activate_as
+from proa_engine.kernels.skinny_gemm import Activation, UnnormedRows, skinny_gemm_form, skinny_gemm_linear
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
-ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 MANY_OUTPUTS = 1 << 14  # outputs that keep every multiprocessor busy even with wide tiles
 
 
@@ -113,36 +116,6 @@ def invariant_linear_kernel(
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 
-def rows_per_program(num_rows: int) -> int:
-    """The rows of a tile: at least the 16 of tl.dot, at most the 128 that registers hold."""
-    return min(max(next_power_of_2(num_rows), 16), 128)
-
-
-@triton.jit
-def store_tile(
-    out_ptr,  # [num_rows, num_outputs]
-    total,  # [M, N] float32: the products of `row` and `column`
-    bias_ptr,  # [num_outputs], or nothing
-    factors_ptr,  # [num_rows], or nothing
-    row,  # [M]
-    column,  # [N]
-    num_rows,
-    num_outputs,
-    HAS_BIAS: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
-):
-    """The end of a product's program: store (total + bias) * factor of the row."""
-    row_mask = row < num_rows
-    column_mask = column < num_outputs
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    if HAS_FACTORS:
-        total = total * tl.load(factors_ptr + row, mask=row_mask, other=0.0)[:, None]
-    tl.store(
-        out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
-    )
-
-
 class GpuLinear:
     """A weight [out_features, in_features] with an optional bias [out_features]."""
 
@@ -150,21 +123,30 @@ class GpuLinear:
         self.weight = weight
         self.bias = bias
         self.input_form = skinny_gemm_form(weight)
+        self.few_rows = FewRowsLinear(weight, None, bias)
 
-    def __call__(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
+    def __call__(self, x: Activation) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
-        if self._are_few(x):
+        if self._is_skinny(x):
             return skinny_gemm_linear(x, self.weight, self.bias)
         assert isinstance(x, torch.Tensor)
-        return F.linear(x, self.weight, self.bias)
+        tiling = self.few_rows.tiling(x.shape[0])
+        return F.linear(x, self.weight, self.bias) if tiling is None else self.few_rows(x, tiling)
 
-    def gated(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
-        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up]"""
-        if self._are_few(x):
+    def gated(self, x: Activation, form: Fp8Form | None = None) -> torch.Tensor | QuantizedRows:
+        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up].
+
+        Quantized to `form`, if that takes no launch of its own.
+        """
+        if self._is_skinny(x):
             return skinny_gemm_linear(x, self.weight, self.bias, gated=True)
-        return silu_and_mul(self(x))
+        assert isinstance(x, torch.Tensor)
+        tiling = self.few_rows.tiling(x.shape[0])
+        if tiling is not None:
+            return self.few_rows(x, tiling, gated=True)
+        return activate_as(F.linear(x, self.weight, self.bias), "silu", form)
 
-    def _are_few(self, x: torch.Tensor | UnnormedRows) -> bool:
+    def _is_skinny(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
         return self.input_form is not None and self.input_form.for_rows(x.shape[0]) is not None
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.gpu_linear import ROWS_TOGETHER, rows_per_program, store_tile
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.product_tile import ROWS_TOGETHER, rows_per_program, store_tile
 
 MAX_INPUTS = 1 << 16  # of which the sums, with their zeros, fit in 32 bits
 EXACT_INPUTS = 1 << 10  # float32 has the integers up to 2^24: sums of so many products of up to 2^14

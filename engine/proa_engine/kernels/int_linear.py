@@ -7,10 +7,10 @@ reference: a product by the dequantized weight.
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.gpu_linear import rows_per_program, store_tile
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, dequantize_int, int_tile, pack_int
 from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.product_tile import rows_per_program, store_tile
 
 
 class IntLinear:

@@ -17,13 +17,13 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
-from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
 from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
 from proa_engine.kernels.moe_pairs import ExpertBlocks, ExpertRange, align_pairs, combine_pairs, multiply_by_pairs
 from proa_engine.kernels.moe_skinny import is_skinny, skinny_experts
+from proa_engine.kernels.product_tile import store_tile
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 SCALE_BLOCK = 128

@@ -7,10 +7,10 @@ import triton.language as tl
 
 from proa_engine.kernels.fp4 import Fp4Matrices, fp4_tile
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import ExpertWeights
 from proa_engine.kernels.moe_pairs import ExpertBlocks, multiply_by_pairs
+from proa_engine.kernels.product_tile import store_tile
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`

@@ -6,11 +6,11 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, int_tile, pack_int
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import ExpertWeights, WeightForm
 from proa_engine.kernels.moe_pairs import ExpertBlocks, multiply_by_pairs
+from proa_engine.kernels.product_tile import store_tile
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`

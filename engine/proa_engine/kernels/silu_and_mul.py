@@ -51,6 +51,11 @@ def activate_and_mul_fp8(x: torch.Tensor, activation: ActivationName, form: Fp8F
     return out
 
 
+def activate_as(x: torch.Tensor, activation: ActivationName, form: Fp8Form | None) -> torch.Tensor | QuantizedRows:
+    """x [T, 2N] -> [T, N], quantized to `form` if that is given."""
+    return activate_and_mul(x, activation) if form is None else activate_and_mul_fp8(x, activation, form)
+
+
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
     """x [T, 2N] of [gate | up] -> [T, N]"""

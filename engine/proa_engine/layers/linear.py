@@ -14,7 +14,7 @@ from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, activate_and_mul_fp8
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_as
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.experts import load_unquantized
 from proa_engine.layers.parallel import ParallelContext
@@ -94,15 +94,15 @@ class MergedColumnParallelLinear:
     def gated(self, activation: ActivationName, form: InputForm | None) -> Callable[[Activation], Activation]:
         """The function x [T, in_features] -> activation(first) * second of two projections of one size, [T, size].
 
-        Its result is quantized if the product after it, of the input form `form`, takes so many rows quantized.
+        Its result is quantized if the product after it, of the input form `form`, takes so many rows quantized, and
+        the activation is a launch of its own.
         """
         linear, fused = self.linear, self._gated if activation == "silu" else None
 
         def activate(x: Activation) -> Activation:
             next_form = None if form is None else form.for_rows(x.shape[0])
-            if isinstance(next_form, Fp8Form):
-                return activate_and_mul_fp8(linear(x), activation, next_form)
-            return activate_and_mul(linear(x), activation) if fused is None else fused(x)
+            quantized = next_form if isinstance(next_form, Fp8Form) else None
+            return activate_as(linear(x), activation, quantized) if fused is None else fused(x, quantized)
 
         return activate
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
 from proa_engine.kernels.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -112,12 +112,12 @@ class LoraLinear:
             self.adapters.add(y, x, self.tokens)
         return y
 
-    def gated(self, x: Activation) -> torch.Tensor:
-        """x [T, in_features] -> silu(gate) * up, [T, out_features / 2]"""
+    def gated(self, x: Activation, form: Fp8Form | None = None) -> torch.Tensor | QuantizedRows:
+        """x [T, in_features] -> silu(gate) * up, [T, out_features / 2], as the product's own `gated`."""
         if self.tokens.are_empty:
             assert self.gated_product is not None
-            return self.gated_product(x)
-        return silu_and_mul(self(x))
+            return self.gated_product(x, form)
+        return activate_as(self(x), "silu", form)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

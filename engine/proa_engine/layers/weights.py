@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
 from proa_engine.kernels.skinny_gemm import InputForm
@@ -121,7 +122,7 @@ class LoadedLinear:
 
     product: Callable[..., torch.Tensor]  # [T, in_features], or its `input_form` -> [T, out_features]
     input_form: InputForm | None = None  # the form to which the product converts its input, if it has one
-    gated: Callable[..., torch.Tensor] | None = None  # the product and silu(gate) * up of [gate | up], if fused
+    gated: Callable[..., torch.Tensor | QuantizedRows] | None = None  # as `GpuLinear.gated`, if it is fused
 
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # arguments of `FusedExperts.__call__`

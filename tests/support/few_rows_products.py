@@ -1,0 +1,70 @@
+"""Products of `kernels/few_rows.py`: inputs in odd shapes, each with all tilings, and their exact results."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.kernels.few_rows import NARROW, WIDE, Tiling, few_rows_linear, few_rows_linear_reference
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
+from proa_engine.kernels.product_tile import new_counters, rows_per_program
+
+# Rows, outputs and inputs. Each of the last two ends within a block, and inputs have several parts.
+SHAPES = ((3, 200, 336), (19, 144, 2064), (50, 528, 1040), (100, 336, 1552), (250, 80, 784))
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsProduct:
+    x: torch.Tensor | QuantizedRows
+    weight: torch.Tensor
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+    gated: bool
+
+    def tilings(self) -> Iterator[Tiling]:
+        """Every tile of so many rows, whole and in parts."""
+        block_m = rows_per_program(self.x.shape[0])
+        for tiles, num_parts in itertools.product((NARROW, WIDE), (1, 3)):
+            if block_m in tiles:
+                block_n, row_bytes, num_stages, num_warps = tiles[block_m]
+                block_k = row_bytes // self.weight.element_size()
+                yield Tiling(block_m, block_n, block_k, num_parts, num_warps, num_stages)
+
+    def expected(self) -> torch.Tensor:
+        return few_rows_linear_reference(self.x, self.weight, self.scales, self.bias, gated=self.gated)
+
+    def compute(self, tiling: Tiling) -> torch.Tensor:
+        arrived = new_counters(self.weight.device)
+        y = few_rows_linear(self.x, self.weight, self.scales, self.bias, arrived, tiling, gated=self.gated)
+        assert not arrived.any()
+        return y
+
+
+def few_rows_products(dtype: torch.dtype, device: torch.device | str = "cpu") -> Iterator[FewRowsProduct]:
+    for shape, form in itertools.product(SHAPES, (None, Fp8Form(), Fp8Form(scale=torch.tensor([0.011])))):
+        for gated, has_bias in ((False, True), (True, False)):
+            yield few_rows_product(*shape, dtype, form, gated=gated, has_bias=has_bias, device=device)
+
+
+def few_rows_product(
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    form: Fp8Form | None,
+    *,
+    gated: bool,
+    has_bias: bool,
+    device: torch.device | str,
+) -> FewRowsProduct:
+    """`form`: how the rows are quantized, if they and the weight are."""
+    # Rows of x lie apart, as those of a part of a wider tensor.
+    x = torch.randn(num_rows, num_inputs + 16).to(dtype)[:, :num_inputs]
+    weight, bias = torch.randn(num_outputs, num_inputs) / num_inputs**0.5, torch.randn(num_outputs)
+    end = bias.to(device, dtype) if has_bias else None
+    if form is None:
+        return FewRowsProduct(x.to(device), weight.to(device, dtype), None, end, gated)
+    rows, stored = quantize_reference(x.contiguous(), form), quantize_reference(weight, Fp8Form())
+    on_device = QuantizedRows(rows.values.to(device), rows.scales.to(device), dtype)
+    return FewRowsProduct(on_device, stored.values.to(device), stored.scales.flatten().to(device), end, gated)

@@ -1,0 +1,17 @@
+"""Products of few rows against their reference in Triton's interpreter."""
+
+import torch
+
+from support.few_rows_products import few_rows_products
+from support.interpreter import close
+
+
+def check_products(dtype: torch.dtype) -> None:
+    """Of 16 bits and 8, with one scale for each row or one for all; whole tiles and parts; bias and gate."""
+    for product in few_rows_products(dtype):
+        expected = product.expected()
+        for tiling in product.tilings():
+            close(product.compute(tiling), expected)
+
+
+CHECKS = (check_products,)
