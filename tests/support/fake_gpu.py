@@ -21,7 +21,8 @@ MAX_PROGRAMS = 2**31  # Triton multiplies the grid's sizes as 32-bit integers
 
 class FakeLauncher:
     def __init__(self, source: Any, metadata: Any) -> None:
-        pass
+        launcher = None
+        self.launch = lambda: launcher  # Triton's of a kernel with tensor maps, which encodes them first
 
     def __call__(self, x: int, y: int, z: int, *arguments: object) -> None:
         assert 0 < x * y * z < MAX_PROGRAMS
@@ -36,6 +37,11 @@ class FakeUtils:
 
     def load_binary(self, name: str, binary: bytes, shared_memory: int, device: int) -> tuple[int, int, int, int, int]:
         return 1, 1, 0, 0, 1024
+
+    def fill_tma_descriptor(self, *arguments: object) -> object:
+        return arguments
+
+    fill_tma_descriptor_tiled = fill_tma_descriptor  # its name since Triton 3.7
 
 
 class FakeGpu:
