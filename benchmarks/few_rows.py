@@ -2,6 +2,7 @@
 
     PYTHONPATH=tests python benchmarks/few_rows.py --compile-only 0/8   # and 1/8 … 7/8, at the same time
     PYTHONPATH=tests python benchmarks/few_rows.py --forms bf16 --json few_rows.json
+    PYTHONPATH=tests python benchmarks/few_rows.py --engine             # layers alone, as engines choose
 
 Checks every tiling against the product of float32 numbers in odd sizes first. Weights come in enough copies that none
 is found in the L2 cache; each figure is of one product within a CUDA graph. A tiling is written
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from products import BANDWIDTH, COLD_BYTES
 from records import write_json
 
-from proa_engine.kernels.few_rows import Tiling, few_rows_linear
+from proa_engine.kernels.few_rows import Tiling, few_rows_linear, few_rows_tiling
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, INTERPRETED, cdiv, next_power_of_2
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
@@ -291,26 +292,27 @@ class Layer:
 
     def run(
         self,
-        tilings: dict[str, Tiling] | None,
+        tilings: dict[str, Tiling | None],
         attended: torch.Tensor,
         residual: torch.Tensor,
         *,
         gated: bool,
     ) -> torch.Tensor:
-        """`tilings` None: cuBLAS."""
+        """A tiling of None: cuBLAS."""
         x = self.multiply("o", self.quantized(attended), tilings)
         y, residual = self.norm(x, residual)
-        if gated and tilings is not None:
-            inner = self.quantized(self.products["gate_up"].few(tilings["gate_up"], y, gated=True))
+        tiling = tilings["gate_up"]
+        if gated and tiling is not None:
+            inner = self.quantized(self.products["gate_up"].few(tiling, y, gated=True))
         else:
             both = self.multiply("gate_up", y, tilings)
             inner = silu_and_mul_fp8(both, ROWS) if self.form == "fp8" else silu_and_mul(both)
         y, residual = self.norm(self.multiply("down", inner, tilings), residual)
         return self.multiply("qkv", y, tilings)
 
-    def multiply(self, name: str, x: torch.Tensor | QuantizedRows, tilings: dict[str, Tiling] | None) -> torch.Tensor:
-        product = self.products[name]
-        return product.cublas(x) if tilings is None else product.few(tilings[name], x)
+    def multiply(self, name: str, x: torch.Tensor | QuantizedRows, tilings: dict[str, Tiling | None]) -> torch.Tensor:
+        product, tiling = self.products[name], tilings[name]
+        return product.cublas(x) if tiling is None else product.few(tiling, x)
 
     def quantized(self, x: torch.Tensor) -> torch.Tensor | QuantizedRows:
         return quantize(x, ROWS) if self.form == "fp8" else x
@@ -322,42 +324,46 @@ class Layer:
 
 
 def time_layers(
-    model: str, shapes: Sequence[Shape], form: str, rows: list[dict[str, Any]], timer: Timer
+    model: str, shapes: Sequence[Shape], form: str, rows: list[dict[str, Any]], all_rows: Sequence[int], timer: Timer
 ) -> Iterator[dict[str, Any]]:
-    """By rows of x: a layer with cuBLAS and with each product's best tiling, its beginning read in advance or not."""
+    """By rows of x: a layer with cuBLAS, with the engine's tilings, and, of products that were timed, with the best one
+    of each, its beginning read in advance or not."""
     arrived = torch.zeros(4096, dtype=torch.int32)
     num_bytes = sum(shape.num_bytes(form) for shape in shapes)
     copies = int(COLD_BYTES / num_bytes) + 1 if timer.is_real else 1
     layers = [Layer(model, shapes, form, arrived) for _ in range(copies)]
-    for num_rows in sorted({row["rows"] for row in rows}):
-        chosen: dict[str, Tiling] = {}
-        for shape in shapes:
-            names = [row["best"] for row in rows if row["product"] == shape.name and row["rows"] == num_rows]
-            chosen[shape.name] = tilings(shape, form, num_rows)[names[0]]
+    for num_rows in all_rows:
+        ways: dict[str, tuple[bool, dict[str, Tiling | None]]] = {
+            "cuBLAS": (False, dict.fromkeys(layers[0].products)),
+            "engine": (True, engine_tilings(shapes, form, num_rows)),
+        }
+        best = {row["product"]: row["best"] for row in rows if row["rows"] == num_rows}
+        if all(shape.name in best for shape in shapes):
+            chosen = {shape.name: tilings(shape, form, num_rows)[best[shape.name]] for shape in shapes}
+            for gated, size in itertools.product((False, True), (0, 256, 512, 1024)):
+                tuned = {name: replace(tiling, prefetch_bytes=size) for name, tiling in chosen.items()}
+                ways[f"{'gated' if gated else 'plain'} {size}"] = gated, {**tuned}
         attended = torch.randn(num_rows, shapes[1].inputs, dtype=DTYPE)
         residual = torch.randn(num_rows, shapes[0].inputs, dtype=DTYPE)
-        times: Times = {
-            "cuBLAS": 1e6 * timer.seconds([partial(each.run, None, attended, residual, gated=False) for each in layers])
-        }
-        for gated, prefetch_bytes in (
-            (False, 0),
-            (False, 512),
-            (True, 0),
-            (True, 256),
-            (True, 512),
-            (True, 1024),
-            (True, 2048),
-        ):
-            tuned = {name: replace(tiling, prefetch_bytes=prefetch_bytes) for name, tiling in chosen.items()}
-            calls = [partial(each.run, tuned, attended, residual, gated=gated) for each in layers]
+        times: Times = {}
+        for name, (gated, each) in ways.items():
+            calls = [partial(layer.run, each, attended, residual, gated=gated) for layer in layers]
             try:
                 for call in calls:
                     call()
-                times[f"{'gated' if gated else 'plain'} {prefetch_bytes}"] = 1e6 * timer.seconds(calls)
+                times[name] = 1e6 * timer.seconds(calls)
             except Exception as problem:
-                report(f"FAILED layer {model} {form} {num_rows} {gated}: {str(problem)[:200]}")
+                report(f"FAILED layer {model} {form} {num_rows} {name}: {str(problem)[:200]}")
         floor = num_bytes / BANDWIDTH * 1e6
         yield {"layer": model, "form": form, "rows": num_rows, "floor": round(floor, 1), "times": times}
+
+
+def engine_tilings(shapes: Sequence[Shape], form: str, num_rows: int) -> dict[str, Tiling | None]:
+    item_bytes = 1 if form == "fp8" else 2
+    return {
+        shape.name: few_rows_tiling(num_rows, shape.outputs, shape.inputs, item_bytes, HOPPER_MULTIPROCESSORS)
+        for shape in shapes
+    }
 
 
 def layer_line(row: dict[str, Any]) -> str:
@@ -365,35 +371,37 @@ def layer_line(row: dict[str, Any]) -> str:
     return f"layer {row['layer']:5}{row['form']:5}{row['rows']:4} rows: floor {row['floor']:.1f}, {times}"
 
 
-def variants(forms: Sequence[str], all_rows: Sequence[int]) -> list[Variant]:
+def variants(forms: Sequence[str], all_rows: Sequence[int], *, engine: bool) -> list[Variant]:
     """All that a run launches, found on meta tensors."""
 
-    def work() -> None:
+    def launch(form: str, num_rows: int) -> None:
         arrived = torch.zeros(4096, dtype=torch.int32)
+        for shape in () if engine else (*itertools.chain(*LAYERS.values()), *HEADS, ODD):
+            product, x = Product(shape, form, arrived), inputs(form, num_rows, shape.inputs)
+            for tiling in tilings(shape, form, num_rows).values():
+                for gated in (False, True) if shape in (ODD, LAYERS["8B"][2]) else (False,):
+                    for parts in (1, 2) if shape is ODD else (tiling.num_parts,):
+                        product.few(replace(tiling, num_parts=parts), x, gated=gated)
+        for model in ("8B", "0.6B"):
+            layer, shapes = Layer(model, LAYERS[model], form, arrived), LAYERS[model]
+            attended = torch.empty(num_rows, shapes[1].inputs, dtype=DTYPE)
+            residual = torch.empty(num_rows, shapes[0].inputs, dtype=DTYPE)
+            chosen = engine_tilings(shapes, form, num_rows)
+            for gated in (False, True):
+                layer.run(chosen, attended, residual, gated=gated)
+
+    def launch_all() -> None:
         for form, num_rows in itertools.product(forms, all_rows):
-            for shape in (*itertools.chain(*LAYERS.values()), *HEADS, ODD):
-                product, x = Product(shape, form, arrived), inputs(form, num_rows, shape.inputs)
-                for tiling in tilings(shape, form, num_rows).values():
-                    for gated in (False, True) if shape in (ODD, LAYERS["8B"][2]) else (False,):
-                        for parts in (1, 2) if shape is ODD else (tiling.num_parts,):
-                            product.few(replace(tiling, num_parts=parts), x, gated=gated)
-            for model in ("8B", "0.6B"):
-                layer = Layer(model, LAYERS[model], form, arrived)
-                chosen = {shape.name: next(iter(tilings(shape, form, num_rows).values())) for shape in LAYERS[model]}
-                attended = torch.empty(num_rows, LAYERS[model][1].inputs, dtype=DTYPE)
-                for gated in (False, True):
-                    layer.run(
-                        chosen, attended, torch.empty(num_rows, LAYERS[model][0].inputs, dtype=DTYPE), gated=gated
-                    )
+            launch(form, num_rows)
 
     with torch.inference_mode(), torch.device("meta"):
-        return record(work)
+        return record(launch_all)
 
 
-def compile_share(text: str, forms: Sequence[str], all_rows: Sequence[int]) -> None:
+def compile_share(text: str, forms: Sequence[str], all_rows: Sequence[int], *, engine: bool) -> None:
     share, count = map(int, text.split("/"))
     started = time.monotonic()
-    found = variants(forms, all_rows)[share::count]
+    found = variants(forms, all_rows, engine=engine)[share::count]
     for variant in found:
         try:
             kernel = variant.compile()
@@ -411,11 +419,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--models", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--seconds", type=float, default=600, help="after so many no other product is begun")
     parser.add_argument("--compile-only", metavar="I/N", help="compile this share of the kernels for Hopper")
+    parser.add_argument("--engine", action="store_true", help="layers alone, with cuBLAS and with the engine's tilings")
     parser.add_argument("--tiny", action="store_true", help="only to check that everything runs")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.compile_only:
-        compile_share(arguments.compile_only, arguments.forms, arguments.rows)
+        compile_share(arguments.compile_only, arguments.forms, arguments.rows, engine=arguments.engine)
         return
     started = time.monotonic()
     timer = Timer()
@@ -432,22 +441,23 @@ def main(argv: Sequence[str]) -> None:
         layers = {"tiny": TINY} if arguments.tiny else {model: LAYERS[model] for model in arguments.models}
         heads = [] if arguments.tiny else [head for head in HEADS if head.model in layers]
         for form in arguments.forms:
-            check(form)
-            for model, shapes in layers.items():
-                for shape in shapes + ([head for head in heads if head.model == model] if form == "bf16" else []):
-                    if time.monotonic() - started > arguments.seconds:
-                        report(f"no time for {form} {shape}")
-                        continue
+            if not arguments.engine:
+                check(form)
+                for model, shapes in layers.items():
                     if form == "fp8" and model == "30B":
                         continue
-                    for row in time_shape(shape, form, arguments.rows, timer):
-                        keep("products", row, line(row))
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
+                    for shape in shapes + [head for head in heads if head.model == model and form == "bf16"]:
+                        if time.monotonic() - started > arguments.seconds:
+                            report(f"no time for {form} {shape}")
+                            continue
+                        for row in time_shape(shape, form, arguments.rows, timer):
+                            keep("products", row, line(row))
+                        if torch.cuda.is_available():
+                            torch.cuda.empty_cache()
             for model, shapes in layers.items():
-                rows = [row for row in document["products"] if row["model"] == model and row["form"] == form]
-                if {row["product"] for row in rows} >= {"qkv", "o", "gate_up", "down"}:
-                    for row in time_layers(model, shapes, form, rows, timer):
+                if {shape.name for shape in shapes} == {"qkv", "o", "gate_up", "down"}:
+                    rows = [row for row in document["products"] if row["model"] == model and row["form"] == form]
+                    for row in time_layers(model, shapes, form, rows, arguments.rows, timer):
                         keep("layers", row, layer_line(row))
     report(f"took {time.monotonic() - started:.0f} s")
 
