@@ -42,7 +42,8 @@ class FewRowsProduct:
 
 
 def few_rows_products(dtype: torch.dtype, device: torch.device | str = "cpu") -> Iterator[FewRowsProduct]:
-    for shape, form in itertools.product(SHAPES, (None, Fp8Form(), Fp8Form(scale=torch.tensor([0.011])))):
+    static = Fp8Form(scale=torch.tensor([0.011], device=device))
+    for shape, form in itertools.product(SHAPES, (None, Fp8Form(), static)):
         for gated, has_bias in ((False, True), (True, False)):
             yield few_rows_product(*shape, dtype, form, gated=gated, has_bias=has_bias, device=device)
 
@@ -60,11 +61,10 @@ def few_rows_product(
 ) -> FewRowsProduct:
     """`form`: how the rows are quantized, if they and the weight are."""
     # Rows of x lie apart, as those of a part of a wider tensor.
-    x = torch.randn(num_rows, num_inputs + 16).to(dtype)[:, :num_inputs]
-    weight, bias = torch.randn(num_outputs, num_inputs) / num_inputs**0.5, torch.randn(num_outputs)
-    end = bias.to(device, dtype) if has_bias else None
+    x = torch.randn(num_rows, num_inputs + 16, device=device).to(dtype)[:, :num_inputs]
+    weight = torch.randn(num_outputs, num_inputs, device=device) / num_inputs**0.5
+    bias = torch.randn(num_outputs, device=device).to(dtype) if has_bias else None
     if form is None:
-        return FewRowsProduct(x.to(device), weight.to(device, dtype), None, end, gated)
+        return FewRowsProduct(x, weight.to(dtype), None, bias, gated)
     rows, stored = quantize_reference(x.contiguous(), form), quantize_reference(weight, Fp8Form())
-    on_device = QuantizedRows(rows.values.to(device), rows.scales.to(device), dtype)
-    return FewRowsProduct(on_device, stored.values.to(device), stored.scales.flatten().to(device), end, gated)
+    return FewRowsProduct(rows, stored.values, stored.scales.flatten(), bias, gated)
