@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import msgspec
 
-import proa_engine
 from proa_engine.config import EngineConfig
 from proa_engine.models.sources import LocalFolder, source_of
 
@@ -86,7 +85,7 @@ def _key(config: EngineConfig, cache: Path) -> str:
     # Triton finds no kernel after the cache was moved.
     for part in (str(cache.absolute()), _fields(config), _model(config), _versions(), _environment()):
         digest.update(msgspec.json.encode(part, order="sorted") + b"\n")
-    folder = Path(proa_engine.__file__).parent
+    folder = Path(__file__).parents[1]  # Proa's own files
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"\n{path.relative_to(folder)}\n".encode())
         digest.update(path.read_bytes())
