@@ -30,9 +30,7 @@ PROMPTS = [PromptShape(*sizes) for sizes in ((16, 0, 4), (48, 0, 6), (48, 24, 6)
 
 
 @contextmanager
-def replaying(
-    folder: Path, prompts: Sequence[PromptShape], **settings: Any
-) -> Iterator[tuple[Engine, FakeCapture]]:
+def replaying(folder: Path, prompts: Sequence[PromptShape], **settings: Any) -> Iterator[tuple[Engine, FakeCapture]]:
     capture = FakeCapture()
     with (
         mock.patch.object(Worker, "_graph_shapes", return_value=graph_shapes(8)),
