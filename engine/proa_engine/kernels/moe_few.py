@@ -11,7 +11,9 @@ and tile of outputs, and those of the other pairs return. Pairs of experts that 
 
 Numbers are rounded where they are with more pairs, and added in the same order: gate and up to x's type before the
 activation, each pair's output before the sum, which is in the order of choice. The limit is chosen by shapes: 64 pairs
-are 8 tokens of 8 experts, and with more of them blocks begin to fill. No speed has been measured.
+are 8 tokens of 8 experts, and with more of them blocks begin to fill. With one token and with two, a layer of
+Qwen3-30B-A3B took 46.7 and 52.7 us on an H200, the choice of experts included. From 3 tokens on, the speed beside
+sorted pairs has not been measured.
 """
 
 from collections.abc import Callable, Sequence

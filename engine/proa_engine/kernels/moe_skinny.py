@@ -9,7 +9,8 @@ Numbers are rounded where they are with more tokens (`moe_few`): gate and up to 
 pair's output before the sum. Products and pairs are added in another order.
 
 `moe_few` is slower here: its tiles of 16 rows are mostly padding, and a matrix of Qwen3-30B-A3B has 192 tiles of 64
-outputs for the 132 multiprocessors of an H200, where it took 33 us a layer, of which 18 us are that of reading.
+outputs for the 132 multiprocessors of an H200. A layer's choice of experts and both products took 25.2 us there for one
+token (46.7 by `moe_few`), of which 17.7 are that of reading, and 43.6 for two (52.7).
 """
 
 from collections.abc import Mapping

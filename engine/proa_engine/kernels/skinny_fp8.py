@@ -22,8 +22,13 @@ Among skinny products, a row's sums are added in the same order for every number
 The time is that of reading the weight, N * K bytes, half of a bfloat16 weight's. 128 bytes of it are in flight for each
 thread, 64 KB a multiprocessor. All programs read the rows too, 2 * K bytes (4 * K with a residual), from the L2 cache.
 To read at 4.25 TB/s, a multiprocessor of an H200 must multiply 18 numbers a cycle. It can issue 128 instructions a
-cycle for its threads, 7 for each number; the loop has 3 to 4.1 with one row and 5.5 to 6.7 with two. With products in
-float32 it had 5 to 6.3, and Llama-3.1-8B's products took 80 us a layer, of which 51 us are that of reading.
+cycle for its threads, 7 for each number; the loop has 3 to 4.1 with one row and 5.5 to 6.7 with two, and with products
+in float32 5 to 6.3 with one. The four products of a layer of Llama-3.1-8B, of which 51 us are that of reading, on an
+H200, in us:
+
+    rows                        1       2
+    products in float32      68.1    93.6
+    in half precision        59.2    77.2
 """
 
 import torch
