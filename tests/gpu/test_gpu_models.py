@@ -13,10 +13,12 @@ from support.tiny_models import ARCHITECTURES, RECURRENT, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
+# Of logits in bfloat16, as a share of their mean size. On the CPU it is 1 % with Llama and 2 to 5 % with mixtures, in
+# which a token's experts differ where two are almost equally good.
+MEAN_ERROR = 0.08
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
 def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture)
@@ -34,4 +36,7 @@ def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torc
         )
         paged = PagedModel(model, dtype=device_dtype, device=device)
         logits[device] = model.compute_logits(paged.prefill(tokens, 70)).float().cpu()
-    torch.testing.assert_close(logits["cuda"], logits["cpu"], atol=TOLERANCE[dtype], rtol=0)
+    if dtype == torch.float32:
+        torch.testing.assert_close(logits["cuda"], logits["cpu"], atol=1e-4, rtol=0)
+    error, size = (logits["cuda"] - logits["cpu"]).abs().mean(), logits["cpu"].abs().mean()
+    assert error <= MEAN_ERROR * size, f"mean error {error} of {size}"

@@ -83,7 +83,9 @@ def test_quantization_alone_and_after_norm_and_silu(size: int, form: Fp8Form, dt
     torch.testing.assert_close(total.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     both = torch.cat((x, residual), -1)
     ours = silu_and_mul.silu_and_mul_fp8(both.cuda(), on_gpu(form))
-    assert_same_rows(ours, silu_and_mul.silu_and_mul_fp8(both, form), share=0.03)
+    # As the kernel, which rounds once: in 16 bits the reference rounds each operation.
+    expected = silu_and_mul.activate_and_mul_reference(both.float(), "silu").to(dtype)
+    assert_same_rows(ours, quantize_reference(expected, form), share=0.03)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -262,8 +264,11 @@ def test_models_give_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
         )
         paged = PagedModel(model, dtype=dtype, device=device)
         logits[device, dtype] = model.compute_logits(paged.prefill([token % 250 for token in range(100)], 37))
-    near(logits["cuda", torch.float32], logits["cpu", torch.float32], 0.03)
-    near(logits["cuda", torch.bfloat16], logits["cpu", torch.float32], 0.15)
+    # Tensor cores keep 14 bits of a sum of 8-bit products. On the CPU, noise of 2^-14 before each quantization moves
+    # logits by 3 to 9 %, since numbers become their neighbours of 8 bits, and bfloat16 moves them by 10 to 13 %.
+    in_float32, in_bfloat16 = (0.1, 0.2) if name in FP8_FORMATS or "fp8" in name else (0.03, 0.15)
+    near(logits["cuda", torch.float32], logits["cpu", torch.float32], in_float32)
+    near(logits["cuda", torch.bfloat16], logits["cpu", torch.float32], in_bfloat16)
 
 
 @pytest.mark.timeout(600)
