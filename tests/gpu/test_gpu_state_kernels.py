@@ -15,6 +15,7 @@ SHAPES: list[dict[str, Any]] = [
     {"key_heads": 16, "heads": 32, "key_dim": 128, "value_dim": 128},
     {"key_heads": 2, "heads": 6, "key_dim": 64, "value_dim": 64},
     {"key_heads": 1, "heads": 3, "key_dim": 20, "value_dim": 36},
+    {"key_heads": 2, "heads": 6, "key_dim": 16, "value_dim": 24},
 ]
 
 

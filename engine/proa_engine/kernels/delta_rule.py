@@ -49,7 +49,8 @@ def delta_rule_chunk(
     change = torch.empty(num_tokens, num_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     scores = torch.empty(num_tokens, num_heads, CHUNK, dtype=qkv.dtype, device=qkv.device)
     log_decays = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=qkv.device)
-    block_k, block_v = max(16, next_power_of_2(key_dim)), max(16, next_power_of_2(value_dim))
+    # With 16 numbers of a key and 16 or 32 of a value, Triton 3.6 compiles the first kernel for 16 bits wrongly.
+    block_k, block_v = max(32, next_power_of_2(key_dim)), max(16, next_power_of_2(value_dim))
     sizes = {
         "NUM_HEADS": num_heads,
         "NUM_KEY_HEADS": num_key_heads,
