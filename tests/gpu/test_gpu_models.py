@@ -21,7 +21,19 @@ MEAN_ERROR = 0.08
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
 def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, architecture)
+    check(make_tiny_model(tmp_path, architecture), dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])  # mistral's has a window
+def test_logits_of_heads_whose_prompts_have_a_kernel_for_hopper(
+    architecture: str, head_dim: int, tmp_path: Path
+) -> None:
+    check(make_tiny_model(tmp_path, architecture, head_dim=head_dim), torch.bfloat16)
+
+
+def check(folder: Path, dtype: torch.dtype) -> None:
+    """Compare a step of 70 tokens and those after it with the CPU in float32."""
     config = ModelConfig.from_folder(folder)
     tokens = [token % 250 for token in range(200)]
     logits = {}
