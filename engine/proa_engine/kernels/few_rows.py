@@ -18,17 +18,19 @@ tiling of each product, in us:
       cuBLAS    125.1  127.1  131.9  137.0  144.5  191.9
 
 With more rows cuBLAS is faster: it loads x once for several multiprocessors (TMA multicast), which Triton 3.6 cannot.
-The sums depend on the number of rows, so batch-invariant products do not take this kernel.
+The sums depend on the number of rows, so batch-invariant products do not take this kernel. Those of 8-bit floats have
+fewer bits, as cuBLAS's quick ones have; float16 models, whose products of more rows have all bits, lose some.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, QuantizedRows, dequantize_rows
-from proa_engine.kernels.launch import cdiv, kernel, num_multiprocessors
+from proa_engine.kernels.launch import cdiv, is_hopper, kernel, num_multiprocessors
 from proa_engine.kernels.product_tile import add_parts, new_counters, rows_per_program, store_part, store_tile
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
 
@@ -86,12 +88,17 @@ class FewRowsLinear:
         self.weight, self.scales, self.bias = weight, scales, bias
         self.arrived = new_counters(weight.device)
         self.multiprocessors = num_multiprocessors(weight.device)
-        is_aligned = not weight.is_cpu and weight.data_ptr() % MULTIPLE == 0
+        is_aligned = not weight.is_cpu and weight.is_contiguous() and weight.data_ptr() % MULTIPLE == 0
         self.fits = is_aligned and weight.dtype in (torch.bfloat16, torch.float16, FP8)
+
+    @cached_property
+    def is_measured(self) -> bool:
+        """Whether the tilings are of this GPU. Others may lack the shared memory: 144 KiB with 128 rows of fp8."""
+        return is_hopper(self.weight.device)
 
     def tiling(self, num_rows: int) -> Tiling | None:
         """The tiling of so many rows. None: not by this kernel."""
-        if not self.fits:
+        if not self.fits or not self.is_measured:
             return None
         num_outputs, num_inputs = self.weight.shape
         return few_rows_tiling(num_rows, num_outputs, num_inputs, self.weight.element_size(), self.multiprocessors)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from proa_engine.kernels import few_rows
 from proa_engine.kernels.few_rows import MAX_ROWS, MOST_PARTS, FewRowsLinear, few_rows_tiling
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, cdiv
@@ -56,10 +57,13 @@ def test_programs_that_share_tiles_run_at_the_same_time_and_have_counters(
             assert tiles <= new_counters(torch.device("meta")).numel()
 
 
-def test_other_products_are_cublas_s() -> None:
+def test_other_products_and_those_of_other_gpus_are_cublas_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "is_hopper", lambda device: True)
     for num_rows, outputs, inputs in ((0, 4096, 4096), (8, 128, 4096), (8, 4096, 4104)):
         assert tile(num_rows, (outputs, inputs), 2) is None
     for dtype, takes in ((torch.bfloat16, True), (torch.float16, True), (FP8, True), (torch.float32, False)):
         weight = torch.empty(4096, 1024, dtype=dtype, device="meta")
         assert (FewRowsLinear(weight, None, None).tiling(8) is not None) == takes
     assert FewRowsLinear(torch.empty(4096, 1024, dtype=torch.float16), None, None).tiling(8) is None
+    monkeypatch.setattr(few_rows, "is_hopper", lambda device: False)
+    assert FewRowsLinear(torch.empty(4096, 1024, dtype=FP8, device="meta"), None, None).tiling(8) is None

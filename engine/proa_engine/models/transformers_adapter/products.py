@@ -25,7 +25,7 @@ class OwnLinear(nn.Module):
         self.weight = layer.weight.to("meta")  # some models ask for its type
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.product(x.reshape(-1, x.shape[-1]))
+        y: Tensor = self.product(x.reshape(-1, x.shape[-1]).contiguous())
         return y.view(*x.shape[:-1], -1)
 
 
