@@ -95,7 +95,8 @@ class CompilePool:
                 assert pipe is not None
                 pipe.close()
         if self._process.returncode == 0:
-            kernels = [line.split() for line in output.decode().splitlines()]
+            lines = (line.split() for line in output.decode(errors="replace").splitlines())
+            kernels = [words for words in lines if len(words) == 2 and words[1] in ("0", "1")]  # others are Triton's
             self._known.remember(self._capability, [entry for entry, _ in kernels])
             num_compiled = sum(was_there == "0" for _, was_there in kernels)
             return _describe(num_compiled, len(kernels), time.monotonic() - self._started)

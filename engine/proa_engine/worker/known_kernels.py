@@ -50,11 +50,11 @@ class KnownKernels:
 
     def count(self, capability: int) -> int | None:
         """Return the number of kernels for GPUs of this compute capability times 10, if all are in the cache."""
-        try:
+        with suppress(OSError, ValueError):  # there is no list, or a crash of the machine has damaged it
             entries = self._path(capability).read_text().split()
-        except OSError:
-            return None
-        return len(entries) if all((self._cache / entry).is_dir() for entry in entries) else None
+            if entries and all((self._cache / entry).is_dir() for entry in entries):
+                return len(entries)
+        return None
 
     def remember(self, capability: int, entries: Iterable[str]) -> None:
         """Keep the list: the kernels' folders in the cache. Other machines may write the same one at the same time."""

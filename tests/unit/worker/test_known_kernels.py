@@ -71,6 +71,15 @@ def test_a_list_of_a_kernel_that_was_deleted_is_not_used(config: EngineConfig, c
     assert KnownKernels(config).count(90) is None
 
 
+@pytest.mark.parametrize("damage", [b"", b"\0" * 60, b"\xff\xfe", b"x" * 300])
+def test_a_list_that_a_crash_of_the_machine_damaged_is_not_used(
+    config: EngineConfig, cache: Path, damage: bytes
+) -> None:
+    (path,) = (cache / "proa").iterdir()
+    path.write_bytes(damage)
+    assert KnownKernels(config).count(90) is None
+
+
 def test_a_cache_that_was_moved_is_not_used(config: EngineConfig, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache.rename(cache.with_name("moved"))))
     assert KnownKernels(config).count(90) is None
