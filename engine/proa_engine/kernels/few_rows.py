@@ -98,10 +98,12 @@ class FewRowsLinear:
 
     def tiling(self, num_rows: int) -> Tiling | None:
         """The tiling of so many rows. None: not by this kernel."""
-        if not self.fits or not self.is_measured:
+        if not self.fits:
             return None
         num_outputs, num_inputs = self.weight.shape
-        return few_rows_tiling(num_rows, num_outputs, num_inputs, self.weight.element_size(), self.multiprocessors)
+        item_bytes = self.weight.element_size()
+        tiling = few_rows_tiling(num_rows, num_outputs, num_inputs, item_bytes, self.multiprocessors)
+        return tiling if tiling is not None and self.is_measured else None
 
     def __call__(self, x: torch.Tensor | QuantizedRows, tiling: Tiling, *, gated: bool = False) -> torch.Tensor:
         return few_rows_linear(x, self.weight, self.scales, self.bias, self.arrived, tiling, gated=gated)
