@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proa.contract import EngineCoreRequest
 from proa_engine.core.host_tier import HostTier, HostTierConfig
 from proa_engine.core.mover import Adopted, AdoptedUnit
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
@@ -92,6 +93,15 @@ def take(run: CoreRun, ranges: Sequence[Adopted]) -> None:
         run.step()
 
 
+def run_of(request: EngineCoreRequest, shape: str, host: HostTierConfig) -> CoreRun:
+    """A run that has finished the request and had the time to store its blocks."""
+    run = CoreRun(**SHAPES[shape], host=host)
+    run.submit(request)
+    run.finish()
+    run.steps(3)
+    return run
+
+
 def page(place: int, block: int, stored: float = 0.0) -> AdoptedUnit:
     return AdoptedUnit(place, 0, bytes([block]) * 16, stored)
 
@@ -99,10 +109,8 @@ def page(place: int, block: int, stored: float = 0.0) -> AdoptedUnit:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_request_loads_what_was_adopted(shape: str) -> None:
     config = HostTierConfig(num_pages=60, num_states=8)
-    before, request = CoreRun(**SHAPES[shape], host=config), make_request(prompt=PROMPT)
-    before.submit(request)
-    before.finish()
-    before.steps(3)
+    request = make_request(prompt=PROMPT)
+    before = run_of(request, shape, config)
     run = restarted(before, config, **SHAPES[shape])
     take(run, ranges_of(*left_by(before), 60, 7))
     assert host_of(run)._adoption is None
@@ -129,14 +137,9 @@ def test_pages_are_not_allocated_before_their_range_has_come() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_computed_before_pages_have_come_is_stored_then(shape: str) -> None:
     config = HostTierConfig(num_pages=60, num_states=8)
-    usual, request = CoreRun(**SHAPES[shape], host=config), make_request(prompt=PROMPT)
-    usual.submit(request)
-    usual.finish()
-    usual.steps(3)
-    run = CoreRun(**SHAPES[shape], host=replace(config, adopts=True))
-    run.submit(request)
-    run.finish()
-    run.steps(3)
+    request = make_request(prompt=PROMPT)
+    usual = run_of(request, shape, config)
+    run = run_of(request, shape, replace(config, adopts=True))
     assert run.hashes_in_host == (set(), set())
     assert not run.core.has_work(), "it does not step while it waits"
     take(run, ranges_of([], [], 60, 30))
