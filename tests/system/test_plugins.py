@@ -104,7 +104,13 @@ def test_a_call_in_the_packages_format_is_constrained_and_read(client: OpenAI) -
     question: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
     tools: Any = [WEATHER]
     completion: Any = client.chat.completions.create(
-        model=MODEL, messages=question, tools=tools, tool_choice="required", max_tokens=100, parallel_tool_calls=False
+        model=MODEL,
+        messages=question,
+        tools=tools,
+        tool_choice="required",
+        max_tokens=100,
+        parallel_tool_calls=False,
+        logit_bias={str(ord("=")): 100},  # a call at once: a random model may write thoughts to the end
     )
     (call,) = completion.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
