@@ -358,11 +358,18 @@ async def test_the_grammar_begins_where_the_reasoning_ends(
     )
 
 
-@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tools": [], **JSON_ANSWER}])
-async def test_a_budget_of_reasoning_excludes_constraints(gateway: RunningGateway, fields: dict[str, Any]) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await whole(gateway, extra_body={"thinking_token_budget": 7}, **fields)
-    assert caught.value.param == "thinking_token_budget"
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tools": [STRICT]}, {"tools": [], **JSON_ANSWER}])
+async def test_a_budget_of_reasoning_and_constraints_are_one_grammar(
+    gateway: RunningGateway, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    says(engine, "one")
+    await whole(gateway, extra_body={"thinking_token_budget": 7}, **fields)
+    grammar = grammar_of(engine)
+    assert f"(<[{OPEN}]>" in grammar.text
+    assert "[max_tokens=7]" in grammar.text
+    assert not grammar.start_after
+    await whole(gateway, extra_body={"thinking_token_budget": 7}, reasoning_effort="none", **fields)
+    assert "max_tokens" not in grammar_of(engine).text, "the prompt has closed it"
 
 
 @pytest.mark.parametrize(

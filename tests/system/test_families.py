@@ -167,9 +167,17 @@ async def check_reasoning(family: Family, writer: Writer) -> None:
     assert thinking["message"]["reasoning_content"]
     assert not thinking["message"]["content"]
     if {text.strip() for text in writer.reasoning} <= family.ids.keys():
-        short = await family.chat(chat_template_kwargs={"enable_thinking": True}, thinking_token_budget=5, **fields)
+        budget: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 5}
+        short = await family.chat(**budget, **fields)
         assert short["message"]["reasoning_content"]
         assert short["message"]["content"]
+        call: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+        called = await family.chat(**budget, **call, logit_bias=bias)
+        assert called["message"]["reasoning_content"]
+        assert called["finish_reason"] == "tool_calls", called
+        answered = await family.chat(**budget, response_format=FORMAT, logit_bias=bias)
+        assert answered["message"]["reasoning_content"]
+        validate(json.loads(answered["message"]["content"]), SCHEMA)
     answering = await family.chat(chat_template_kwargs={"enable_thinking": False}, **fields)
     assert not answering["message"].get("reasoning_content")
     assert answering["message"]["content"]

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -35,6 +36,7 @@ def grammar(
     parallel: bool = True,
     reasoning: Reasoning = Reasoning.CLOSED,
     answer: Grammar | None = None,
+    max_reasoning_tokens: int | None = None,
 ) -> Grammar:
     made = tool_grammar(
         tool_format,
@@ -44,6 +46,7 @@ def grammar(
         reasoning=reasoning,
         added_tokens=tokenizer.added_tokens,
         answer=answer,
+        max_reasoning_tokens=max_reasoning_tokens,
     )
     assert made is not None
     check(made.text)
@@ -130,6 +133,53 @@ def test_reasoning_without_tokens_of_its_own_has_no_budget() -> None:
     assert reasoning_grammar(HERMES, 5, Reasoning.OPEN, TEXT.added_tokens) is None
     for tool_format in (HARMONY, PYTHONIC):
         assert reasoning_grammar(tool_format, 5, Reasoning.OPTIONAL, MARKERS.added_tokens) is None
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+@pytest.mark.parametrize("reasoning", [Reasoning.OPEN, Reasoning.OPTIONAL])
+def test_calls_and_answers_follow_bounded_reasoning(max_tokens: int, reasoning: Reasoning) -> None:
+    yes = Grammar(text='start: "yes"\n')
+    answer = answer_grammar(
+        HERMES,
+        yes,
+        reasoning=reasoning,
+        added_tokens=MARKERS.added_tokens,
+        max_reasoning_tokens=max_tokens,
+    )
+    check(answer.text)
+    bounded = partial(grammar, tokenizer=MARKERS, reasoning=reasoning, max_reasoning_tokens=max_tokens)
+    cases = [
+        (bounded("required"), [WEATHER_CALL, f"{CLOCK_CALL}\n{WEATHER_CALL}"], ["Hello", WRONG_CALL]),
+        (bounded(NamedTool("clock")), [CLOCK_CALL], [WEATHER_CALL]),
+        (bounded("auto"), ["", "Hello", WEATHER_CALL, f"Hello {CLOCK_CALL} bye"], [f"Hello {WRONG_CALL}"]),
+        (bounded("auto", answer=yes), ["yes", WEATHER_CALL], ["", "no", WRONG_CALL]),
+        (answer, ["yes"], ["", "no"]),
+    ]
+    for made, right, wrong in cases:
+        openings = ["", "<think>"] if reasoning is Reasoning.OPEN else ["<think>"]
+        for before in [opening + "q" * max_tokens for opening in openings]:
+            assert not follow(made, f"{before}q", MARKERS)
+            for text in right:
+                assert accepts_message(made, f"{before}</think>\n\n{text}", MARKERS), text
+            for text in wrong:
+                assert not accepts_message(made, f"{before}</think>\n\n{text}", MARKERS), text
+        assert accepts_message(made, right[0], MARKERS) is (reasoning is Reasoning.OPTIONAL), "no reasoning"
+
+
+def test_reasoning_that_its_bound_cuts_within_a_character_is_closed() -> None:
+    made = grammar("required", MARKERS, reasoning=Reasoning.OPEN, max_reasoning_tokens=1)
+    first, *_ = MARKERS.encode("日")
+    cursor = GrammarCursor(made, TestMatcher(made, MARKERS))
+    assert all(map(cursor.accept, [first, *MARKERS.encode(f"</think>{CLOCK_CALL}")]))
+    assert cursor.is_complete or cursor.matcher.is_accepting
+
+
+def test_a_structural_tag_that_begins_with_a_token_excludes_a_bound() -> None:
+    tag = Grammar(text='start: "yes"\n', start_after=(5,))
+    arguments = {"reasoning": Reasoning.OPEN, "added_tokens": MARKERS.added_tokens}
+    assert answer_grammar(HERMES, tag, **arguments) is tag  # type: ignore[arg-type]
+    with pytest.raises(GrammarError, match="a bound of the reasoning"):
+        answer_grammar(HERMES, tag, max_reasoning_tokens=3, **arguments)  # type: ignore[arg-type]
 
 
 @BOTH

@@ -78,6 +78,7 @@ class MessageGrammarKey:
     reasoning: Reasoning
     answer: Grammar | None
     tokenizer: Tokenizer
+    max_reasoning_tokens: int | None
 
     @classmethod
     def of(cls, message: MessageConstraint, answer: Grammar | None, tokenizer: Tokenizer) -> "MessageGrammarKey":
@@ -87,8 +88,17 @@ class MessageGrammarKey:
             tools = json.dumps([[each.name, each.parameters or {}, bool(each.strict)] for each in functions])
         except RecursionError:
             raise GrammarError("the parameters are nested too deeply") from None
-        parallel = message.parallel_calls
-        return cls(message.tool_format, tools, message.choice, parallel, message.reasoning, answer, tokenizer)
+        is_closed = message.reasoning is Reasoning.CLOSED
+        return cls(
+            message.tool_format,
+            tools,
+            message.choice,
+            message.parallel_calls,
+            message.reasoning,
+            answer,
+            tokenizer,
+            None if is_closed else message.thinking_token_budget,
+        )
 
     @property
     def num_characters(self) -> int:
@@ -107,11 +117,18 @@ class MessageGrammarKey:
                 reasoning=self.reasoning,
                 added_tokens=added_tokens,
                 answer=self.answer,
+                max_reasoning_tokens=self.max_reasoning_tokens,
             )
             assert grammar is not None, "nothing is constrained"
         else:
             assert self.answer is not None
-            grammar = answer_grammar(self.tool_format, self.answer, reasoning=self.reasoning, added_tokens=added_tokens)
+            grammar = answer_grammar(
+                self.tool_format,
+                self.answer,
+                reasoning=self.reasoning,
+                added_tokens=added_tokens,
+                max_reasoning_tokens=self.max_reasoning_tokens,
+            )
         check(grammar.text)
         return Lowered(grammar)
 
@@ -132,9 +149,9 @@ class Constrainer:
             text = f"{param} is not supported by the engines of the model {model.base_name!r}."
             raise UnsupportedField(text, param=param)
         if message is not None and message.thinking_token_budget is not None:
-            if content is not None or message.constrains_calls:
-                raise InvalidRequest(f"{BUDGET} and {param} exclude each other.", param=BUDGET)
-            return _bounded_reasoning(message, model, message.thinking_token_budget), ()
+            bounded = _bounded_reasoning(message, model, message.thinking_token_budget)
+            if content is None and not message.constrains_calls:
+                return bounded, ()
         grammar: Grammar | None = None
         warnings: Sequence[str] = ()
         try:

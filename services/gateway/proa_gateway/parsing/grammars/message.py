@@ -109,13 +109,15 @@ def tool_grammar(
     reasoning: Reasoning,
     added_tokens: AddedTokens,
     answer: Grammar | None = None,
+    max_reasoning_tokens: int | None = None,
 ) -> Grammar | None:
     """The grammar that the choice demands. None: nothing is constrained, as with "auto" without a strict tool.
 
     `parallel`: several calls are allowed; with "auto", the parser must end the message after the first if not. With
     "auto", calls that begin with one of the format's `also_opens` are not constrained.
-    `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer. Raises
-    `GrammarError` for a strict tool whose schema cannot be held; other tools then take any arguments.
+    `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer.
+    `max_reasoning_tokens` needs a format for which `reasoning_grammar` is not None. Raises `GrammarError` for a strict
+    tool whose schema cannot be held; other tools then take any arguments.
     """
     if isinstance(choice, NamedTool):
         tools, parallel = [tool for tool in tools if tool.name == choice.name], False
@@ -128,24 +130,34 @@ def tool_grammar(
     if tool_format.channels:
         bodies = [calls.calls(), *([_answer_message(tool_format.channels, answer, calls.rules)] if is_auto else [])]
         return _in_channels(tool_format.channels, bodies, calls.rules)
-    if is_auto and answer is None and (opening := calls.opening_token) is not None:
+    opening = calls.opening_token
+    if is_auto and answer is None and opening is not None and max_reasoning_tokens is None:
         return _grammar(calls.rules, calls.after_opening(), start_after=(opening,), repeats=True)
     if not is_auto:
-        return _after_reasoning(tool_format, calls.calls(), reasoning, calls.rules)
-    body = f"{calls.calls()} | {_nested(answer, calls.rules)}" if answer else calls.calls_or_text()
-    return _after_reasoning(tool_format, body, reasoning, calls.rules)
+        body = calls.calls()
+    elif answer is None:
+        body = calls.calls_or_text()
+    else:
+        body = f"{calls.calls()} | {_nested(answer, calls.rules)}"
+    return _after_reasoning(tool_format, body, reasoning, calls.rules, max_reasoning_tokens)
 
 
 def answer_grammar(
-    tool_format: ToolFormat, answer: Grammar, *, reasoning: Reasoning, added_tokens: AddedTokens
+    tool_format: ToolFormat,
+    answer: Grammar,
+    *,
+    reasoning: Reasoning,
+    added_tokens: AddedTokens,
+    max_reasoning_tokens: int | None = None,
 ) -> Grammar:
-    """The grammar of a message without calls, whose content matches `answer`."""
+    """The grammar of a message without calls, whose content matches `answer`. `max_reasoning_tokens`: see
+    `tool_grammar`. Raises `GrammarError`."""
     rules = LarkRules(added_tokens)
     if tool_format.channels and not answer.start_after:
         return _in_channels(tool_format.channels, [_answer_message(tool_format.channels, answer, rules)], rules)
-    if answer.start_after or reasoning is Reasoning.CLOSED:
+    if reasoning is Reasoning.CLOSED or (answer.start_after and max_reasoning_tokens is None):
         return answer
-    return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules)
+    return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules, max_reasoning_tokens)
 
 
 def reasoning_grammar(
@@ -158,9 +170,8 @@ def reasoning_grammar(
     opening, closing = (added_tokens.get(text) for text in tool_format.reasoning)
     if opening is None or closing is None:
         return None
-    text = f"start: <[{closing}]>\n"
-    if max_tokens:
-        text = f"start: thinking <[{closing}]>\nthinking[max_tokens={max_tokens}]: /(?s:.*)/\n"
+    rules = LarkRules(added_tokens)
+    text = rules.grammar(_bounded_text(max_tokens, closing, rules))
     # If the prompt has opened it, the grammar holds from the first token, unless that opens it once more.
     first = (opening,) if reasoning is Reasoning.OPEN else ()
     return Grammar(text=text, start_after=(opening,), free_if_first=first, repeats=True)
@@ -168,7 +179,7 @@ def reasoning_grammar(
 
 def _nested(answer: Grammar, rules: LarkRules) -> str:
     if answer.start_after:
-        raise GrammarError("tools and structural tags that begin with a token exclude each other")
+        raise GrammarError("structural tags that begin with a token exclude tools and a bound of the reasoning")
     return rules.rule(f"%lark {{\n{answer.text}\n}}")
 
 
@@ -185,12 +196,27 @@ def _answer_message(channels: Channels, answer: Grammar | None, rules: LarkRules
     return f"{header} {_nested(answer, rules) if answer else rules.free_text()}"
 
 
-def _after_reasoning(tool_format: ToolFormat, body: str, reasoning: Reasoning, rules: LarkRules) -> Grammar:
+def _bounded_text(max_tokens: int, closing: int, rules: LarkRules) -> str:
+    """At most so many tokens of text, none of them special, and the token `closing`."""
+    text = rules.rule(ANY, f"[max_tokens={max_tokens}]") if max_tokens else ""
+    return f"{text} <[{closing}]>"
+
+
+def _after_reasoning(
+    tool_format: ToolFormat, body: str, reasoning: Reasoning, rules: LarkRules, max_tokens: int | None
+) -> Grammar:
     if reasoning is Reasoning.CLOSED or tool_format.reasoning is None:
         return _grammar(rules, body)
     opening, closing = tool_format.reasoning
     body = f"{rules.terminal(_GAP)}? ({body})"
     opening_id, closing_id = rules.added_tokens.get(opening), rules.added_tokens.get(closing)
+    if max_tokens is not None:
+        assert opening_id is not None
+        assert closing_id is not None
+        thinking = _bounded_text(max_tokens, closing_id, rules)
+        # A prompt that has opened the reasoning may be followed by the opening once more.
+        before = f"<[{opening_id}]>? {thinking}" if reasoning is Reasoning.OPEN else f"(<[{opening_id}]> {thinking})?"
+        return _grammar(rules, f"{before} {body}")
     if closing_id is not None and reasoning is Reasoning.OPEN:
         return _grammar(rules, body, start_after=(closing_id,))
     if closing_id is not None and opening_id is not None:
