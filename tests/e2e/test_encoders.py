@@ -10,7 +10,7 @@ from openai import OpenAI
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from support.kube import Release
+from support.kube import Release, run
 from support.model_folders import config_map, pool
 from support.pooling_models import make_embedding_model
 from support.tiny_models import make_tiny_model
@@ -92,6 +92,10 @@ def test_scores_of_a_cross_encoder_are_those_of_transformers(
     assert [each["score"] for each in scores] == pytest.approx(expected, abs=1e-4)
     ranked = post(client, "/rerank", model="ranker", query=QUERY, documents=DOCUMENTS)["results"]
     assert [each["index"] for each in ranked] == sorted(range(len(DOCUMENTS)), key=lambda index: -expected[index])
+
+
+def test_helm_test_passes(release: Release) -> None:
+    run("helm", "test", release.name, "--namespace", release.namespace, "--timeout=5m", timeout=330)
 
 
 def post(client: OpenAI, path: str, **fields: Any) -> Any:

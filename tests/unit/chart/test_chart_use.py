@@ -77,15 +77,17 @@ def test_helm_test_is_scheduled_like_the_gateway() -> None:
 
 
 class FakeGateway(BaseHTTPRequestHandler):
-    """Answers every request with 200 and records its path and Authorization header."""
+    """Records the path and the Authorization header of every request. Answers with 200, on `refused` paths with 400."""
 
     requests: list[tuple[str, str | None]]
+    refused: dict[str, str]  # path -> code of the error
 
     def do_GET(self) -> None:
         self.requests.append((self.path, self.headers["Authorization"]))
-        self.send_response(200)
+        code = self.refused.get(self.path)
+        self.send_response(400 if code else 200)
         self.end_headers()
-        self.wfile.write(b'{"usage": {"completion_tokens": 1}}')
+        self.wfile.write(json.dumps({"error": {"code": code}} if code else {"usage": {"total_tokens": 1}}).encode())
 
     do_POST = do_GET
 
@@ -94,9 +96,10 @@ class FakeGateway(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+def fake_gateway(refused: dict[str, str]) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
     requests: list[tuple[str, str | None]] = []
-    with HTTPServer(("127.0.0.1", 0), type("Handler", (FakeGateway,), {"requests": requests})) as server:
+    handler = type("Handler", (FakeGateway,), {"requests": requests, "refused": refused})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -106,25 +109,44 @@ def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
             thread.join()
 
 
+def helm_test(url: str, keys: str = "/no/keys.json") -> subprocess.CompletedProcess[str]:
+    """Run the script of the test pod for the model `m`."""
+    script = lookup(render(), "Pod", "proa-test-builtin", "spec", "containers", 0, "args", 0)
+    command = [sys.executable, "-c", script.replace("/etc/proa/keys/keys.json", keys), url, "m"]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        (None, ("/v1/chat/completions", None)),
-        ({"name": "a", "key": "sesame"}, ("/v1/chat/completions", "Bearer sesame")),
+        (None, ("/v1/completions", None)),
+        ({"name": "a", "key": "sesame"}, ("/v1/completions", "Bearer sesame")),
         ({"name": "a", "sha256": "0" * 64}, ("/ready", None)),
     ],
 )
-def test_helm_test_sends_a_chat_request_or_checks_readiness_if_it_has_no_key(
+def test_helm_test_asks_for_text_or_checks_readiness_if_it_has_no_key(
     key: dict[str, str] | None, expected: tuple[str, str | None], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
     if key:
         keys.write_text(json.dumps({"keys": [key]}))
-    script = lookup(render(), "Pod", "proa-test-builtin", "spec", "containers", 0, "args", 0)
-    with fake_gateway() as (url, requests):
-        command = [sys.executable, "-c", script.replace("/etc/proa/keys/keys.json", str(keys)), url, "m"]
-        subprocess.run(command, check=True, capture_output=True)
+    with fake_gateway(refused={}) as (url, requests):
+        assert helm_test(url, str(keys)).returncode == 0
     assert requests == [expected]
+
+
+def test_helm_test_asks_models_without_text_for_values() -> None:
+    with fake_gateway(refused={"/v1/completions": "unsupported_task"}) as (url, requests):
+        assert helm_test(url).returncode == 0
+    assert [path for path, _ in requests] == ["/v1/completions", "/pooling"]
+
+
+def test_helm_test_fails_with_the_gateways_error() -> None:
+    with fake_gateway(refused={"/v1/completions": "engine_lost"}) as (url, requests):
+        done = helm_test(url)
+    assert done.returncode == 1
+    assert '/v1/completions: HTTP Error 400: Bad Request: {"error": {"code": "engine_lost"}}' in done.stderr
+    assert len(requests) == 1
 
 
 def test_helm_test_sends_a_request_to_every_pools_model() -> None:
