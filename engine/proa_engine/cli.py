@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
@@ -26,6 +27,8 @@ _PROGRAM = "engine"  # in lines of the log
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 1 for a failure, 2 for wrong arguments."""
     arguments = make_parser().parse_args(argv)
+    if os.path.expanduser("~") == "~":  # no HOME, and a user id that is not in /etc/passwd, as in containers
+        os.environ["HOME"] = tempfile.gettempdir()  # the hub's library and Triton keep their files in it
     # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
     signal.signal(signal.SIGTERM, _exit)
     status: int = arguments.run(arguments)

@@ -2,6 +2,7 @@
 without them. Does not import torch, which takes seconds."""
 
 import json
+import os
 from pathlib import Path
 
 from proa_engine.config import EngineConfig
@@ -13,7 +14,7 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
     """The folder whose generation_config.json is read for the model in `folder`. Raises ValueError."""
     if config.generation_config in ("auto", "vllm"):
         return folder
-    given = Path(config.generation_config).expanduser()
+    given = Path(os.path.expanduser(config.generation_config))  # that of `Path` raises if there is no such user
     if not (given / GENERATION_FILE).is_file():
         raise ValueError(f"generation_config {given} is neither auto nor vllm nor a folder with {GENERATION_FILE}")
     return given

@@ -6,6 +6,7 @@ ValueError with a sentence for the user, for adapters LoraNotFound. Does not imp
 """
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,7 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
         selection = Selection(needed, [LORA_CONFIG_FILE], [LORA_WEIGHTS_FILE])
     else:
         selection = Selection(needed, CONFIG_FILE_PATTERNS, WEIGHT_FILE_PATTERNS, INDEX_FILE, with_weights)
-    folder = Path(downloads.folder or HF_HUB_CACHE).expanduser()
+    folder = Path(os.path.expanduser(downloads.folder or HF_HUB_CACHE))  # that of `Path` raises without a home
     try:
         return DownloadCache(folder, downloads.max_bytes).fetch(
             ObjectFolder.open(url), selection, until_exit=not is_adapter

@@ -77,7 +77,8 @@ def _triton_cache() -> Path:
     """Return Triton's cache as Triton chooses it."""
     if folder := os.environ.get("TRITON_CACHE_DIR"):
         return Path(folder)
-    return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # `Path.home` raises for a user without one
+    return Path(home) / ".triton" / "cache"
 
 
 def _key(config: EngineConfig, cache: Path) -> str:

@@ -244,6 +244,10 @@ def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path
         ({"model": "./nowhere"}, "model folder ./nowhere does not exist"),
         ({"model": ""}, "model must not be empty"),
         ({"model": "~no-such-user/model"}, "~no-such-user/model cannot be read: there is no such user"),
+        (
+            {"model": "builtin", "generation_config": "~no-such-user"},
+            "generation_config ~no-such-user is neither auto nor",
+        ),
         ({"model": "s3://bucket/model", "revision": "v2"}, "revision v2: s3://bucket/model has no revisions"),
         ({"model": "http://host/model.tar"}, "http://host/model.tar is a URL, which is not supported: download the"),
         ({"model": "https://huggingface.co/a/b/tree/main"}, "is a page of the hub: give the id a/b"),

@@ -1,13 +1,16 @@
 """Flags are the fields of ServeOptions and EngineConfig; errors are one line without a traceback."""
 
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -153,6 +156,16 @@ def test_version(main: Callable[[list[str]], object], capsys: pytest.CaptureFixt
 
     assert not left.value.code
     assert capsys.readouterr().out.strip() == version("proa-engine") == version("proa-gateway")
+
+
+def test_a_user_without_a_home_keeps_caches_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> NoReturn:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", refuse)
+    assert main(["download", "--model", "/nowhere"]) == 1
+    assert Path.home() == Path(tempfile.gettempdir())
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """A start that finds the list of an earlier one needs no program that finds out which kernels to compile."""
 
+import pwd
 import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.compile_pool import CompilePool
-from proa_engine.worker.known_kernels import UNRELATED, KnownKernels
+from proa_engine.worker.known_kernels import UNRELATED, KnownKernels, _triton_cache
 from support.tiny_models import make_tiny_model
 
 KERNELS = ["one", "two"]
@@ -99,6 +100,18 @@ def test_a_folder_that_cannot_be_written_keeps_no_list(config: EngineConfig, cac
     (cache / "proa").write_text("a file")
     known.remember(90, KERNELS)
     assert known.count(90) is None
+
+
+def test_without_a_home_triton_s_cache_is_in_a_relative_folder_as_triton_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> NoReturn:
+        raise KeyError("uid not found")
+
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", refuse)
+    assert _triton_cache() == Path("~/.triton/cache")
 
 
 def test_a_pool_with_a_list_starts_no_program_until_a_kernel_is_missed(
