@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proa.contract import SamplingParams
+from proa.environment import value_of, variable_of
 from proa.options import add_options, check_options, from_arguments, option
 from proa_cli.bench import vllm
 from proa_engine.config import EngineConfig
@@ -49,13 +51,15 @@ def run(
     measure: Callable[[Options], None],
     **defaults: object,
 ) -> int:
-    """Measure with the flags of `kind`; returns the exit status. `defaults`: of fields of the engine's configuration
-    that have others here."""
+    """Measure with the flags of `kind` and their variables; returns the exit status. `defaults`: of fields of the
+    engine's configuration that have others here."""
     add_options(parser, kind)
-    parser.set_defaults(**{f"config.{name}": value for name, value in defaults.items()})
+    for name, value in defaults.items():
+        if value_of(variable_of(name), os.environ) is None:
+            parser.set_defaults(**{f"config.{name}": value})
     try:
         words = vllm.expanded(words, set(parser._option_string_actions))
-        measure(from_arguments(kind, parser.parse_args(words)))
+        measure(from_arguments(kind, parser.parse_args(words), os.environ))
     except ValueError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from proa.options import Parser, add_options, from_arguments
-from proa_cli.bench import vllm
+from proa_cli.bench import latency, vllm
 from proa_cli.bench.arrivals import Burstiness
+from proa_cli.bench.latency import LatencyOptions
 from proa_cli.bench.options import BenchServeOptions
 from proa_cli.main import main
 
@@ -85,6 +86,26 @@ def test_results_that_cannot_be_written_are_refused_before_the_engine_starts(
     assert main(["bench", name, "--model=builtin", f"--output-json={path}"]) == 1
     reason = f"--output-json {path}: there is no folder {path.parent}"
     assert capsys.readouterr().err == f"proa bench {name}: error: {reason}\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "expected"),
+    [
+        ({}, [], (256, False)),
+        ({"PROA_MAX_NUM_SEQS": "8", "PROA_ENABLE_PREFIX_CACHING": "1"}, [], (8, True)),
+        ({"PROA_MAX_NUM_SEQS": "8", "PROA_ENABLE_PREFIX_CACHING": ""}, ["--max-num-seqs=4"], (4, False)),
+    ],
+)
+def test_a_bench_of_the_engine_reads_the_variables_of_its_flags(
+    environment: dict[str, str], words: list[str], expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[LatencyOptions] = []
+    monkeypatch.setattr(latency, "_measure", measured.append)
+    for name, text in {"PROA_MODEL": "builtin", **environment}.items():
+        monkeypatch.setenv(name, text)
+    assert main(["bench", "latency", *words]) == 0
+    config = measured[0].config
+    assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("builtin", *expected)
 
 
 @pytest.mark.parametrize(
