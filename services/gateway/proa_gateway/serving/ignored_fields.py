@@ -37,7 +37,7 @@ class Refused:
 
 _FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))
 _PROCESSING = Refused("images are read as the model's own processor reads them")
-_TRANSFER = Refused("prefill and decode are not split between engines")
+_TRANSFER = Refused("the gateway itself chooses the engines for prefill and decode")
 _LORA = Refused("name the adapter as the model")
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
 THINKING_BUDGET = Refused("use /v1/chat/completions", neutral=(-1,))
@@ -51,7 +51,7 @@ REFUSED: Mapping[str, Refused] = {
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
     "kv_transfer_params": _TRANSFER,
-    "ec_transfer_params": _TRANSFER,
+    "ec_transfer_params": Refused("images are encoded in the engine that answers"),
     "return_weight_versions": Refused("the model's weights have no versions"),
     "routed_experts_prompt_start": _EXPERTS,
     "mm_processor_kwargs": _PROCESSING,
