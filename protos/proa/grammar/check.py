@@ -47,6 +47,7 @@ def clean(message: str) -> str:
     details = [line for line in lines[1:] if line.startswith("error: ")]
     if details:  # of a regular expression
         sentence = sentence.replace("(in regex): regex parse error:", "").strip()
+        sentence = sentence.replace("regex parse error:", "invalid regex")  # of a JSON schema, without its text
         sentence = f"{sentence}: {details[-1].removeprefix('error: ')}"
     sentence = re.sub(r"oneOf constraints are not supported\..*", _ONE_OF, sentence)
     sentence = re.sub(r"Unimplemented keys: \[(.*)\]", r"not supported: \1", sentence)

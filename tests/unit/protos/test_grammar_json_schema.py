@@ -128,6 +128,7 @@ def test_disjoint_schemas_of_one_of_are_held_strictly() -> None:
         ({"patternProperties": "é" * 120}, "patternProperties must be an object"),
         ({"const": "a\ud800"}, "unexpected end of hex escape"),
         ({"const": "a" * 262_144}, "at most 262144 bytes"),
+        ({"type": "string", "pattern": "(("}, "JSON schema: invalid regex: unclosed group$"),
         ({"pattern": "a" * 4097}, "a regular expression must be at most 4096 characters"),
         ({"patternProperties": {str(n) + "a" * 2000: {} for n in range(10)}}, "at most 16384 characters long together"),
         ({"patternProperties": {f"^a{n}$": {} for n in range(300)}}, "too many patternProperties"),
