@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 HELP = (
     "A flag that is not given is read from an environment variable: PROA_MAX_MODEL_LEN is --max-model-len. Switches "
     "are 1, 0, true or false. A flag that can be repeated has its values with commas between them, or as a JSON array; "
-    "the variable of a key has one. An empty variable counts as not set."
+    "the variable of a key has one, or a JSON array. An empty variable counts as not set."
 )
 PREFIX = "PROA_"
 _SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")

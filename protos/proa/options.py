@@ -325,7 +325,8 @@ def _read_variable(variable: str, text: str, declared: Option, hint: Any) -> Any
     try:
         parse = declared.parse or _parse_by_type(get_args(hint)[0] if is_tuple else hint)
         # A key may have commas, and clients send the variable as it is.
-        texts = split(text) if is_tuple and not is_secret(variable) else [text]
+        is_one = not is_tuple or (is_secret(variable) and not text.startswith('["'))
+        texts = [text] if is_one else split(text)
         value = tuple(map(parse, texts)) if is_tuple else parse(text)
     except ValueError as error:
         raise ValueError(f"{name} is not valid" if is_secret(variable) else f"{name}: {error}") from None

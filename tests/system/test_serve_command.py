@@ -84,6 +84,12 @@ class Run:
                 return
         raise AssertionError(f"{text!r} was never printed:\n" + "\n".join(self.lines))
 
+    def wait_until_started(self) -> None:
+        """Wait for both programs, of which either may be the later one."""
+        self.read_until("curl")
+        if not any(line.startswith("engine  | ") for line in self.lines):
+            self.read_until("engine  | ")
+
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -107,7 +113,7 @@ def run() -> Iterator[Run]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_stops_every_process(run: Run, number: signal.Signals) -> None:
-    run.read_until("curl")
+    run.wait_until_started()
     descendants = run.descendants()
     assert len(descendants) == 3
     run.process.send_signal(number)
@@ -119,6 +125,7 @@ def test_signal_stops_every_process(run: Run, number: signal.Signals) -> None:
 DRAINING_ENGINE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
+print("started", flush=True)
 while True:
     time.sleep(0.1)
 """
@@ -126,7 +133,7 @@ while True:
 
 def test_the_engine_drains_until_a_second_ctrl_c() -> None:
     run = Run(engine=DRAINING_ENGINE, drain_timeout=999.0)
-    run.read_until("curl")
+    run.wait_until_started()
     run.process.send_signal(signal.SIGINT)
     run.read_until("draining")  # the gateway has exited
     assert len(run.descendants()) == 1
@@ -192,11 +199,18 @@ def test_an_error_of_a_program_is_shown_once_as_the_reason() -> None:
     assert sum("no such model" in line for line in run.lines) == 1
 
 
+def test_the_command_gets_the_key_of_the_gateway() -> None:
+    run = Run("sh", "-c", "echo key $PROA_API_KEY", KNOWN_KEY="sk-1")
+    assert run.end() == 0
+    run.close()
+    assert run.lines[-1] == "command | key sk-1"
+
+
 def test_command_runs_when_ready_and_its_exit_stops_all() -> None:
     run = Run("sh", "-c", "echo done; exit 7")
     assert run.end() == 7
     run.close()
-    assert run.lines[-1] == "command | done"
+    assert [line for line in run.lines if not line.startswith("engine")][-1] == "command | done"
 
 
 def test_a_command_that_does_not_exist_is_the_reason() -> None:

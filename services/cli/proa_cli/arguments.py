@@ -143,14 +143,13 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
 
 
 def _pass_keys(keys: Sequence[_Given]) -> tuple[list[str], dict[str, str]]:
-    """The words and the variables by which the gateway gets keys. A variable has one key: several are words, and so is
-    one that the gateway's parser refuses."""
+    """The words of keys that the gateway's parser refuses, and the variables of the others."""
     words, variables = list[str](), dict[str, str]()
     for name in _KEYS:
         given = [word for flag in keys if flag.name == name for word in flag.words]
         values = [word.removeprefix(f"{name}=") for word in given if word != name]
-        if len(values) == 1 and values[0].isascii() and values[0].isprintable() and values[0].strip():
-            variables[variable_of(name)] = values[0]
+        if values and all(value.isascii() and value.isprintable() and value.strip() for value in values):
+            variables[variable_of(name)] = json.dumps(values)
         else:
             words += given
     return words, variables

@@ -23,14 +23,14 @@ class Gateway:
     def __init__(self, url: str, model: str, key: str = "") -> None:
         self.url = url
         self._model = model
-        self._key = key
+        self.key = key
         self._api = HttpApi(url, key)
 
     def is_ready(self) -> bool:
         return self._answers("/ready", timeout=1)
 
     def needs_key(self) -> bool:
-        return bool(self._key) or not self._answers("/v1/models", timeout=5)
+        return bool(self.key) or not self._answers("/v1/models", timeout=5)
 
     def example(self) -> tuple[str, dict[str, Any]]:
         """Path and body of the first of `EXAMPLES` that the model answers; of a chat if it answers none in time, or

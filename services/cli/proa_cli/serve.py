@@ -163,7 +163,7 @@ def _watch(
             announcement = f"ready after {time.monotonic() - started:.1f} s at {gateway.url}"
             if command:
                 output.own(announcement)
-                programs.append(_start_command(command, output))
+                programs.append(_start_command(command, gateway.key, output))
             elif isinstance(output, TextOutput):
                 output.own(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
                 _show_example(gateway)
@@ -174,10 +174,11 @@ def _watch(
     return 128 + stopping[0] if command else 0
 
 
-def _start_command(command: Sequence[str], output: Output) -> Program:
-    """Raises `_Failed`."""
+def _start_command(command: Sequence[str], key: str, output: Output) -> Program:
+    """Start the command, with the key that it needs to ask the gateway. Raises `_Failed`."""
+    keys = {variable_of("--api-key"): key} if key else {}
     try:
-        return Program("command", command, output)
+        return Program("command", command, output, environment={**os.environ, **keys})
     except OSError as error:
         raise _Failed(f"cannot run {command[0]}: {error.strerror}") from None
 

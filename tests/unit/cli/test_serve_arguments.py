@@ -89,7 +89,8 @@ def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> Non
         '--speculative-config={"method": "ngram", "num_speculative_tokens": 2}',
         "--max-num-seqs=4",
     )
-    assert arguments.gateway == ("--port=8002", "--api-key", "one", "two")
+    assert arguments.gateway == ("--port=8002",)
+    assert arguments.key_variables == {"PROA_API_KEY": '["one", "two"]'}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_key_is_no_word_of_the_gateway_which_all_users_can_read(words: list[st
     path = tmp_path / "serve.yaml"
     path.write_text("api-key: sk-1\noperator-key: sk-2\n")
     arguments = read_arguments(["/m", *words, f"--config={path}"], {"PROA_API_KEY": "sk-0"})
-    assert arguments.key_variables == {"PROA_API_KEY": "sk-1", "PROA_OPERATOR_KEY": "sk-2"}
+    assert arguments.key_variables == {"PROA_API_KEY": '["sk-1"]', "PROA_OPERATOR_KEY": '["sk-2"]'}
     assert arguments.gateway == ()
     assert "sk-" not in repr(arguments)
 

@@ -256,14 +256,15 @@ def test_errors_do_not_show_secrets() -> None:
         from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1"})
 
 
-def test_the_variable_of_keys_has_one_key() -> None:
+@pytest.mark.parametrize(("text", "keys"), [("sk-1,[2", ("sk-1,[2",)), ('["sk-1,", "sk-2"]', ("sk-1,", "sk-2"))])
+def test_the_variable_of_keys_has_one_key_or_an_array(text: str, keys: tuple[str, ...]) -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Keys:
         api_key: tuple[str, ...] = option((), "key; repeat for several")
 
     parser = Parser(prog="pytest")
     add_options(parser, Keys)
-    assert from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1,[2"}).api_key == ("sk-1,[2",)
+    assert from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": text}).api_key == keys
 
 
 def test_misspelled_variables_are_named() -> None:
