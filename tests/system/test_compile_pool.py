@@ -2,8 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,68 @@ def test_a_pool_ends_by_itself_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compile_pool, "_GRACE_SECONDS", 60.0)  # it imports torch first, on a loaded machine
     line = CompilePool(EngineConfig(model="builtin"), max_seconds=0.01).wait()
     assert line.endswith("the program was ended by SIGALRM, its limit is 0.01 s")
+
+
+COMPILE = """
+import time
+from proa_engine.config import EngineConfig
+from proa_engine.worker.compile_pool import CompilePool
+
+pool = CompilePool(EngineConfig(model="builtin"))
+pool.compile(90)
+print(pool._process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_pool_ends_with_an_engine_that_is_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", COMPILE], env=environment, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        program = int(engine.stdout.readline())
+        children = stop_compilation(program, tmp_path)
+        engine.kill()
+    wait_for_end([program, *children])
+
+
+def test_a_pool_that_is_closed_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the start closes it that fails."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    pool = CompilePool(EngineConfig(model="builtin"))
+    pool.compile(90)
+    assert pool._process is not None
+    children = stop_compilation(pool._process.pid, tmp_path)
+    pool.close()
+    wait_for_end(children)
+
+
+def stop_compilation(program: int, cache: Path) -> list[int]:
+    """Stop the program's children once they have begun to compile, so that they do not end by themselves. Returns their
+    process ids."""
+    deadline = time.monotonic() + 60.0
+    while not any(cache.glob("*/*.ttir")):
+        assert time.monotonic() < deadline, "no kernel was compiled"
+        time.sleep(0.05)
+    children = [int(pid) for pid in Path(f"/proc/{program}/task/{program}/children").read_text().split()]
+    assert children
+    for child in children:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(child, signal.SIGSTOP)
+    return children
+
+
+def wait_for_end(processes: Iterable[int]) -> None:
+    deadline = time.monotonic() + 10.0
+    while running := [pid for pid in processes if is_running(pid)]:
+        if time.monotonic() > deadline:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"processes {running} run on")
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty once it has ended, until it is waited for
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -7,7 +7,7 @@ the program ends if there is none.
 
 Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: the children take
 them from a queue and compile them, and then the C programs that launch them, into Triton's cache on disk. SIGALRM ends
-all of them after MAX_SECONDS.
+all of them after MAX_SECONDS; before that, the children end with this program, and it with the thread that started it.
 """
 
 import gc
@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, hash_triton, on_kernel, record
 from proa_engine.worker.meta_worker import run_starts
+from proa_engine.worker.spawn import exit_with, exit_with_parent
 
 _INDEX_BYTES = 2
 
@@ -35,6 +36,7 @@ _INDEX_BYTES = 2
 def main(num_processes: int, max_seconds: float) -> int:
     """Compile all variants. Print a line for each: its folder in the cache, and 1 if it was there. Returns the exit
     code."""
+    exit_with_parent()
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     gc.disable()  # it would find nothing to free in what is imported, and copy memory that children share
@@ -96,11 +98,13 @@ def _fork(work: Callable[[], object]) -> int:
     A child does not inherit the parent's timer, so its own is set to the time that is left.
     """
     seconds_left, _ = signal.getitimer(signal.ITIMER_REAL)
+    parent = os.getpid()
     child = os.fork()
     if child:
         return child
     signal.setitimer(signal.ITIMER_REAL, seconds_left)
     try:
+        exit_with(parent)
         work()
         os._exit(0)
     except BaseException as error:

@@ -19,6 +19,7 @@ import msgspec
 from proa_engine.config import EngineConfig
 from proa_engine.worker.host import available_cores
 from proa_engine.worker.known_kernels import KnownKernels
+from proa_engine.worker.spawn import PARENT_VARIABLE
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 _PROGRAM = "proa_engine.worker.compile_kernels"
@@ -45,7 +46,7 @@ class CompilePool:
     """Starts the program when it is constructed, unless an earlier start has left the list of its kernels. The program
     imports what it needs, then waits for `compile` or `close`.
 
-    Its processes end after `max_seconds`, even if this process has ended before.
+    Its processes end after `max_seconds`, and with the thread that started the program.
     """
 
     def __init__(self, config: EngineConfig, max_seconds: float = _MAX_SECONDS) -> None:
@@ -120,7 +121,12 @@ class CompilePool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_NUM_THREADS": "1",
+                PARENT_VARIABLE: str(os.getpid()),
+            },
         )
         _send(process, msgspec.json.encode(self._config))
         return process

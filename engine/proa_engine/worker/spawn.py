@@ -8,8 +8,8 @@ import sys
 
 from proa_engine.worker.host import available_cores, threads_per_rank
 
-# Process id of the process that spawned this program; not set in a sidecar.
-_PARENT_VARIABLE = "PROA_ENGINE_PID"
+# Process id of the process that started this program; not set in a sidecar.
+PARENT_VARIABLE = "PROA_ENGINE_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -21,15 +21,19 @@ def spawn(*arguments: str, ranks_here: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "proa_engine", *arguments],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": threads, _PARENT_VARIABLE: str(os.getpid())},
+        env={**os.environ, "OMP_NUM_THREADS": threads, PARENT_VARIABLE: str(os.getpid())},
     )
 
 
 def exit_with_parent() -> None:
-    """Have the kernel kill this process when the thread that spawned it ends, even while it is stopped by SIGSTOP. Does
-    nothing in a process that `spawn` did not start."""
-    if (parent := os.environ.get(_PARENT_VARIABLE)) is None:
-        return
+    """End this program with the thread that started it (`exit_with`). Does nothing if `PARENT_VARIABLE` is not set."""
+    if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
+        exit_with(int(parent))
+
+
+def exit_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread of process `parent` that started it ends, even while it is
+    stopped by SIGSTOP. Processes that this one forks do not inherit that."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         raise SystemExit(1)
