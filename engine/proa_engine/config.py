@@ -128,7 +128,9 @@ class EngineConfig:
         parse=parse_count,
         minimum=2,  # a prompt token and an output token
     )
-    max_num_seqs: int = option(256, "maximum requests running at once", minimum=1)
+    # A row of a CUDA grid for each, and some hundred more, of which there are at most 65,535. Their tokens together,
+    # those of shared prefixes counted for each, must be fewer than 2**31: `decode_plan` adds them as int32.
+    max_num_seqs: int = option(256, "maximum requests running at once", minimum=1, maximum=65_000)
     max_num_batched_tokens: int = option(
         8192, "maximum tokens computed in one step, such as 8K", parse=parse_count, minimum=1
     )

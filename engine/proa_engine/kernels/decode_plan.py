@@ -50,7 +50,8 @@ def plan_decodes(
     width: int = 1,
     slot_mapping: torch.Tensor | None = None,
 ) -> DecodePlan:
-    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each.
+    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each. The
+    rows' tokens together must be fewer than 2**31.
 
     `slot_mapping` [num_rows * width] int64 is -1 for query tokens that are padding, whose keys may not be there.
     """

@@ -78,7 +78,7 @@ _SAME = (
     | rows(Kind.SAME, "at most 256", "--max-lora-rank")
     | rows(Kind.SAME, "default: 4", "--max-loras")
     | rows(Kind.SAME, "default: 8192 on every device", "--max-num-batched-tokens")
-    | rows(Kind.SAME, "default: 256", "--max-num-seqs")
+    | rows(Kind.SAME, "default: 256; at most 65,000", "--max-num-seqs")
     | rows(Kind.SAME, "default: 1", "--mm-processor-cache-gb")
     | rows(
         Kind.SAME,

@@ -18,6 +18,7 @@ from proa_engine.json_configs import SpeculativeConfig
         ("block_size", 0, "block_size must be at least 1, got 0"),
         ("block_size", 24, "block_size must be a power of two, got 24"),
         ("block_size", 1024, "block_size must be at most 512, got 1024"),
+        ("max_num_seqs", 65_536, "max_num_seqs must be at most 65000, got 65536"),
         ("dtype", "float8", "dtype must be one of auto, float32, float, float16, half, bfloat16, got float8"),
         ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, float32, .*, fp8_e4m3, got fp8_e5m2"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority, got lifo"),
