@@ -141,7 +141,8 @@ class EngineConfig:
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "size of the KV cache in bytes, such as 20G (default: as large as fits into memory)",
+        "size of the KV cache in bytes, such as 20G (default: as large as fits into memory). No memory is measured: "
+        "the weights, the largest step and CUDA graphs must fit beside it",
         parse=parse_count,
         minimum=1,
     )
