@@ -8,7 +8,7 @@ for: {{ index . 2 }}
 labels:
   {{- $labels := dict "severity" (index . 3) "namespace" $root.Release.Namespace "release" $root.Release.Name }}
   {{- if gt (len .) 5 }}{{ $labels = merge $labels (index . 5) }}{{ end }}
-  {{- toYaml (mergeOverwrite $labels $root.Values.prometheusRule.alertLabels) | nindent 2 }}
+  {{- toYaml (mergeOverwrite $labels ($root.Values.prometheusRule.alertLabels | default dict)) | nindent 2 }}
 annotations:
   summary: {{ index . 4 | quote }}
   {{- with $root.Values.prometheusRule.runbookUrl }}
@@ -22,7 +22,7 @@ annotations:
 {{- range $overrides := .Values.engines | default (dict "builtin" dict) -}}
 {{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides) -}}
 {{- $model := include "proa.engine.modelName" $pool -}}
-{{- $least := ternary $pool.keda.minReplicas (ternary $pool.autoscaling.minReplicas $pool.replicas $pool.autoscaling.enabled) $pool.keda.enabled -}}
+{{- $least := ternary $pool.keda.minReplicas (ternary $pool.autoscaling.minReplicas $pool.replicas ($pool.autoscaling.enabled | default false)) ($pool.keda.enabled | default false) -}}
 {{- $_ := set $models $model (and (eq (int $least) 0) (ne (toString (get $models $model)) "false")) -}}
 {{- end -}}
 {{- toYaml $models -}}

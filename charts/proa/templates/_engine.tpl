@@ -116,7 +116,7 @@ not set is at most the limit. Context: the pool */ -}}
 {{- define "proa.engine.downloads" -}}
 {{- $remote := `^([A-Za-z0-9][^:]*|(s3a?|gs|az|abfss?)://.+)$` -}}
 {{- if and (ne .model "builtin") (regexMatch $remote .model) }}yes{{ end -}}
-{{- range ternary .lora.modules list .lora.enabled -}}
+{{- range ternary .lora.modules list (.lora.enabled | default false) -}}
 {{- if regexMatch $remote .path }}yes{{ end -}}
 {{- end -}}
 {{- end -}}
@@ -165,7 +165,7 @@ not set is at most the limit. Context: the pool */ -}}
 {{- $arguments := list -}}
 {{- range $overrides := .Values.engines | default (dict "builtin" dict) -}}
 {{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides) -}}
-{{- range ternary $pool.lora.modules list $pool.lora.enabled -}}
+{{- range ternary $pool.lora.modules list ($pool.lora.enabled | default false) -}}
 {{- $module := dict "name" .name "path" .path "base_model_name" (include "proa.engine.modelName" $pool) -}}
 {{- $arguments = append $arguments (printf "--lora-modules=%s" (toJson $module)) -}}
 {{- end -}}

@@ -21,7 +21,7 @@ proa/pool: {{ . | quote }}
 {{- define "proa.labels" -}}
 {{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version -}}
 {{- $own := dict "helm.sh/chart" $chart "app.kubernetes.io/managed-by" .root.Release.Service "app.kubernetes.io/version" .root.Chart.AppVersion -}}
-{{- toYaml (merge (fromYaml (include "proa.selector" .)) $own (.extra | default dict) .root.Values.commonLabels) -}}
+{{- toYaml (merge (fromYaml (include "proa.selector" .)) $own (.extra | default dict) (.root.Values.commonLabels | default dict)) -}}
 {{- end -}}
 
 {{- define "proa.serviceAccountName" -}}
@@ -49,7 +49,7 @@ proa/pool: {{ . | quote }}
 
 {{- /* proa.otel: (dict "root" $ "service" "proa-gateway") */ -}}
 {{- define "proa.otel" -}}
-{{- range $name, $value := merge (dict) .root.Values.otel (dict "OTEL_SERVICE_NAME" .service) -}}
+{{- range $name, $value := merge (dict) (.root.Values.otel | default dict) (dict "OTEL_SERVICE_NAME" .service) -}}
 - {name: {{ $name }}, value: {{ $value | toString | quote }}}
 {{ end }}
 {{- end -}}

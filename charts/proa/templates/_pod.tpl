@@ -2,7 +2,7 @@
 
 {{- /* Labels and annotations: (dict "root" $ "of" .Values.gateway "component" "gateway" "pool" $name "extra" dict) */ -}}
 {{- define "proa.podMetadata" -}}
-labels: {{- include "proa.labels" (merge (dict "extra" (merge (dict) (.extra | default dict) .of.podLabels)) .) | nindent 2 }}
+labels: {{- include "proa.labels" (merge (dict "extra" (merge (dict) (.extra | default dict) (.of.podLabels | default dict))) .) | nindent 2 }}
 {{- with .of.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -31,7 +31,7 @@ securityContext: {{- include "proa.withoutNulls" .of.podSecurityContext | ninden
 {{- with .of.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with concat .of.tolerations (.tolerations | default list) }}
+{{- with concat (.of.tolerations | default list) (.tolerations | default list) }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
@@ -59,7 +59,7 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 terminationMessagePolicy: FallbackToLogsOnError # `kubectl describe` shows why a container failed
 securityContext:
   {{- $default := ternary (dict "readOnlyRootFilesystem" .readOnly) dict (hasKey . "readOnly") }}
-  {{- include "proa.withoutNulls" (mergeOverwrite $default (deepCopy .of.securityContext)) | nindent 2 }}
+  {{- include "proa.withoutNulls" (mergeOverwrite $default (deepCopy (.of.securityContext | default dict))) | nindent 2 }}
 {{- $names := list -}}
 {{- range .of.env }}{{ $names = append $names .name }}{{ end }}
 env:

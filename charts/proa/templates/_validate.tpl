@@ -1,3 +1,16 @@
+{{- /* Reject values without one that templates need, as --reuse-values leaves them after an upgrade of the chart */ -}}
+{{- define "proa.validateValues" -}}
+{{- range $path := include "proa.requiredValues" . | trim | splitList "\n" -}}
+{{- $node := $.Values -}}
+{{- range splitList "." $path -}}
+{{- if not (hasKey $node .) -}}
+{{- fail (printf "the value %s is missing: it was set to null, or --reuse-values kept the values of a chart version without it; use helm upgrade --reset-then-reuse-values." $path) -}}
+{{- end -}}
+{{- $node = get $node . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Reject values that cannot work in any pool */ -}}
 {{- define "proa.validate" -}}
 {{- $name := include "proa.fullname" . -}}
@@ -58,7 +71,7 @@
 {{- end -}}
 {{- $resources := include "proa.engine.resources" $pool | fromYaml -}}
 {{- with ($resources.limits | default dict).memory -}}
-{{- $images := ternary 0 $pool.images.processorCacheGb $pool.images.languageModelOnly -}}
+{{- $images := ternary 0 $pool.images.processorCacheGb ($pool.images.languageModelOnly | default false) -}}
 {{- $host := include "proa.engine.hostCacheGb" $pool | float64 -}}
 {{- $taken := addf (include "proa.bytes" $pool.shmSize | float64) (mulf (addf $images $host) 1073741824) -}}
 {{- if gt $taken (include "proa.bytes" . | float64) -}}
@@ -97,7 +110,7 @@
 {{- if and $pool.lora.maxCpuLoras (lt (int $pool.lora.maxCpuLoras) (int $pool.lora.maxLoras)) -}}
 {{- fail (printf "%s lora.maxCpuLoras is less than lora.maxLoras." $at) -}}
 {{- end -}}
-{{- if gt (len $pool.lora.modules) (int ($pool.lora.maxCpuLoras | default (mul 4 (int $pool.lora.maxLoras)))) -}}
+{{- if gt (len ($pool.lora.modules | default list)) (int ($pool.lora.maxCpuLoras | default (mul 4 (int $pool.lora.maxLoras)))) -}}
 {{- fail (printf "%s lora.modules has more adapters than lora.maxCpuLoras, by default 4 times lora.maxLoras." $at) -}}
 {{- end -}}
 {{- $names := list -}}

@@ -63,6 +63,20 @@ def test_the_schema_rejects_a_misspelled_key_at_every_path() -> None:
     assert [path for path in VALUES if VALIDATOR.is_valid(nested(f"{path}Typo", {}))] == []
 
 
+@needs_helm
+def test_the_chart_renders_without_all_values_that_are_not_required() -> None:
+    required = set((CHART / "templates" / "_required.tpl").read_text().split())
+
+    def without(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        found = {key: f"{prefix}{key}" for key in values if f"{prefix}{key}" not in required}
+        objects = {key: value for key, value in values.items() if isinstance(value, dict) and key not in found}
+        return dict.fromkeys(found) | {key: without(value, f"{prefix}{key}.") for key, value in objects.items()}
+
+    switches = {"prometheusRule", "monitoring", "dashboards"}
+    objects = render(without(DEFAULTS) | {f"{each}.enabled": True for each in switches})
+    assert {"PrometheusRule", "PodMonitor", "ConfigMap"} <= {kind for kind, _ in objects}
+
+
 def test_readme_and_schema_are_generated_from_the_values() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "chart-docs", "--check"], check=True)
 

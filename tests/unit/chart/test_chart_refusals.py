@@ -197,6 +197,15 @@ def test_a_wrong_value_is_rejected_with_a_sentence(values: dict[str, Any], sente
     assert sentence in done.stderr
 
 
+@pytest.mark.parametrize("path", ["gateway.images", "gateway.scaleFromZero.timeoutSeconds"])
+def test_values_of_an_older_chart_are_rejected_with_what_to_do(path: str) -> None:
+    """With null, Helm removes a default, as `helm upgrade --reuse-values` does with those of new values."""
+    assert (
+        f"the value {path} is missing: it was set to null, or --reuse-values kept the values of a chart version "
+        "without it; use helm upgrade --reset-then-reuse-values" in template({path: None}).stderr
+    )
+
+
 def test_gpu_claims_are_rejected_before_kubernetes_1_34() -> None:
     done = template(CLAIMED, "--kube-version=1.33.4")
     assert (
