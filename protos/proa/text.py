@@ -147,6 +147,8 @@ class TextStream:
         self._held += self._detokenizer.finish()
         if self._ends:
             self._ends[-1] = len(self._held)
+        else:  # the token of an incomplete character was counted with whole ones that it begins with
+            self._counted = len(self._held)
         delta = self._release() if self._stop else TextDelta("", 0)
         if delta.stop_string is None:
             delta = TextDelta(delta.text + self._held, delta.num_tokens + len(self._ends))

@@ -31,8 +31,9 @@ def vocabulary_of(name: str) -> Vocabulary:
 
 @cache
 def letters() -> Vocabulary:
-    """Token i is the i-th of these characters; token 26 is the first byte of é, 27 the second."""
-    alphabet = {chr(ord("a") + i): i for i in range(26)} | {"Ã": 26, "©": 27}
+    """Token i is the i-th of these characters; token 26 is the first byte of é, 27 the second, 28 an a before the
+    first."""
+    alphabet = {chr(ord("a") + i): i for i in range(26)} | {"Ã": 26, "©": 27, "aÃ": 28}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     return Vocabulary(tokenizer)
@@ -156,6 +157,40 @@ def test_published_vectors_hold(stop: list[str], tokens: list[int], deltas: str)
     got = run(TextStream(letters(), stop=stop), tokens)
     text = " ".join(f"{delta.text}/{delta.num_tokens}" for delta in got)
     assert text + (f", stopped by {got[-1].stop_string}" if got[-1].stop_string else "") == deltas
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 2])
+@pytest.mark.parametrize("stop", ["zz", "ax", "\ufffdx", "a\ufffdx"])
+def test_an_incomplete_character_behind_whole_ones_in_a_token_is_released(stop: str, min_tokens: int) -> None:
+    at_end = run(TextStream(letters(), stop=[stop], min_tokens=min_tokens), [1, 28])
+    assert total(at_end) == TextDelta("ba\ufffd", 2)
+    stream = TextStream(letters(), stop=[stop], min_tokens=min_tokens)
+    assert total([stream.push([28]), stream.boundary()]) == TextDelta("a\ufffd", 1)
+    assert total([stream.push([28]), stream.push([27]), stream.finish()]) == TextDelta("aé", 2)
+    assert TextStream(letters(), stop=[stop], context=[26]).finish([0], stop_token=True) == TextDelta("\ufffd", 1)
+
+
+def test_a_stop_string_that_ends_with_an_incomplete_character_cuts_its_token() -> None:
+    assert total(run(TextStream(letters(), stop=["\ufffd"]), [28])) == TextDelta("a", 1, "\ufffd")
+    assert total(run(TextStream(letters(), stop=["a\ufffd"]), [1, 28])) == TextDelta("b", 1, "a\ufffd")
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 380), max_size=30),
+    stop=st.text(alphabet="ae é\ufffd", min_size=1, max_size=2),
+    min_tokens=st.integers(0, 3),
+    sizes=st.lists(st.integers(0, 5), max_size=8),
+)
+def test_a_stop_string_cuts_the_text_of_any_byte_level_ids_and_changes_nothing_else(
+    token_ids: list[int], stop: str, min_tokens: int, sizes: list[int]
+) -> None:
+    vocabulary = vocabulary_of("byte-level")
+    whole = total(run(TextStream(vocabulary), token_ids))
+    cut = total(run(TextStream(vocabulary, stop=[stop], min_tokens=min_tokens), token_ids, sizes))
+    if cut.stop_string is None:
+        assert cut == whole
+    else:
+        assert whole.text.startswith(cut.text + stop)
 
 
 def test_tokens_after_a_stop_string_are_ignored() -> None:
