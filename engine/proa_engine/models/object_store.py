@@ -6,7 +6,8 @@ The library is obstore, the binding of Rust's object_store: one package of 16 MB
 rank and each start reads the bucket again. obstore does not show the stores' digest headers: see `object_download` for
 what is checked.
 
-Endpoint and credentials come from the environment (AWS_*, GOOGLE_*, AZURE_*), then from the workload's identity.
+Endpoint and credentials come from the environment (AWS_*, GOOGLE_*, AZURE_*), those of S3 then from the files of
+`aws configure`, then from the workload's identity.
 """
 
 import os
@@ -16,16 +17,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
 from typing import Any, Self
+from urllib.parse import quote
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
-from proa_engine.models import daemon_threads
+from proa_engine.models import aws_files, daemon_threads
 from proa_engine.models.object_urls import store_of
 
 _CREDENTIALS = {
-    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "Google Cloud Storage": "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
     "Azure Blob Storage": (
         "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
@@ -90,11 +92,21 @@ class ObjectFolder:
     @classmethod
     def open(cls, url: str) -> Self:
         """`url`: SCHEME://BUCKET/PREFIX, or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX. Sends no request."""
+        _check_url(url)
         # Endpoints are https unless the user names one that is not.
         client: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "60s", "timeout": "3600s"}
         retries: Any = {"max_retries": 5, "retry_timeout": timedelta(minutes=3)}
+        options: Any = {}
+        if store_of(url) == "S3":
+            try:
+                profile = aws_files.read_profile(os.environ)
+                options = aws_files.store_options(os.environ, profile)
+                if authorities := aws_files.read_authorities(os.environ, profile):
+                    client["root_certificate"] = authorities
+            except ValueError as error:
+                raise ObjectStoreError(f"{url}: {error}") from error
         try:
-            return cls(url, from_url(url, client_options=client, retry_config=retries))
+            return cls(url, from_url(url, config=options, client_options=client, retry_config=retries))
         except (BaseError, ValueError, OSError) as error:
             raise explain(url, error) from error
 
@@ -160,6 +172,23 @@ def explain(url: str, error: BaseException) -> ObjectStoreError:
     if status >= 500 or "HTTP error" in text or isinstance(error, TimeoutError):
         return StoreUnreachable(f"{url}: the store cannot be reached: {_reason(text, details)}{_endpoint(store)}")
     return ObjectStoreError(f"{url} could not be read: {_reason(text, details)}")
+
+
+def _check_url(url: str) -> None:
+    """Raise ObjectStoreError for parts that the library would ignore. The message leaves them out: they may be keys."""
+    known, mark, _ = re.split(r"([?#]|$)", url, maxsplit=1)
+    if mark:
+        raise ObjectStoreError(
+            f"{known}{mark}…: nothing can follow {mark} in the URL of a bucket: versions of objects cannot be chosen, "
+            f"credentials are read from the environment, and a {mark} in a name is written {quote(mark)}"
+        )
+    scheme, _, path = known.partition("://")
+    bucket, colon, _ = path.partition("/")[0].partition(":")
+    if colon:
+        raise ObjectStoreError(
+            f"{scheme}://{bucket}:…: a bucket has neither a port nor a password: the store's address "
+            "and credentials are read from the environment"
+        )
 
 
 def _version(meta: Any) -> str:

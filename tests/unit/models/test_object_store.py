@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from obstore.exceptions import GenericError
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraNotFound
@@ -59,6 +59,8 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):  # of who runs the tests
+        monkeypatch.setenv(name, "/nowhere")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_without_credentials_the_variables_are_named(monkeypatch: pytest.MonkeyP
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    sentence = "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true"
+    sentence = "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_S"
     with pytest.raises(ObjectStoreError, match=sentence):
         ObjectFolder.open(URL).files()
 
@@ -123,6 +125,29 @@ def test_a_container_without_an_account_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ObjectStoreError, match="az://c/model names no account: set AZURE_STORAGE_ACCOUNT_NAME"):
         resolve_model("az://c/model")
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("s3://bucket/model?versionId=1", r"s3://bucket/model\?…: nothing can follow \? .* is written %3F$"),
+        ("gs://bucket/model#1", "gs://bucket/model#…: nothing can follow # in the URL of a bucket: .* is written %23$"),
+        ("s3://host:9000/bucket", "s3://host:…: a bucket has neither a port nor a password: the store's address and"),
+        ("s3://key:secret@bucket/model", "s3://key:…: a bucket has neither a port nor a password"),
+    ],
+)
+def test_parts_of_a_url_that_would_be_ignored_are_refused(url: str, sentence: str) -> None:
+    with pytest.raises(ObjectStoreError, match=sentence) as raised:
+        resolve_model(url)
+    assert not any(part in str(raised.value) for part in ("versionId", "secret", "9000"))
+    with pytest.raises(LoraNotFound, match=sentence):
+        resolve_lora(url)
+
+
+def test_marks_in_the_names_of_objects_are_written_with_percent() -> None:
+    opened = ObjectFolder.open("s3://bucket/a%3Fb%23c")
+    assert isinstance(opened._store, S3Store)
+    assert opened._store.prefix == "a?b#c"
 
 
 @pytest.mark.parametrize("file", [ObjectFile("a", 3, "0"), ObjectFile("a", 4, "1"), ObjectFile("b", 3, "1")])
