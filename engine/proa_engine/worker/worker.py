@@ -206,8 +206,8 @@ class Worker:
         """What engines must have in common to exchange blocks, of the weights that were loaded at the start. Once
         computed it is kept, since it reads a part of every tensor's file."""
         assert self._loaded is not None
-        layers, dtype = self._loaded.model.cache_layers(), self._placement.cache_dtype
-        return cache_fingerprint(self._config, self._folder, layers, self._plan, dtype)
+        layers, placement = self._loaded.model.cache_layers(), self._placement
+        return cache_fingerprint(self._config, self._folder, layers, self._plan, placement.dtype, placement.cache_dtype)
 
     def take_disk_folder(self) -> str | None:
         """Choose a folder in `kv_disk_path` for the ranks of this engine, and lock it until `shutdown`. Rank 0 alone.
