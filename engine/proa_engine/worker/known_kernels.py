@@ -62,8 +62,11 @@ class KnownKernels:
         with suppress(OSError):  # no space is left: the next start does without
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"unfinished-{uuid4()}")
-            unfinished.write_text("".join(f"{entry}\n" for entry in entries))
-            unfinished.replace(path)
+            try:
+                unfinished.write_text("".join(f"{entry}\n" for entry in entries))
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
 
     def forget(self, capability: int) -> None:
         with suppress(OSError):  # the folder may be read-only

@@ -1,5 +1,7 @@
 """A start that finds the list of an earlier one needs no program that finds out which kernels to compile."""
 
+import errno
+import os
 import pwd
 import subprocess
 from dataclasses import fields, replace
@@ -112,6 +114,19 @@ def test_without_a_home_triton_s_cache_is_in_a_relative_folder_as_triton_has_it(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", refuse)
     assert _triton_cache() == Path("~/.triton/cache")
+
+
+def test_a_full_disk_leaves_no_file(config: EngineConfig, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownKernels(config)
+    known.forget(90)
+
+    def fill(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    known.remember(90, KERNELS)
+    assert not list((cache / "proa").iterdir())
 
 
 def test_a_pool_with_a_list_starts_no_program_until_a_kernel_is_missed(
