@@ -19,6 +19,7 @@ from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_int import pack_experts
 from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.layers.expert_refusals import unordered_experts
 from proa_engine.layers.side_by_side import load_side_by_side
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -56,10 +57,7 @@ class IntMethod:
     def expert_weight(self, projections: Sequence[Projection]) -> IntWeight:
         """Gate and up of an expert, or down. Raises ValueError if the format has no experts."""
         if self.in_groups_of_any_inputs:
-            raise ValueError(
-                f"{projections[0].weights.prefix}: experts quantized by {self.name} with desc_act or actorder group, "
-                "so that the inputs of a group do not lie together, are not supported"
-            )
+            raise unordered_experts(projections[0].weights.prefix, self.name)
         return merge_outputs([self._weight(projection) for projection in projections])
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:

@@ -13,6 +13,7 @@ from proa_engine.kernels.int8 import HIGHEST, LOWEST, NUM_STEPS, Int8Form
 from proa_engine.kernels.int8_linear import Int8Linear
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.layers.expert_refusals import asymmetric_experts
 from proa_engine.layers.linear import take_weight
 from proa_engine.layers.scaled_matrices import Tensors, make_scaled_experts, take_input_scale, take_scales
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, StackedExperts
@@ -45,10 +46,7 @@ class StoredInt8:
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
         if not self.symmetric:
-            raise ValueError(
-                f"{down[0].weights.prefix}: experts with asymmetric activations in 8-bit integers are not supported; "
-                "supported: symmetric ones"
-            )
+            raise asymmetric_experts(down[0].weights.prefix)
         forms = self._form([each for pair in gate_up for each in pair]), self._form(down)
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
         return make_scaled_experts(matrices, forms, Int8Linear, held)

@@ -23,7 +23,6 @@ from proa_engine.models.folders import (
     weight_files,
 )
 from proa_engine.models.generation_config import generation_folder
-from proa_engine.models.quantization.formats import OnlineFp8Format
 from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
 from proa_engine.models.safetensors_headers import read_header, read_headers
@@ -38,7 +37,7 @@ from proa_engine.models.sources import (
 from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, read_gpus, runs_on_cpu
 from proa_engine.preflight.ports import check_address
 from proa_engine.preflight.tokenizers import check_vocabulary, read_tokenizer
-from proa_engine.preflight.weights import check_tensors, least_bytes
+from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
 from proa_engine.worker.arena_memory import existing_bytes
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
@@ -126,9 +125,9 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
     if dtype == "auto":
         dtype = "float32" if is_cpu else stored_dtype(model.fields)
     quantization = read_quantization(model.fields.get("quantization_config"), config.quantization)
-    quantizes = isinstance(quantization.format, OnlineFp8Format)
-    # Of the ranks, which divide the weights, one has an equal share or more.
-    share = least_bytes(tensors, model.fields, dtype=dtype, quantizes=quantizes) // config.num_ranks
+    check_experts(tensors, quantization)
+    least = least_bytes(tensors, model.fields, dtype=dtype, quantization=quantization, on_cpu=is_cpu is True)
+    share = least // config.num_ranks  # of the ranks, which divide the weights, one has an equal share or more
     if is_cpu:
         memory, cache = read_memory(), config.kv_offloading_path
         if cache is not None:  # this engine takes over what an earlier one has left there

@@ -4,14 +4,27 @@ names, types and shapes.
 Only what all decoders of the registry share is checked here. All tensors are checked when they are loaded.
 """
 
+import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
+from proa_engine.layers.expert_refusals import asymmetric_experts, unordered_experts
+from proa_engine.models.quantization.formats import (
+    GptqFormat,
+    Int8Format,
+    OnlineFp8Format,
+    PackQuantizedFormat,
+    PluginFormat,
+    Quantization,
+)
 from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor
 from proa_engine.models.text_prefix import text_prefix
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+_QUANTIZED = ("weight", "weight_packed", "qweight")  # the last part of the names of numbers; gpt-oss: `*_blocks`
+_FIRST_EXPERT = re.compile(r"(.+\.experts\.0\.\w+)\.(?:weight|weight_packed|qweight)")
 _SHOWN = 5
 
 
@@ -43,25 +56,61 @@ def _check_layers(tensors: Mapping[str, Tensor], prefix: str, fields: Mapping[st
     if count is None:
         return
     found = {name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)}
-    missing = [number for number in range(count) if str(number) not in found]
+    # Not all of them, because a wrong count may be a billion.
+    missing = list(islice((number for number in range(count) if str(number) not in found), _SHOWN + 1))
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
         raise ValueError(f"{wrong}: num_hidden_layers is {count}, but layers {shown} have no tensors")
 
 
-def least_bytes(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, dtype: str, quantizes: bool) -> int:
+def check_experts(tensors: Mapping[str, Tensor], quantization: Quantization) -> None:
+    """Raise ValueError if experts are stored in a format that only other matrices can have. Of each layer the first
+    expert is checked."""
+    for name in tensors:
+        if found := _FIRST_EXPERT.fullmatch(name):
+            match quantization.format_of(found[1]):
+                case GptqFormat(group_size=int(), desc_act=True):
+                    raise unordered_experts(found[1], "gptq")
+                case PackQuantizedFormat(group_order=True):
+                    raise unordered_experts(found[1], "compressed-tensors")
+                case Int8Format(symmetric=False):
+                    raise asymmetric_experts(found[1])
+
+
+def least_bytes(
+    tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, dtype: str, quantization: Quantization, on_cpu: bool
+) -> int:
     """The bytes of the decoder's weights in memory, at least: without the LM head, image encoders, and layers behind
-    the last one. Floating-point numbers are converted to `dtype`, one of `EngineConfig.dtype`, or to 8 bits if the
-    engine `quantizes` the weights."""
+    the last one. Floating-point numbers are converted to `dtype`, one of `EngineConfig.dtype`. On a GPU they are
+    converted to 8 bits if the engine quantizes them, and quantized matrices are held as they are stored; on a CPU these
+    are held dequantized, without their scales and zeros."""
     decoder = text_prefix(tensors.__contains__).decoder
     inner = f"{decoder}.".lstrip(".")
-    of_float = 1 if quantizes else _BYTES[dtype]
-    num_layers = fields.get("num_hidden_layers", 0)
+    num_layers, of_float = fields.get("num_hidden_layers", 0), _BYTES[dtype]
+    formats = [quantization.format, *(rule.format for rule in quantization.rules)]
+    dequantizes = on_cpu and not any(isinstance(each, PluginFormat) for each in formats)
+    if dequantizes:
+        bits = max((each.bits for each in formats if isinstance(each, GptqFormat | PackQuantizedFormat)), default=4)
+        item_bytes = {"I8": 4, "F8_E4M3": 4, "U8": 8, "I32": 32 // bits * of_float}
+    else:
+        of_float = 1 if isinstance(quantization.format, OnlineFp8Format) else of_float
+        item_bytes = ITEM_BYTES
+    item_bytes = item_bytes | dict.fromkeys(FLOATS, of_float)
     return sum(
-        tensor.size * (of_float if tensor.dtype in FLOATS else ITEM_BYTES.get(tensor.dtype, 0))
+        tensor.size * item_bytes.get(tensor.dtype, 0)
         for name, tensor in tensors.items()
-        if name.startswith(inner) and _layer_of(name.removeprefix(inner)) < num_layers
+        if name.startswith(inner)
+        and _layer_of(name.removeprefix(inner)) < num_layers
+        and not (dequantizes and _belongs_to_matrix(name, tensor))
     )
+
+
+def _belongs_to_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is not a weight, but says what the numbers of a quantized matrix stand for."""
+    last = name.rpartition(".")[2]
+    if tensor.dtype in FLOATS:
+        return "scale" in last
+    return last not in _QUANTIZED and not last.endswith("_blocks")
 
 
 def _layer_of(name: str) -> int:

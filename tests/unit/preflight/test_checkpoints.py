@@ -17,6 +17,8 @@ from proa_engine.models.checkpoint import FLOATS as LOADED_FLOATS
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import read_config, text_fields, weight_files
 from proa_engine.models.loader import load_model
+from proa_engine.models.quantization.formats import Quantization
+from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
 from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
@@ -24,6 +26,9 @@ from proa_engine.preflight import check_start
 from proa_engine.preflight.weights import FLOATS, least_bytes
 from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
+
+QUANTIZED_FOLDER = Path(__file__).parents[2] / "data/quantized"
+QUANTIZED = sorted(folder.name for folder in QUANTIZED_FOLDER.iterdir() if folder.is_dir())
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +64,7 @@ def test_of_weights_only_headers_are_read(good: Path, tmp_path: Path) -> None:
     check_start(EngineConfig(model=str(folder)))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma3_text", "qwen3_next"])
-def test_memory_of_weights_is_not_overestimated(architecture: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, architecture)
+def loaded_bytes(folder: Path) -> int:
     model = load_model(
         folder,
         ModelConfig.from_folder(folder),
@@ -70,14 +73,32 @@ def test_memory_of_weights_is_not_overestimated(architecture: str, tmp_path: Pat
         parallel=ParallelContext(),
         report=lambda line: None,
     )
-    loaded = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
+
+def estimate(folder: Path, dtype: str = "float32", quantization: str | None = None, *, on_cpu: bool = True) -> int:
     tensors, fields = read_headers(weight_files(folder)), text_fields(read_config(folder))
-    least = least_bytes(tensors, fields, dtype="float32", quantizes=False)
+    stored_as = read_quantization(fields.get("quantization_config"), quantization)
+    return least_bytes(tensors, fields, dtype=dtype, quantization=stored_as, on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma3_text", "qwen3_next"])
+def test_memory_of_weights_is_not_overestimated(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture)
+    loaded, least = loaded_bytes(folder), estimate(folder)
 
     assert 0.3 * loaded < least <= loaded  # a small weight is held twice
-    assert least_bytes(tensors, fields, dtype="bfloat16", quantizes=False) == least // 2
-    assert least_bytes(tensors, fields, dtype="bfloat16", quantizes=True) == least // 4
+    assert estimate(folder, "bfloat16") == estimate(folder, "bfloat16", "fp8") == least // 2
+    assert estimate(folder, "bfloat16", "fp8", on_cpu=False) == least // 4
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_are_counted_as_they_are_held(name: str) -> None:
+    folder = QUANTIZED_FOLDER / name
+    loaded, least = loaded_bytes(folder), estimate(folder)
+
+    assert 0.25 * loaded < least <= loaded  # a small weight is held twice, and of mixed bits the most count
+    assert estimate(folder, on_cpu=False) < 0.7 * least
 
 
 def test_layers_that_are_not_loaded_take_no_memory() -> None:
@@ -88,7 +109,9 @@ def test_layers_that_are_not_loaded_take_no_memory() -> None:
         "lm_head.weight": Tensor("BF16", (10, 4), 0),
     }
 
-    assert least_bytes(tensors, {"num_hidden_layers": 1}, dtype="float16", quantizes=False) == 10 * 4 * 2 + 8 * 4
+    fields = {"num_hidden_layers": 1}
+    least = least_bytes(tensors, fields, dtype="float16", quantization=Quantization(None), on_cpu=False)
+    assert least == 10 * 4 * 2 + 8 * 4
 
 
 @pytest.mark.parametrize("name", ["fp8, blocks", "awq"])
@@ -97,6 +120,36 @@ def test_quantized_folders_pass(name: str, tmp_path: Path) -> None:
     quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT_FORMATS)[name])
 
     check_start(EngineConfig(model=str(quantized)))
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "fields", "reason"),
+    [
+        ("gptqmodel-experts-4bit", "", {"desc_act": True}, "experts quantized by gptq with desc_act or actorder group"),
+        (
+            "llmcompressor-experts-w4a16-asym",
+            "weights",
+            {"actorder": "group"},
+            "experts quantized by compressed-tensors with desc_act or actorder group",
+        ),
+        (
+            "llmcompressor-experts-w8a8",
+            "input_activations",
+            {"symmetric": False},
+            "experts with asymmetric activations in 8-bit integers are not supported",
+        ),
+    ],
+)
+def test_experts_of_a_format_without_experts_are_refused(
+    name: str, part: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(QUANTIZED_FOLDER / name, tmp_path / "model")
+    quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (quantization["config_groups"]["group_0"][part] if part else quantization).update(fields)
+    edit_json(folder / "config.json", quantization_config=quantization)
+
+    with pytest.raises(ValueError, match=rf"experts\.0\.\w+: {reason}"):
+        check_start(EngineConfig(model=str(folder)))
 
 
 def test_types_of_unquantized_weights_are_those_that_can_be_loaded() -> None:
