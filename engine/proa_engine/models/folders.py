@@ -103,10 +103,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The content of a file; None if there is no such file. Raises ValueError for a Git LFS pointer."""
+    """The content of a file; None if there is no such file. Raises ValueError for a Git LFS pointer or a link to a file
+    that does not exist."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        _refuse_broken_link(path)
         return None
     except IsADirectoryError as error:
         raise ValueError(f"{path} is a folder, not a file") from error
@@ -122,6 +124,14 @@ def refuse_lfs_pointer(path: Path, beginning: bytes) -> None:
         raise ValueError(f"{path} is a pointer of Git LFS, not the file itself; get the files with `git lfs pull`")
 
 
+def _refuse_broken_link(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{path} is a link to {path.readlink()}, which does not exist; of a model in the hub's cache, give the id, "
+            "or copy or mount its folder models--… whole"
+        )
+
+
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
     """Return the tokenizer's files by name. Empty without a folder, or without a tokenizer.json in it."""
     files = {} if folder is None else read_files(folder)
@@ -135,6 +145,8 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(index.get("weight_map"), Mapping):
             raise ValueError(f"{folder / INDEX_FILE} has no weight_map")
         names = sorted(set(map(str, index["weight_map"].values())))
+        for name in names:
+            _refuse_broken_link(folder / name)
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
@@ -142,6 +154,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     single = folder / "model.safetensors"
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        _refuse_broken_link(path)
     if not paths:
         raise ValueError(f"{folder} holds no *.safetensors weights{_other_weights(folder)}")
     return paths
@@ -199,6 +213,11 @@ def _check_types(fields: Any) -> None:
         # Models whose layers all have experts may say that the size of the others is 0.
         if type(size) is not int or size < (name != "intermediate_size"):
             raise ValueError(f"{name} in config.json must be a whole number above zero, got {size!r}")
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    for name in ("rms_norm_eps", "rope_theta", "factor"):
+        value = rope.get(name) if name == "factor" else rope.get(name, fields.get(name))
+        if not isinstance(value, int | float | list | None):  # a list: by layer
+            raise ValueError(f"{name} in config.json must be a number, got {value!r}")
     _check_eos(fields, "config.json")
 
 

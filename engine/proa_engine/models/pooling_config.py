@@ -13,6 +13,7 @@ from typing import Any
 
 from proa.contract import PoolingTask
 from proa_engine.json_configs import PoolerConfig
+from proa_engine.models.folders import read_file, read_json
 
 # sentence-transformers' names, and the older field that is true for each.
 LEGACY_FIELDS = {
@@ -90,12 +91,18 @@ class EmbeddingModules:
 def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
     """Read `modules.json`. None if the folder has none, or if the model is not for embeddings."""
     path = folder / "modules.json"
-    if not path.is_file():
+    if (data := read_file(path)) is None:
         return None
-    modules = sorted(json.loads(path.read_text()), key=lambda module: int(module["idx"]))
-    names = [str(module["type"]).rpartition(".")[2] for module in modules]
+    try:
+        modules = sorted(json.loads(data), key=lambda module: int(module["idx"]))
+        names = [str(module["type"]).rpartition(".")[2] for module in modules]
+        folders = [folder / module["path"] for module in modules]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a list of modules ({type(error).__name__}: {error})") from error
     if names[:2] == ["Transformer", "Dense"] and {*names[1:]} <= {"Dense", "Normalize"}:
-        return _read_late_interaction(folder, modules)
+        dense = [_read_dense(each) for each, name in zip(folders, names, strict=True) if name == "Dense"]
+        # Modules that PyLate has saved, without a pooling: embeddings of tokens, of length 1.
+        return EmbeddingModules(PoolingKind.ALL, tuple(dense), True, _max_tokens(folders[0]))
     if "Pooling" not in names:
         return None
     if names[:2] != ["Transformer", "Pooling"]:
@@ -103,21 +110,14 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
             f"the modules {', '.join(names)} are not supported; the first two must be Transformer, Pooling"
         )
     dense, normalizes = [], False
-    for module, name in zip(modules[2:], names[2:], strict=True):
+    for each, name in zip(folders[2:], names[2:], strict=True):
         if name == "Dense" and not normalizes:
-            dense.append(_read_dense(folder / module["path"]))
+            dense.append(_read_dense(each))
         elif name == "Normalize":
             normalizes = True
         else:
             raise ValueError(f"the module {name} of modules.json is not supported; supported: Dense, then Normalize")
-    kind = _read_kind(json.loads((folder / modules[1]["path"] / "config.json").read_text()))
-    return EmbeddingModules(kind, tuple(dense), normalizes, _max_tokens(folder / modules[0]["path"]))
-
-
-def _read_late_interaction(folder: Path, modules: list[dict[str, Any]]) -> EmbeddingModules:
-    """Read modules that PyLate has saved: without a pooling. Embeddings of tokens have length 1."""
-    dense = [_read_dense(folder / each["path"]) for each in modules if str(each["type"]).endswith("Dense")]
-    return EmbeddingModules(PoolingKind.ALL, tuple(dense), True, _max_tokens(folder / modules[0]["path"]))
+    return EmbeddingModules(_read_kind(_config(folders[1])), tuple(dense), normalizes, _max_tokens(folders[0]))
 
 
 def colbert_modules(folder: Path, shape: Sequence[int]) -> EmbeddingModules:
@@ -208,7 +208,7 @@ def _read_kind(config: Mapping[str, Any]) -> PoolingKind:
 
 
 def _read_dense(folder: Path) -> DenseConfig:
-    config = json.loads((folder / "config.json").read_text())
+    config = _config(folder)
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise ValueError(f"the activation {activation} of {folder.name} is not supported")
@@ -218,7 +218,14 @@ def _read_dense(folder: Path) -> DenseConfig:
     return DenseConfig(folder, config["in_features"], config["out_features"], config.get("bias", True), activation)
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """The configuration of a module that `modules.json` lists."""
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise ValueError(f"{folder}, a module of modules.json, has no config.json; was it copied or downloaded?")
+    return config
+
+
 def _max_tokens(folder: Path) -> int | None:
-    path = folder / "sentence_bert_config.json"
-    length = json.loads(path.read_text()).get("max_seq_length") if path.is_file() else None
+    length = (read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
     return None if length is None else int(length)

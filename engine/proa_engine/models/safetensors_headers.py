@@ -13,7 +13,7 @@ import msgspec
 from proa_engine.models.folders import refuse_lfs_pointer
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-# Bytes of a value. Of a type that is not here, the size of tensors is not checked.
+# Bytes of a value
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -37,7 +37,6 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """Raises KeyError for a type that is not in `ITEM_BYTES`."""
         return self.size * ITEM_BYTES[self.dtype]
 
 
@@ -53,7 +52,7 @@ _entry_decoder = msgspec.json.Decoder(_Entry)
 
 def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
     """The tensors of all files, by name. Raises ValueError for a file whose header is invalid, or that is shorter or
-    longer than its header says."""
+    longer than its header says, or that has a type of numbers which no engine loads."""
     tensors: dict[str, Tensor] = {}
     for path in paths:
         tensors |= read_header(path)
@@ -94,7 +93,9 @@ def _check_offsets(path: Path, tensors: dict[str, _Entry], data_bytes: int) -> N
     for name, entry in tensors.items():
         first, last = entry.data_offsets
         item_bytes = ITEM_BYTES.get(entry.dtype)
-        if first < 0 or last < first or (item_bytes is not None and last - first != prod(entry.shape) * item_bytes):
+        if item_bytes is None:
+            raise ValueError(f"{path}: {name} is stored as {entry.dtype}; supported: {', '.join(ITEM_BYTES)}")
+        if first < 0 or last < first or last - first != prod(entry.shape) * item_bytes:
             raise ValueError(
                 f"{path} is not a readable safetensors file: {name} has {last - first:,} bytes, which are not those of "
                 f"{entry.dtype} {_shown(entry.shape)}"

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gptq in 3 bits": (gptq(bits=3), "bits 3 is not supported"),
     "gptq with LM head": (gptq(lm_head=True), "lm_head True is not supported"),
     "gptq in marlin's layout": (gptq(checkpoint_format="marlin"), "checkpoint_format marlin is not supported"),
-    "gptq with a wrong group size": (gptq(group_size=None), "cannot be read"),
+    "gptq with a wrong group size": (gptq(group_size=None), "group_size None is not supported; supported: -1"),
     "fp8 in e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt e5m2 is not supported"),
     "torchao": ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "fp8"),
     "bitsandbytes nf4": (BITSANDBYTES | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "take .* awq or gptq"),

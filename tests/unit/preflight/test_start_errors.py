@@ -48,6 +48,14 @@ def configure(**fields: Any) -> Break:
     return apply
 
 
+def link(name: str, target: str) -> Break:
+    def apply(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return apply
+
+
 def unset(name: str) -> Break:
     def apply(folder: Path) -> None:
         fields = json.loads((folder / "config.json").read_text())
@@ -219,6 +227,34 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "index names absent files": (
         write("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
         "lacks 1 of 1 files that its index names: b.safetensors",
+    ),
+    "index names a broken link": (
+        both(
+            write("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
+            link("b.safetensors", "../../blobs/0"),
+        ),
+        "b.safetensors is a link to ../../blobs/0, which does not exist; of a model in the hub's cache, give the id",
+    ),
+    "weights are a broken link": (link("model.safetensors", "../../blobs/0"), "model.safetensors is a link to ../../"),
+    "config is a broken link": (link("config.json", "../../blobs/0"), "config.json is a link to ../../blobs/0, which"),
+    "tokenizer is a broken link": (link("tokenizer.json", "../../blobs/0"), "tokenizer.json is a link to ../../blobs"),
+    "type of numbers that is not loaded": (
+        edit_entry("model.norm.weight", dtype="C64", shape=[32]),
+        "model.safetensors: model.norm.weight is stored as C64; supported: BOOL, U8,",
+    ),
+    "a billion layers": (configure(num_hidden_layers=10**9), "but layers 2, 3, 4, 5, 6, … have no tensors"),
+    "epsilon is a text": (configure(rms_norm_eps="1e-6"), "rms_norm_eps in config.json must be a number, got '1e-6'"),
+    "rotary base is a text": (
+        configure(rope_parameters={"rope_type": "default", "rope_theta": "1e4"}),
+        "rope_theta in config.json must be a number, got '1e4'",
+    ),
+    "quantization in groups of none": (
+        configure(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 0}),
+        "quantization with group_size 0 is not supported; supported: -1, or a multiple of 32",
+    ),
+    "quantization except for a number": (
+        configure(quantization_config={"quant_method": "fp8", "modules_to_not_convert": [3]}),
+        "modules_to_not_convert in quantization_config must be a list of names, got [3]",
     ),
     "index without a map": (write("model.safetensors.index.json", "{}"), "index.json has no weight_map"),
 }

@@ -7,7 +7,7 @@ name of a class of modules, of which here only `Linear` exists. Names come befor
 from collections.abc import Mapping
 from typing import Any
 
-from proa_engine.models.quantization.fields import entries, only, reads_fp8_kv_cache
+from proa_engine.models.quantization.fields import entries, group_size, only, reads_fp8_kv_cache
 from proa_engine.models.quantization.formats import (
     BlockFp8Format,
     Format,
@@ -106,7 +106,7 @@ def _pack_quantized(weights: Mapping[str, Any], inputs: object) -> Format:
     only("actorder in weights", weights.get("actorder"), (None, "weight", "static", "group", "dynamic"))
     return PackQuantizedFormat(
         weights["num_bits"],
-        int(weights["group_size"]) if weights["strategy"] == "group" else None,
+        group_size(weights) if weights["strategy"] == "group" else None,
         symmetric=weights.get("symmetric", True),
         group_order=weights.get("actorder") in ("group", "dynamic"),
     )

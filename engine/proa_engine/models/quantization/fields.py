@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_GROUP_UNIT = 32  # inputs, as in `kernels.int_weights`, which imports torch
+
 
 def only(field: str, value: object, supported: Sequence[object]) -> None:
     """Raise ValueError if the field has another value than these."""
@@ -13,14 +15,24 @@ def only(field: str, value: object, supported: Sequence[object]) -> None:
 
 
 def entries(stored: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
-    """The entries of several lists, each of which may be missing."""
-    return tuple(entry for field in fields for entry in stored.get(field) or ())
+    """The entries of several lists of names, each of which may be missing."""
+    found = []
+    for field in fields:
+        listed = stored.get(field) or []
+        if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+            raise ValueError(f"{field} in quantization_config must be a list of names, got {listed!r}")
+        found += listed
+    return tuple(found)
 
 
 def group_size(stored: Mapping[str, Any]) -> int | None:
     """None: a group is a whole column."""
-    size = int(stored.get("group_size", 128))
-    return None if size == -1 else size
+    size = stored.get("group_size", 128)
+    if not str(size).lstrip("-").isdigit() or (int(size) != -1 and (int(size) < 1 or int(size) % _GROUP_UNIT)):
+        raise ValueError(
+            f"quantization with group_size {size} is not supported; supported: -1, or a multiple of {_GROUP_UNIT}"
+        )
+    return None if int(size) == -1 else int(size)
 
 
 def reads_fp8_kv_cache(scheme: Any) -> bool:
