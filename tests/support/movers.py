@@ -216,7 +216,7 @@ def make_job(
     state: int = NO_STATE,
     needs_checkpoint: bool = False,
     copied: int = 0,
-    wait_ms: int = 100,
+    wait_ms: int = 20_000,
     since: float = 0.0,
     num_ranks: int = 1,
 ) -> FetchJob:
@@ -237,7 +237,7 @@ def make_job(
     )
 
 
-def blocks_request(chain: Sequence[bytes], *, needs_checkpoint: bool = False, wait_ms: int = 100) -> BlocksRequest:
+def blocks_request(chain: Sequence[bytes], *, needs_checkpoint: bool = False, wait_ms: int = 20_000) -> BlocksRequest:
     """What a mover of the fingerprint sends for a job."""
     return BlocksRequest(
         fingerprint=FINGERPRINT,

@@ -62,11 +62,13 @@ def compute(source: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, 
     return results
 
 
-def fetch(target: Engine, source: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Result]:
-    """Run requests whose blocks the source has."""
+def fetch(
+    target: Engine, source: Engine, requests: Sequence[EngineCoreRequest], wait_ms: int = 20_000
+) -> dict[str, Result]:
+    """Run requests whose blocks the source has, or does not get within `wait_ms`."""
     transfer = source.executor.kv_transfer
     assert transfer is not None
-    kv_source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=500)
+    kv_source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=wait_ms)
     return run(target, [replace(each, kv_source=kv_source) for each in requests])
 
 
@@ -81,7 +83,7 @@ def test_a_request_with_an_adapter_fetches_the_blocks_that_its_adapter_made(tmp_
     requests = [replace(request(f"with {name}", PROMPT, GREEDY), lora_name=name) for name in ("", adapter.name)]
     with pair(model, enable_lora=True, lora_modules=lora_modules(tmp_path, adapter)) as (first, second):
         computed = compute(first, requests[1:])
-        assert cached(fetch(second, first, requests[:1])) == {"with ": 0}
+        assert cached(fetch(second, first, requests[:1], wait_ms=500)) == {"with ": 0}
         fetched = fetch(second, first, requests[1:])
         assert cached(fetched) == {"with all": 96}
         assert tokens(fetched) == tokens(computed)
