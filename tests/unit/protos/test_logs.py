@@ -133,7 +133,7 @@ class Broken:
     def __del__(self): raise ValueError("in a destructor")
 Broken()
 async def run():
-    task = asyncio.create_task(asyncio.to_thread(fail)); await asyncio.sleep(0.2); del task; gc.collect()
+    task = asyncio.create_task(asyncio.to_thread(fail)); await asyncio.wait([task]); del task; gc.collect()
 asyncio.run(run())
 raise RuntimeError("at the end")
 """
