@@ -125,7 +125,7 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
     if dtype == "auto":
         dtype = "float32" if is_cpu else stored_dtype(model.fields)
     quantization = read_quantization(model.fields.get("quantization_config"), config.quantization)
-    check_experts(tensors, quantization)
+    check_experts(tensors, model.fields, quantization)
     least = least_bytes(tensors, model.fields, dtype=dtype, quantization=quantization, on_cpu=is_cpu is True)
     share = least // config.num_ranks  # of the ranks, which divide the weights, one has an equal share or more
     if is_cpu:

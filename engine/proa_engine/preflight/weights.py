@@ -5,7 +5,7 @@ Only what all decoders of the registry share is checked here. All tensors are ch
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from proa_engine.layers.expert_refusals import asymmetric_experts, unordered_exp
 from proa_engine.models.quantization.formats import (
     GptqFormat,
     Int8Format,
+    Mxfp4Format,
     OnlineFp8Format,
     PackQuantizedFormat,
     PluginFormat,
@@ -25,6 +26,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _QUANTIZED = ("weight", "weight_packed", "qweight")  # the last part of the names of numbers; gpt-oss: `*_blocks`
 _FIRST_EXPERT = re.compile(r"(.+\.experts\.0\.\w+)\.(?:weight|weight_packed|qweight)")
+_STACKED_EXPERTS = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj)\w*")
 _SHOWN = 5
 
 
@@ -63,11 +65,17 @@ def _check_layers(tensors: Mapping[str, Tensor], prefix: str, fields: Mapping[st
         raise ValueError(f"{wrong}: num_hidden_layers is {count}, but layers {shown} have no tensors")
 
 
-def check_experts(tensors: Mapping[str, Tensor], quantization: Quantization) -> None:
+def check_experts(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], quantization: Quantization) -> None:
     """Raise ValueError if experts are stored in a format that only other matrices can have. Of each layer the first
     expert is checked."""
-    for name in tensors:
-        if found := _FIRST_EXPERT.fullmatch(name):
+    for name, _ in _of_decoder(tensors, fields):
+        if found := _STACKED_EXPERTS.fullmatch(name):
+            if not isinstance(quantization.format_of(found[1]), Mxfp4Format | OnlineFp8Format | PluginFormat | None):
+                raise ValueError(
+                    f"{name}: quantized experts in one tensor are supported only in gpt-oss's mxfp4; take a version of "
+                    "the model whose experts have their own tensors, or the unquantized one with quantization fp8"
+                )
+        elif found := _FIRST_EXPERT.fullmatch(name):
             match quantization.format_of(found[1]):
                 case GptqFormat(group_size=int(), desc_act=True):
                     raise unordered_experts(found[1], "gptq")
@@ -84,9 +92,7 @@ def least_bytes(
     the last one. Floating-point numbers are converted to `dtype`, one of `EngineConfig.dtype`. On a GPU they are
     converted to 8 bits if the engine quantizes them, and quantized matrices are held as they are stored; on a CPU these
     are held dequantized, without their scales and zeros."""
-    decoder = text_prefix(tensors.__contains__).decoder
-    inner = f"{decoder}.".lstrip(".")
-    num_layers, of_float = fields.get("num_hidden_layers", 0), _BYTES[dtype]
+    of_float = _BYTES[dtype]
     formats = [quantization.format, *(rule.format for rule in quantization.rules)]
     dequantizes = on_cpu and not any(isinstance(each, PluginFormat) for each in formats)
     if dequantizes:
@@ -98,10 +104,8 @@ def least_bytes(
     item_bytes = item_bytes | dict.fromkeys(FLOATS, of_float)
     return sum(
         tensor.size * item_bytes.get(tensor.dtype, 0)
-        for name, tensor in tensors.items()
-        if name.startswith(inner)
-        and _layer_of(name.removeprefix(inner)) < num_layers
-        and not (dequantizes and _belongs_to_matrix(name, tensor))
+        for name, tensor in _of_decoder(tensors, fields)
+        if not (dequantizes and _belongs_to_matrix(name, tensor))
     )
 
 
@@ -111,6 +115,15 @@ def _belongs_to_matrix(name: str, tensor: Tensor) -> bool:
     if tensor.dtype in FLOATS:
         return "scale" in last
     return last not in _QUANTIZED and not last.endswith("_blocks")
+
+
+def _of_decoder(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the decoder, without those of layers behind the last one."""
+    inner = f"{text_prefix(tensors.__contains__).decoder}.".lstrip(".")
+    num_layers = fields.get("num_hidden_layers", 0)
+    for name, tensor in tensors.items():
+        if name.startswith(inner) and _layer_of(name.removeprefix(inner)) < num_layers:
+            yield name, tensor
 
 
 def _layer_of(name: str) -> int:

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
 from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
 from proa_engine.preflight import check_start
-from proa_engine.preflight.weights import FLOATS, least_bytes
+from proa_engine.preflight.weights import FLOATS, check_experts, least_bytes
 from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
@@ -150,6 +151,19 @@ def test_experts_of_a_format_without_experts_are_refused(
 
     with pytest.raises(ValueError, match=rf"experts\.0\.\w+: {reason}"):
         check_start(EngineConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [({"quant_method": "fp8"}, True), ({"quant_method": "fp8", "ignored_layers": ["experts"]}, False)],
+)
+def test_quantized_experts_in_one_tensor_are_refused(fields: dict[str, Any], is_refused: bool, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "gpt_oss")
+    tensors, config = read_headers(weight_files(folder)), read_config(folder)
+    sentence = r"layers\.0\.mlp\.experts\.\w+: quantized experts in one tensor are supported only in gpt-oss's mxfp4"
+
+    with pytest.raises(ValueError, match=sentence) if is_refused else nullcontext():
+        check_experts(tensors, config, read_quantization(fields, None))
 
 
 def test_types_of_unquantized_weights_are_those_that_can_be_loaded() -> None:
