@@ -4,7 +4,9 @@
 Installs each quantizer into an environment of its own (build/quantizers), has it quantize the built-in model and a
 random mixture of experts into every scheme of `quantizer_writers/`, and compares: the perplexity and the logits that
 the library's own code gives in float32, and Proa's. Prints a line for each checkpoint: both perplexities, or the
-sentence by which Proa refuses it. Exits with 1 if a perplexity is not the library's.
+sentence by which Proa refuses it. Exits with 1 if the perplexity of the built-in model is not the library's. A random
+mixture has a perplexity of thousands, which rounded activations change by several tenths of a percent, so its logits
+are compared.
 
 With --fixtures FOLDER, it writes the checkpoints of tests/data/quantized anew, of models with one small layer.
 """
@@ -41,6 +43,7 @@ WRITERS = {  # and what each needs installed
     "autoround": ("auto-round",),
 }
 TOLERANCE = 0.003  # of a perplexity, relative to the library's
+LOGITS_TOLERANCE = 0.1  # of a random mixture's logits: their mean difference, in standard deviations of the library's
 CALIBRATION_SEED = 77
 FIXTURES: dict[str, dict[str, tuple[str, ...]]] = {  # of each writer and base, the schemes kept as small checkpoints
     "llmcompressor": {
@@ -63,10 +66,7 @@ class Row:
     theirs: float
     ours: float | None  # None: refused
     text: str  # the difference of logits, or the refusal
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.ours is not None and abs(self.ours / self.theirs - 1) > TOLERANCE
+    is_wrong: bool = False
 
 
 def main() -> int:
@@ -178,7 +178,12 @@ def compare_one(folder: Path, texts: Texts) -> Row:
 
     near = min((theirs.full, theirs.weights), key=lambda logits: distance(logits.kept))
     which = "with its activations" if near is theirs.full else "with plain activations"
-    return Row(folder.name, near.perplexity, ours.perplexity, f"{which}; logits differ by {distance(near.kept):.5f}")
+    error = distance(near.kept)
+    if "-moe-" in folder.name:
+        is_wrong = error > LOGITS_TOLERANCE * float(near.kept.std())
+    else:
+        is_wrong = abs(ours.perplexity / near.perplexity - 1) > TOLERANCE
+    return Row(folder.name, near.perplexity, ours.perplexity, f"{which}; logits differ by {error:.5f}", is_wrong)
 
 
 def write_fixtures(folder: Path, writers: list[str]) -> None:
