@@ -108,6 +108,26 @@ def wait_for_models(port: int, names: Collection[str], seconds: float = 30.0) ->
         time.sleep(0.05)
 
 
+def wait_for_engines(port: int, count: int, seconds: float = 30.0) -> None:
+    """Wait until a gateway is connected to so many engines: with one it is ready."""
+    deadline = time.monotonic() + seconds
+    while num_sessions(port) < count:
+        assert time.monotonic() < deadline, f"the gateway is not connected to {count} engines"
+        time.sleep(0.05)
+
+
+def num_sessions(port: int) -> float:
+    """The engines to which a gateway is connected."""
+    from support.scrape import Scrape
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        return Scrape(connection.getresponse().read().decode()).value("proa_gateway_sessions")
+    finally:
+        connection.close()
+
+
 def served_models(port: int) -> set[str]:
     """The models of a gateway."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from proa_gateway.config import Deadlines
-from support.processes import engine_process, fake_engine_process, free_port, gateway_process
+from support.processes import engine_process, fake_engine_process, free_port, gateway_process, wait_for_engines
 
 LIMIT = 2.0  # seconds from the end of the engine to the end of the stream
 ROUTE = "/v1/chat/completions"
@@ -107,6 +107,7 @@ def test_the_other_engine_takes_over_the_streams_and_the_next_requests() -> None
         gateway_process(first_address, "--engine", second_address) as (_, port),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
+        wait_for_engines(port, 2)
         with client.stream("POST", ROUTE, json=body()) as one, client.stream("POST", ROUTE, json=body()) as other:
             streams = [events(one), events(other)]  # each engine has one of them
             for stream in streams:

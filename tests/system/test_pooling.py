@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import proa_engine.builtin
-from support.processes import engine_process, gateway_process
+from support.processes import engine_process, gateway_process, wait_for_engines
 
 MODEL = Path(proa_engine.builtin.__file__).parent / "model"
 ENGINE = ("--model=builtin", "--max-num-batched-tokens=1024")
@@ -95,19 +95,14 @@ def test_no_request_is_lost_when_an_engine_is_killed(url: str) -> None:
         engine_process(*ENGINE, env=ONE_THREAD) as (_, second),
         gateway_process(first, "--engine", second) as (_, port),
     ):
+        wait_for_engines(port, 2)
         assert_same(asyncio.run(ask_and_kill(f"http://127.0.0.1:{port}", victim.pid)), alone)
 
 
 async def ask_and_kill(url: str, pid: int) -> list[Any]:
     """Ask for all while the engine with this process id dies."""
-    asking = asyncio.create_task(ask_all(url))
-    async with httpx.AsyncClient(base_url=url) as client:
-        while num_running(await client.get("/metrics")) < CLIENTS // 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    return await asking
-
-
-def num_running(page: httpx.Response) -> float:
-    name = "proa_gateway_requests_in_flight "
-    return next(float(line.removeprefix(name)) for line in page.text.splitlines() if line.startswith(name))
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        asking = [asyncio.ensure_future(client.post(path, json=fields)) for path, fields in map(body, range(CLIENTS))]
+        await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(pid, signal.SIGKILL)
+        return [result(answer) for answer in await asyncio.gather(*asking)]
