@@ -164,6 +164,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "takes no value, got")  # such as --enforce-eager=true
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _shown(self, unknown: Sequence[str]) -> Iterator[str]:

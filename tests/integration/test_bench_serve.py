@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from proa_cli.bench import serve
 from proa_cli.bench.client import Call, Sample, open_session, send
 from proa_cli.bench.load import Load, Measured, run_load
 from proa_cli.bench.options import DatasetOptions
@@ -399,6 +401,16 @@ def test_a_server_that_lists_no_model_gets_the_reason_and_what_to_do(
     command.server.handler = always(json.dumps({"error": message}).encode(), status)
     assert command.run(f"--base-url={command.server.url}{path}") == 1
     assert capsys.readouterr().err == f"proa bench serve: error: {reason.replace('URL', command.server.url)}\n"
+
+
+def test_a_server_that_does_not_answer_is_given_up(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "_LIST_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert command.run(f"--base-url={url}") == 1
+    assert capsys.readouterr().err == f"proa bench serve: error: {url}/v1/models does not answer within 0.1 s\n"
 
 
 @pytest.mark.parametrize(

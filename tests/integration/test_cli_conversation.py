@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proa_cli import http_api
 from proa_cli.main import main
 
 MODELS = {"data": [{"id": "first"}, {"id": "second"}]}
@@ -151,6 +153,25 @@ def test_a_failure_is_one_line(
 def test_a_wrong_address_is_named(url: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", url, "-q", "hi"]) == 1
     assert capsys.readouterr().err == f"proa: error: {reason}\n"
+
+
+def test_an_empty_pipe_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert chat(server) == 1
+    assert capsys.readouterr().err == "proa: error: the standard input has no message\n"
+    assert not server.requests
+
+
+def test_a_server_that_does_not_list_its_models_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_api, "_LIST_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["chat", f"--url={url}/v1", "-q", "hi"]) == 1
+    assert capsys.readouterr().err == f"proa: error: cannot reach {url}/v1: timed out\n"
 
 
 def test_a_key_that_no_header_can_have_is_refused_without_it(

@@ -126,6 +126,8 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     parsed = _parser_of(GatewayConfig).parse_args([*gateway, f"--engine={_HOST}:1"])
     config = from_arguments(GatewayConfig, parsed, for_gateway | key_variables)
+    if environment.get("VLLM_API_KEY") and not config.api_key:
+        notes.append(f"VLLM_API_KEY is ignored: the variable of an API key is {variable_of('--api-key')}")
     host = {"0.0.0.0": _HOST, "::": "::1"}.get(config.host, config.host)  # the gateway's "::" has no IPv4
     return Arguments(
         tuple(engine),
@@ -261,6 +263,8 @@ def _read_file(path: Path) -> Iterator[_Given]:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"--config {path} is not YAML: {_in_one_line(error)}") from None
+    if content is None:  # comments only
+        return
     if not isinstance(content, Mapping):
         raise ValueError(f"--config {path} must be a mapping of flags to values")
     for name, value in content.items():
@@ -309,7 +313,7 @@ def _note(given: _Given, known: Collection[str]) -> str:
     if dot and name in known:
         raise ValueError(f"{given.name}: write {name} and its fields as JSON")
     if name not in TABLE:
-        raise ValueError(f"unknown flag {given.name}; {_hint(given.name, known)}")
+        raise ValueError(f"unknown flag {given.words[0].partition('=')[0]}; {_hint(given.name, known)}")
     return vllm_flags.note(TABLE[name], given.words)
 
 

@@ -32,7 +32,8 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def dispatch(parser: argparse.ArgumentParser, commands: Sequence[Command], words: Sequence[str]) -> int:
-    """Run the command that `words` begin with; returns its exit status. Without one, `parser` shows help and errors."""
+    """Run the command that `words` begin with; returns its exit status. `parser` shows help, also without words, and
+    errors."""
     for command in commands:
         if words[:1] == [command.name]:
             own = make_parser(f"{parser.prog} {command.name}", command.help)
@@ -41,5 +42,8 @@ def dispatch(parser: argparse.ArgumentParser, commands: Sequence[Command], words
     listed = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in commands:
         listed.add_parser(command.name, help=command.help)
+    if not words:
+        parser.print_help()
+        return 2
     parser.parse_args(words)
     return 0

@@ -70,7 +70,9 @@ def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
         if arguments.quick is not None:
             conversation.ask(arguments.quick)
         elif not sys.stdin.isatty():
-            conversation.ask(sys.stdin.read().removesuffix("\n"))
+            if not (text := sys.stdin.read().removesuffix("\n")):
+                raise ValueError(f"the standard input has no {endpoint.noun}")
+            conversation.ask(text)
         else:
             conversation.ask_typed()
         return 0

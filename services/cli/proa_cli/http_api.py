@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from proa.addresses import is_loopback_url
 
-TIMEOUT = 600.0  # seconds without a byte
+TIMEOUT = 600.0  # seconds without a byte of an answer
+_LIST_TIMEOUT = 10.0  # of the list of models, which a server has at once
 
 
 class ApiError(Exception):
@@ -40,7 +41,7 @@ class HttpApi:
 
     def models(self) -> list[str]:
         """The names of the models. Raises `ApiError`."""
-        with self._asked("/models", None) as response:
+        with self._asked("/models", None, _LIST_TIMEOUT) as response:
             try:
                 return [str(model["id"]) for model in json.load(response)["data"]]
             except (ValueError, LookupError, TypeError):
@@ -49,7 +50,7 @@ class HttpApi:
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """Yield the JSON objects of a stream's events. Raises `ApiError`, also for an error event, and for a stream
         that ends without `[DONE]`."""
-        with self._asked(path, {**body, "stream": True}) as response:
+        with self._asked(path, {**body, "stream": True}, TIMEOUT) as response:
             try:
                 for line in response:
                     name, _, data = line.strip().partition(b":")
@@ -67,9 +68,9 @@ class HttpApi:
                 raise ApiError(f"{self.url}{path} does not answer with events in JSON") from None
         raise ApiError(f"the connection to {self.url} broke off before the end of the answer")
 
-    def _asked(self, path: str, body: Mapping[str, Any] | None) -> http.client.HTTPResponse:
+    def _asked(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> http.client.HTTPResponse:
         try:
-            return self.open(path, body, timeout=TIMEOUT)
+            return self.open(path, body, timeout=timeout)
         except urllib.error.HTTPError as error:
             raise ApiError(_reason(error, path)) from None
         except (OSError, http.client.HTTPException) as error:

@@ -34,6 +34,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     for name in (word.partition("=")[0] for word in of_serve):
         if name in _NOT_HERE:
             parser.error(f"{name}: {_NOT_HERE[name]}")
+    if arguments.max_concurrency < 1:
+        parser.error(f"--max-concurrency must be at least 1, got {arguments.max_concurrency}")
     try:
         with arguments.input_file.open("rb"), open_output(arguments.output_file):
             pass  # they can be used; before the model is loaded

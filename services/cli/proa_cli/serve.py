@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -45,14 +46,17 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     the exit status."""
     try:
         arguments = _with_port(read_arguments(words, os.environ))
-        _check_address(arguments.host, arguments.url)  # before the model is loaded
+        _check_address(arguments.host, arguments.url)  # before the model is loaded, as is the command
+        command = make_command(arguments.url)
+        if command and shutil.which(command[0]) is None:
+            raise _Failed(f"cannot run {command[0]}: there is no such program")
     except (ValueError, _Failed) as error:
         return _fail(str(error))
     output = make_output(arguments.log_format)
     for note in arguments.notes:
         output.own(note, level="warning")
     gateway = Gateway(arguments.url, arguments.model, arguments.api_key)
-    return run(_commands(arguments), gateway, make_command(arguments.url), output)
+    return run(_commands(arguments), gateway, command, output)
 
 
 def run(

@@ -55,6 +55,7 @@ def test_flags_of_serve_go_to_the_servers(tmp_path: Path, started: list[list[str
     [
         (["--url=http://h:1"], "--url: a running gateway is asked with `proa-gateway run-batch`"),
         (["--port=1"], "--port: only the batch has access to the gateway"),
+        (["--max-concurrency=0"], "--max-concurrency must be at least 1, got 0"),
         (["-i", "/missing"], "No such file or directory: '/missing'"),
         (["-o", __file__], "line 1 is not the output of a batch"),
     ],

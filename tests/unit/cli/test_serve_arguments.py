@@ -99,6 +99,7 @@ def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> Non
         ("- 1", "must be a mapping of flags to values"),
         ("a: [", "is not YAML"),
         ("prot: 1", "unknown flag --prot"),
+        ("no-such: 1", "unknown flag --no-such;"),
         ("port:", "port of the file of --config has no value"),
         ("config: other.yaml", "names another file by config, which is not read"),
     ],
@@ -152,6 +153,11 @@ def test_lists_of_mappings_are_json(tmp_path: Path) -> None:
     path.write_text("enable-lora: true\nlora-modules: [{name: a, path: /a}]\n")
     words = read_arguments(["/m", f"--config={path}"]).engine
     assert words[1:] == ("--enable-lora", "--lora-modules", '{"name": "a", "path": "/a"}')
+
+
+def test_a_file_of_comments_has_no_flags(tmp_path: Path) -> None:
+    (file := tmp_path / "serve.yaml").write_text("# port: 8000\n")
+    assert read_arguments(["/m", f"--config={file}"]) == read_arguments(["/m"])
 
 
 def test_a_file_that_is_missing_is_named() -> None:
@@ -226,6 +232,13 @@ def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
     assert arguments.url == "http://127.0.0.1:8000"
     assert [note.partition(" is ")[0] for note in arguments.notes] == ["PROA_MAX_MODEL_LENGTH", "PROA_PORT"]
     assert program_environments(environment) == ({"PROA_SERVICE_HOST": "10.0.0.1"},) * 2
+
+
+def test_vllms_variable_of_a_key_is_noted_unless_there_is_a_key() -> None:
+    environment = {"VLLM_API_KEY": "sk-1"}
+    (note,) = read_arguments(["/m"], environment).notes
+    assert note == "VLLM_API_KEY is ignored: the variable of an API key is PROA_API_KEY"
+    assert not read_arguments(["/m", "--api-key=sk-2"], environment).notes
 
 
 def test_the_page_lists_the_variables() -> None:

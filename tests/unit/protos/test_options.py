@@ -256,6 +256,18 @@ def test_errors_do_not_show_secrets() -> None:
         from_arguments(Keys, parser.parse_args([]), {"PROA_API_KEY": "sk-1"})
 
 
+def test_a_switch_with_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Switch:
+        eager: bool = option(False, "switch")
+
+    parser = Parser(prog="pytest")
+    add_options(parser, Switch)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--eager=true"])
+    assert capsys.readouterr().err == "pytest: error: argument --eager/--no-eager: takes no value, got 'true'\n"
+
+
 @pytest.mark.parametrize(("text", "keys"), [("sk-1,[2", ("sk-1,[2",)), ('["sk-1,", "sk-2"]', ("sk-1,", "sk-2"))])
 def test_the_variable_of_keys_has_one_key_or_an_array(text: str, keys: tuple[str, ...]) -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)

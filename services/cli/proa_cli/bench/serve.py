@@ -33,6 +33,7 @@ from proa_cli.bench.prompts import make_prompts
 from proa_cli.bench.tokens import Tokenizer, find_tokenizer
 
 _RETRY_SECONDS = 1.0
+_LIST_SECONDS = 10.0  # for the list of models, which a server has at once
 _BUSY_CLIENT = 0.8  # cores of this process, above which its own speed may be what is measured
 
 
@@ -151,8 +152,12 @@ async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, hea
     """Raises `ValueError` if the model is not named and the server lists none."""
     if server.model is not None:
         return _Model(server.served_model_name or server.model, server.model)
-    async with session.get(f"{server.url}/v1/models", headers=headers) as response:
-        body = await response.read()
+    timeout = aiohttp.ClientTimeout(total=_LIST_SECONDS)
+    try:
+        async with session.get(f"{server.url}/v1/models", headers=headers, timeout=timeout) as response:
+            body = await response.read()
+    except TimeoutError:
+        raise ValueError(f"{server.url}/v1/models does not answer within {_LIST_SECONDS:g} s") from None
     if response.status == HTTPStatus.UNAUTHORIZED:
         raise ValueError(f"{message_of(body).rstrip('.')}; the variable PROA_API_KEY has the key, or a --header")
     try:
