@@ -137,7 +137,7 @@ evaluate: setup ## ask the built-in model 200 questions that it was not trained 
 size: ## lines and function lengths of each package
 	@scripts/size
 
-clean: ## remove everything that the tasks above created
+clean: ## remove the environment, the tools and all caches; build/ is kept
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
 
