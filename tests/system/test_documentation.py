@@ -27,7 +27,9 @@ from support.processes import engine_process, gateway_process, wait_for_models
 from support.tiny_models import make_tiny_model
 
 IMAGES, TEXT = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
-BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler")
+# The pages show the likeliest answer, which is not always the sampled one.
+GREEDY = '--override-generation-config={"temperature": 0}'
+BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler", GREEDY)
 TRANSFER = ("--kv-offloading-size=0.1", "--kv-transfer-address=127.0.0.1:0")
 SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
 OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
