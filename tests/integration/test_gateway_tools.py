@@ -406,6 +406,20 @@ async def test_a_strict_tool_whose_schema_cannot_be_held_is_refused(
     assert (await gateway.chat(tools=[tool], tool_choice="none")).status_code == 200
 
 
+async def test_a_header_names_tools_whose_schemas_are_not_held(gateway: RunningGateway, engine: FakeEngine) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}, STRICT]
+    says(engine, CALL)
+
+    async def warnings(choice: str) -> Any:
+        response = await gateway.chat(tools=tools, tool_choice=choice)
+        assert response.status_code == 200
+        return response.headers.get("x-proa-warnings")
+
+    named = "tools: tool 'f' may get any arguments: JSON schema: not supported: \"uniqueItems\""
+    assert [await warnings(choice) for choice in ("required", "auto", "none")] == [named, named, None]
+
+
 @pytest.mark.parametrize("before", ["", "<think>one</think>"])
 async def test_whitespace_before_a_constrained_answer_is_no_content(
     gateway: RunningGateway, engine: FakeEngine, before: str

@@ -49,8 +49,8 @@ def grammar(
         max_reasoning_tokens=max_reasoning_tokens,
     )
     assert made is not None
-    check(made.text)
-    return made
+    check(made.grammar.text)
+    return made.grammar
 
 
 @BOTH

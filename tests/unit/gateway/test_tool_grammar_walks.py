@@ -85,7 +85,7 @@ def walk(writer: Writer, has_tokens: bool, first: Schema, second: Schema, random
     tools = [FunctionTool("get", first, strict=True), FunctionTool("get_2", second, strict=True)]
     schemas = {tool.name: dict(tool.parameters) for tool in tools}
     tokenizer = format_tokenizer(*(writer.tokens if has_tokens else ()))
-    grammar = tool_grammar(
+    made = tool_grammar(
         writer.tool_format,
         tools,
         "required",
@@ -93,9 +93,9 @@ def walk(writer: Writer, has_tokens: bool, first: Schema, second: Schema, random
         reasoning=Reasoning.CLOSED,
         added_tokens=tokenizer.added_tokens,
     )
-    assert grammar is not None
-    check(grammar.text)
-    token_ids = random_message(grammar, tokenizer, random, EXITS)
+    assert made is not None
+    check(made.grammar.text)
+    token_ids = random_message(made.grammar, tokenizer, random, EXITS)
     message = parse_message(writer.tool_format, token_ids, tokenizer, schemas)
     assert not message.content or writer.tool_format.channels, message
     assert message.calls

@@ -109,7 +109,7 @@ class MessageGrammarKey:
         tools = [FunctionTool(name, parameters, strict) for name, parameters, strict in json.loads(self.tools)]
         added_tokens = self.tokenizer.added_tokens
         if tools:
-            grammar = tool_grammar(
+            lowered = tool_grammar(
                 self.tool_format,
                 tools,
                 self.choice,
@@ -119,7 +119,7 @@ class MessageGrammarKey:
                 answer=self.answer,
                 max_reasoning_tokens=self.max_reasoning_tokens,
             )
-            assert grammar is not None, "nothing is constrained"
+            assert lowered is not None, "nothing is constrained"
         else:
             assert self.answer is not None
             grammar = answer_grammar(
@@ -129,8 +129,9 @@ class MessageGrammarKey:
                 added_tokens=added_tokens,
                 max_reasoning_tokens=self.max_reasoning_tokens,
             )
-        check(grammar.text)
-        return Lowered(grammar)
+            lowered = Lowered(grammar)
+        check(lowered.grammar.text)
+        return lowered
 
 
 class Constrainer:
@@ -153,17 +154,19 @@ class Constrainer:
             if content is None and not message.constrains_calls:
                 return bounded, ()
         grammar: Grammar | None = None
-        warnings: Sequence[str] = ()
+        warnings: list[str] = []
         try:
             if content is not None:
                 lowered = await self._grammars.lower(content.params, model.tokenizer, strict=content.strict)
-                grammar, warnings = lowered.grammar, lowered.warnings
+                grammar = lowered.grammar
+                warnings += [f"{param}: {warning}" for warning in lowered.warnings]
             if message is not None:
-                key = MessageGrammarKey.of(message, grammar, model.tokenizer)
-                grammar = (await self._grammars.get(key)).grammar
+                lowered = await self._grammars.get(MessageGrammarKey.of(message, grammar, model.tokenizer))
+                grammar = lowered.grammar
+                warnings += [f"tools: {warning}" for warning in lowered.warnings]
         except GrammarError as error:
             raise InvalidRequest(f"{param}: {error}.", param=param) from None
-        return grammar, [f"{param}: {warning}" for warning in warnings]
+        return grammar, warnings
 
 
 def _bounded_reasoning(message: MessageConstraint, model: ServedModel, max_tokens: int) -> Grammar | None:

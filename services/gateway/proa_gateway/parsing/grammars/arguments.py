@@ -25,6 +25,15 @@ _KNOWN = {"type", "properties", "required", "additionalProperties", "$schema", "
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentsRules:
+    """What a grammar has of one tool's arguments: an expression for them, and the rules that it needs."""
+
+    expression: str
+    lines: Sequence[str]
+    warning: str = ""  # for the client, if the grammar does not hold the schema
+
+
+@dataclass(frozen=True, slots=True)
 class Property:
     name: str
     schema: Schema
@@ -230,12 +239,12 @@ _ANY: Schema = {"type": "object", "additionalProperties": True}
 
 def arguments_rules(
     syntax: ArgumentsSyntax, tool: FunctionTool, added_tokens: AddedTokens, prefix: str
-) -> tuple[str, list[str]]:
-    """An expression for the arguments, and the rules that it needs, whose names begin with `prefix`.
+) -> ArgumentsRules:
+    """`prefix`: of the rules' names.
 
     If the schema cannot be held: raises `GrammarError` for a strict tool, else takes any arguments.
     """
-    rules = JsonRules(added_tokens, prefix, strict=tool.strict)
+    rules, warning = JsonRules(added_tokens, prefix, strict=tool.strict), ""
     try:
         expression = _lower(syntax, _object_schema(tool.parameters), rules)
         check(rules.grammar(expression or '""'))
@@ -244,7 +253,8 @@ def arguments_rules(
             raise GrammarError(f"tool {tool.name!r} with strict: {error}") from None
         rules = JsonRules(added_tokens, prefix, strict=False)
         expression = _lower(syntax, _ANY, rules)
-    return expression, rules.lines
+        warning = f"tool {tool.name!r} may get any arguments: {error}"
+    return ArgumentsRules(expression, rules.lines, warning)
 
 
 def _object_schema(parameters: Mapping[str, object]) -> Schema:

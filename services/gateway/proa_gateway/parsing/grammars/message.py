@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from proa.contract.grammar import Grammar
-from proa.grammar import GrammarError
+from proa.grammar import GrammarError, Lowered
 from proa.grammar.lark import AddedTokens, quote, split
 from proa_gateway.parsing.format import CallObject, Channels, FunctionTool, NamedIds, NamedTool, ToolChoice, ToolFormat
 from proa_gateway.parsing.grammars.arguments import arguments_rules
@@ -23,21 +23,23 @@ _NUMBER = "/[0-9]{1,3}/"
 
 
 class CallsGrammar:
-    """`rules`: all that the expressions need. `opening_token`: what each call, or the list of them, begins with, if it
-    is one token that stands nowhere else."""
+    """`rules`: all that the expressions need. `warnings`: which tools' schemas are not held. `opening_token`: what each
+    call, or the list of them, begins with, if it is one token that stands nowhere else."""
 
     def __init__(
         self, tool_format: ToolFormat, tools: Sequence[FunctionTool], added_tokens: AddedTokens, *, parallel: bool
     ) -> None:
         """`parallel`: several calls are allowed. Raises `GrammarError` as `arguments_rules` does."""
         self.rules = LarkRules(added_tokens)
+        self.warnings: list[str] = []
         self._format = tool_format
         self._parallel = parallel and tool_format.channels is None  # there, a call ends the output
         self._arguments: list[tuple[FunctionTool, str]] = []
         for index, tool in enumerate(tools):
-            expression, lines = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
-            self.rules.lines += lines
-            self._arguments.append((tool, expression))
+            made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
+            self.rules.lines += made.lines
+            self.warnings += [made.warning] if made.warning else []
+            self._arguments.append((tool, made.expression))
         self._opening, token_id = self._find_opening()
         self.opening_token = None if tool_format.at_start else token_id
 
@@ -110,14 +112,14 @@ def tool_grammar(
     added_tokens: AddedTokens,
     answer: Grammar | None = None,
     max_reasoning_tokens: int | None = None,
-) -> Grammar | None:
+) -> Lowered | None:
     """The grammar that the choice demands. None: nothing is constrained, as with "auto" without a strict tool.
 
     `parallel`: several calls are allowed; with "auto", the parser must end the message after the first if not. With
     "auto", calls that begin with one of the format's `also_opens` are not constrained.
     `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer.
     `max_reasoning_tokens` needs a format for which `reasoning_grammar` is not None. Raises `GrammarError` for a strict
-    tool whose schema cannot be held; other tools then take any arguments.
+    tool whose schema cannot be held; other tools then take any arguments, and a warning says so.
     """
     if isinstance(choice, NamedTool):
         tools, parallel = [tool for tool in tools if tool.name == choice.name], False
@@ -127,6 +129,19 @@ def tool_grammar(
     if is_auto and answer is None and not any(tool.strict for tool in tools):
         return None
     calls = CallsGrammar(tool_format, tools, added_tokens, parallel=parallel)
+    grammar = _with_calls(tool_format, calls, answer, reasoning, max_reasoning_tokens, is_auto=is_auto)
+    return Lowered(grammar, tuple(calls.warnings))
+
+
+def _with_calls(
+    tool_format: ToolFormat,
+    calls: CallsGrammar,
+    answer: Grammar | None,
+    reasoning: Reasoning,
+    max_reasoning_tokens: int | None,
+    *,
+    is_auto: bool,
+) -> Grammar:
     if tool_format.channels:
         bodies = [calls.calls(), *([_answer_message(tool_format.channels, answer, calls.rules)] if is_auto else [])]
         return _in_channels(tool_format.channels, bodies, calls.rules)
