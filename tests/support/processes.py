@@ -1,26 +1,44 @@
 """Context managers that start programs as processes, wait until they are ready and end them."""
 
 import http.client
+import itertools
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 
 
+def _own_ports() -> Iterator[int]:
+    """Ports of this worker of pytest-xdist, again and again, from a random one on.
+
+    They are below those that Linux gives to sockets which ask for any port, and those of Kubernetes' Services: a port
+    of the kernel's may belong to another socket when the program that shall listen there has started, after seconds.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    first = 20_000 + 1_000 * worker
+    start = random.SystemRandom().randrange(1_000)
+    return itertools.cycle([*range(first + start, first + 1_000), *range(first, first + start)])
+
+
+_PORTS = _own_ports()
+
+
 def free_port() -> int:
-    """A port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which no process listens, another one in each call."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def http_status(port: int, path: str, host: str = "127.0.0.1") -> int | None:
