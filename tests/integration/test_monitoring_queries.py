@@ -16,6 +16,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway import errors
+from proa_gateway.observability.metrics import FIRST_TOKEN_BUCKETS, QUEUE_BUCKETS
 from proa_gateway.serving.job import _REJECTIONS
 from support.chart import CHART, lookup, needs_helm, render
 from support.core import CoreRun, make_request
@@ -198,6 +199,14 @@ def test_alerts_name_errors_and_reasons_that_gateways_report() -> None:
             assert codes.issuperset(selector.label_values("error_type"))
         if "reason" in selector.matchers:
             assert {*_REJECTIONS.values(), *LIMITS}.issuperset(selector.label_values("reason"))
+
+
+def test_thresholds_of_times_are_less_than_the_last_bucket() -> None:
+    """A quantile in Prometheus is never more, so that the alert would be silent."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["prometheusRule"]
+    thresholds = schema["properties"]["thresholds"]["properties"]
+    assert thresholds["queueWaitSeconds"]["exclusiveMaximum"] == QUEUE_BUCKETS[-1]
+    assert thresholds["timeToFirstTokenSeconds"]["exclusiveMaximum"] == FIRST_TOKEN_BUCKETS[-1]
 
 
 def test_an_expression_that_cannot_be_parsed_is_refused() -> None:
