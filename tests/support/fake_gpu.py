@@ -13,9 +13,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
+from proa_engine.kernels.launch import META_MULTIPROCESSORS
 from proa_engine.worker.compile_pool import CompilePool, use_compile_cache
+from proa_engine.worker.known_kernels import GpuKind
 from proa_engine.worker.meta_worker import MetaWorker
 
+GPU = GpuKind(90, 78)  # an H20, whose tilings are not those of an H200
 MAX_PROGRAMS = 2**31  # Triton multiplies the grid's sizes as 32-bit integers
 
 
@@ -49,7 +52,7 @@ class FakeGpu:
     launcher_cls = FakeLauncher
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", GPU.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -63,7 +66,7 @@ def main(model: str, cache: str) -> None:
     use_compile_cache(config)
     for _start in range(2):
         pool = CompilePool(config)
-        pool.compile(90)
+        pool.compile(GPU)
         print(pool.wait())
 
     def note(*, metadata: dict[str, Any], cache_hit: bool, **_: object) -> None:
@@ -71,6 +74,7 @@ def main(model: str, cache: str) -> None:
 
     knobs.compilation.listener = note
     triton.runtime.driver.set_active(FakeGpu())
+    META_MULTIPROCESSORS.set(GPU.multiprocessors)
     MetaWorker(config).run_start()
 
 

@@ -15,6 +15,7 @@ import pytest
 from proa_engine.config import EngineConfig
 from proa_engine.worker import compile_pool
 from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.known_kernels import GpuKind
 from support.shape_models import QWEN3_06B, make_shape_model
 
 TESTS = Path(__file__).parents[1]
@@ -63,9 +64,10 @@ COMPILE = """
 import time
 from proa_engine.config import EngineConfig
 from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.known_kernels import GpuKind
 
 pool = CompilePool(EngineConfig(model="builtin"))
-pool.compile(90)
+pool.compile(GpuKind(90, 132))
 print(pool._process.pid, flush=True)
 time.sleep(100)
 """
@@ -85,7 +87,7 @@ def test_a_pool_that_is_closed_leaves_no_process(tmp_path: Path, monkeypatch: py
     """As the start closes it that fails."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pool = CompilePool(EngineConfig(model="builtin"))
-    pool.compile(90)
+    pool.compile(GpuKind(90, 132))
     assert pool._process is not None
     children = stop_compilation(pool._process.pid, tmp_path)
     pool.close()

@@ -22,6 +22,7 @@ wrong result comes from it.
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -35,6 +36,7 @@ from triton.runtime import driver
 from proa_engine.kernels.tensor_map import TensorMap, encode, launcher_of_values
 
 HOPPER_MULTIPROCESSORS = 132
+META_MULTIPROCESSORS = ContextVar("META_MULTIPROCESSORS", default=HOPPER_MULTIPROCESSORS)  # see `variants.record`
 
 FIRST_CAPABILITY = 90
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
@@ -55,7 +57,7 @@ def next_power_of_2(n: int) -> int:
 
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # meta tensors or the interpreter
-        return HOPPER_MULTIPROCESSORS
+        return META_MULTIPROCESSORS.get()
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

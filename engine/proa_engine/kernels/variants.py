@@ -25,6 +25,8 @@ from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import DependenciesFinder
 
+from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, META_MULTIPROCESSORS
+
 SM_90 = GPUTarget("cuda", 90, 32)  # Hopper
 
 _update_hash = DependenciesFinder._update_hash
@@ -77,8 +79,11 @@ def hash_triton() -> None:
     triton_key()
 
 
-def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Variant]:
-    """Return the variants that `work` launches on meta tensors, each once, in order.
+def record(
+    work: Callable[[], object], target: GPUTarget = SM_90, multiprocessors: int = HOPPER_MULTIPROCESSORS
+) -> list[Variant]:
+    """Return the variants that `work` launches on meta tensors, each once, in order, for GPUs with so many
+    multiprocessors.
 
     Call it before `compile`: Triton reports a variant only if the process has not compiled it yet.
     """
@@ -90,9 +95,11 @@ def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Varian
 
     triton.runtime.driver.set_active(_NamedGpu(target))
     knobs.runtime.jit_cache_hook = note
+    tiled_for = META_MULTIPROCESSORS.set(multiprocessors)
     try:
         work()
     finally:
+        META_MULTIPROCESSORS.reset(tiled_for)
         knobs.runtime.jit_cache_hook = None
     return list(variants)
 

@@ -2,8 +2,8 @@
 
     python -m proa_engine.worker.compile_kernels NUM_PROCESSES MAX_SECONDS < lines
 
-The first line is the configuration as JSON. The second, which may come later, is the GPU's compute capability times 10;
-the program ends if there is none.
+The first line is the configuration as JSON. The second, which may come later, has the numbers of a `GpuKind`; the
+program ends if there is none.
 
 Runs the starts of workers on meta tensors, records the kernel variants that it launches, and forks: the children take
 them from a queue and compile them, and then the C programs that launch them, into Triton's cache on disk. SIGALRM ends
@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, hash_triton, on_kernel, record
+from proa_engine.worker.known_kernels import GpuKind
 from proa_engine.worker.meta_worker import run_starts
 from proa_engine.worker.spawn import exit_with, exit_with_parent
 
@@ -46,11 +47,12 @@ def main(num_processes: int, max_seconds: float) -> int:
     prepare_meta_tensors()
     hashing.join()  # before the next fork
     # All of the above is done while the worker imports torch and looks for the GPU.
-    capability = sys.stdin.buffer.readline()
-    if not capability:
+    numbers = sys.stdin.buffer.readline().split()
+    if not numbers:
         return 0
-    target = GPUTarget("cuda", int(capability), 32)
-    variants = record(partial(run_starts, config), target)
+    gpu = GpuKind(*map(int, numbers))
+    target = GPUTarget("cuda", gpu.capability, 32)
+    variants = record(partial(run_starts, config), target, gpu.multiprocessors)
     queue, queue_end = os.pipe()  # of indices of variants; it has room for thousands
     os.write(queue_end, array("H", range(len(variants))).tobytes())
     os.close(queue_end)

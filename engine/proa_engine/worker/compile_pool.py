@@ -18,7 +18,7 @@ import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.host import available_cores
-from proa_engine.worker.known_kernels import KnownKernels
+from proa_engine.worker.known_kernels import GpuKind, KnownKernels
 from proa_engine.worker.spawn import PARENT_VARIABLE
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
@@ -54,23 +54,22 @@ class CompilePool:
         self._max_seconds = max_seconds
         self._config = config
         self._known = KnownKernels(config)
-        self._capability = 0  # set by `compile`
+        self._gpu = GpuKind(0, 0)  # set by `compile`
         self._num_known: int | None = None  # set by `compile`; None: the program compiles them
         self._process: subprocess.Popen[bytes] | None = None
         if not self._known.may_be_complete():
             self._process = self._start()
 
-    def compile(self, capability: int) -> None:
-        """Compile for GPUs of this compute capability times 10: 90 for Hopper. Nothing to do if all are in the
-        cache."""
-        self._capability = capability
-        self._num_known = self._known.count(capability)
+    def compile(self, gpu: GpuKind) -> None:
+        """Compile for such GPUs. Nothing to do if all kernels are in the cache."""
+        self._gpu = gpu
+        self._num_known = self._known.count(gpu)
         if self._num_known is not None:
             self.close()
             return
         if self._process is None:
             self._process = self._start()
-        _send(self._process, str(capability).encode())
+        _send(self._process, f"{gpu.capability} {gpu.multiprocessors}".encode())
 
     def close(self) -> None:
         """End the program, if it runs. May be called after `wait` and twice."""
@@ -98,7 +97,7 @@ class CompilePool:
         if self._process.returncode == 0:
             lines = (line.split() for line in output.decode(errors="replace").splitlines())
             kernels = [words for words in lines if len(words) == 2 and words[1] in ("0", "1")]  # others are Triton's
-            self._known.remember(self._capability, [entry for entry, _ in kernels])
+            self._known.remember(self._gpu, [entry for entry, _ in kernels])
             num_compiled = sum(was_there == "0" for _, was_there in kernels)
             return _describe(num_compiled, len(kernels), time.monotonic() - self._started)
         if self._process.returncode < 0:
@@ -112,7 +111,7 @@ class CompilePool:
         """Take what `on_kernel` tells of the worker: if it compiles a kernel, the list lacks it, and is deleted."""
         if not was_there:
             _log.info("kernel %s was not compiled in advance", kernel)
-            self._known.forget(self._capability)
+            self._known.forget(self._gpu)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
@@ -162,7 +161,7 @@ def start_compile_pool(config: EngineConfig, rank: int, begun: CompilePool | Non
             begun.close()
         return None
     torch.cuda.set_device(device)
-    major, minor = torch.cuda.get_device_capability(device)
+    properties = torch.cuda.get_device_properties(device)
     pool = begun or CompilePool(config)
-    pool.compile(10 * major + minor)
+    pool.compile(GpuKind(10 * properties.major + properties.minor, properties.multi_processor_count))
     return pool

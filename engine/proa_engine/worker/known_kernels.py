@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -35,6 +36,13 @@ UNRELATED = frozenset(
 )
 
 
+class GpuKind(NamedTuple):
+    """What decides the kernels of a GPU."""
+
+    capability: int  # compute capability times 10: 90 for Hopper
+    multiprocessors: int
+
+
 class KnownKernels:
     """Of one configuration. Imports neither torch nor Triton."""
 
@@ -48,17 +56,17 @@ class KnownKernels:
             return any(name.startswith(self._key) for name in os.listdir(self._cache / _FOLDER))
         return False
 
-    def count(self, capability: int) -> int | None:
-        """Return the number of kernels for GPUs of this compute capability times 10, if all are in the cache."""
+    def count(self, gpu: GpuKind) -> int | None:
+        """Return the number of kernels for such GPUs, if all are in the cache."""
         with suppress(OSError, ValueError):  # there is no list, or a crash of the machine has damaged it
-            entries = self._path(capability).read_text().split()
+            entries = self._path(gpu).read_text().split()
             if entries and all((self._cache / entry).is_dir() for entry in entries):
                 return len(entries)
         return None
 
-    def remember(self, capability: int, entries: Iterable[str]) -> None:
+    def remember(self, gpu: GpuKind, entries: Iterable[str]) -> None:
         """Keep the list: the kernels' folders in the cache. Other machines may write the same one at the same time."""
-        path = self._path(capability)
+        path = self._path(gpu)
         with suppress(OSError):  # no space is left: the next start does without
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"unfinished-{uuid4()}")
@@ -68,12 +76,12 @@ class KnownKernels:
             finally:
                 unfinished.unlink(missing_ok=True)
 
-    def forget(self, capability: int) -> None:
+    def forget(self, gpu: GpuKind) -> None:
         with suppress(OSError):  # the folder may be read-only
-            self._path(capability).unlink(missing_ok=True)
+            self._path(gpu).unlink(missing_ok=True)
 
-    def _path(self, capability: int) -> Path:
-        return self._cache / _FOLDER / f"{self._key}-{capability}"
+    def _path(self, gpu: GpuKind) -> Path:
+        return self._cache / _FOLDER / f"{self._key}-{gpu.capability}-{gpu.multiprocessors}"
 
 
 def _triton_cache() -> Path:
@@ -106,8 +114,12 @@ def _model(config: EngineConfig) -> list[str]:
     source = source_of(config.model)
     if not isinstance(source, LocalFolder):
         return [config.model, config.revision or ""]
-    files = (path for path in sorted(source.path.glob("*.json")) if path.stat().st_size <= _MAX_MODEL_FILE_BYTES)
-    return [f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    files = (path for path in sorted(source.path.glob("*.json")) if path.is_file())
+    return [
+        f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in files
+        if path.stat().st_size <= _MAX_MODEL_FILE_BYTES
+    ]
 
 
 def _versions() -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from proa_engine.config import Device, EngineConfig
 from proa_engine.worker import compile_pool
 from proa_engine.worker.compile_pool import CompilePool, begin_compile_pool
+from proa_engine.worker.known_kernels import GpuKind
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def test_a_pool_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_pool_that_is_closed_ends_at_once() -> None:
     pool = CompilePool(EngineConfig(model="builtin"))
-    pool.compile(90)
+    pool.compile(GpuKind(90, 132))
     pool.close()
     assert pool.wait().endswith("the program was ended by SIGKILL, its limit is 180 s")
     pool.close()
