@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from support.kube import Release
+from support.kube import Release, eventually
 from support.model_folders import config_map, pool
 from support.tiny_models import make_tiny_model
 
@@ -25,7 +25,8 @@ def with_model_folders(release: Release, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.smoke
 def test_an_encoder_embeds_and_a_type_through_transformers_completes(client: OpenAI) -> None:
-    assert {model.id for model in client.models.list()} == {"proa-builtin", "bert", "starcoder2"}
+    names = {"proa-builtin", "bert", "starcoder2"}
+    eventually("the gateway has found all engines", lambda: {model.id for model in client.models.list()} == names)
     [embedding] = client.embeddings.create(model="bert", input="hello").data
     assert len(embedding.embedding) == 64
     answer = client.completions.create(model="starcoder2", prompt="hello", max_tokens=4, temperature=0)
