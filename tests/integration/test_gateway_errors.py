@@ -84,6 +84,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ""}, "stop", "invalid_value"),
     ({"stop": ["a", ""]}, "stop", "invalid_value"),
     ({"stop": ["a"] * 65}, "stop", "invalid_value"),
+    ({"stop": 1}, "stop", "invalid_value"),
     ({"stop": [1]}, "stop[0]", "invalid_value"),
     ({"stop": ["a", "\ud800"]}, "stop[1]", "invalid_value"),
     ({"stop_token_ids": [512]}, "stop_token_ids", "invalid_value"),

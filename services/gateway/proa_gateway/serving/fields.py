@@ -92,6 +92,8 @@ TemplateVariables = Annotated[dict[Text, TemplateValue], AfterValidator(_variabl
 
 
 def _as_list(value: object) -> object:
+    if not isinstance(value, (str, list)):
+        raise PydanticCustomError("invalid_value", "must be a string or a list of strings")
     return [value] if isinstance(value, str) else value
 
 

@@ -144,7 +144,7 @@ def test_only_an_unfinished_message_is_continued() -> None:
         ({"input": [{"type": "computer_call"}]}, "has the type 'computer_call': only message, function_call"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "send the item itself"),
         ({"input": ["a"]}, "must be an object with a type"),
-        ({"input": 5}, "valid list"),
+        ({"input": 5}, "must be a string or a list of items"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file': only input_text"),
         ({"tools": [{"type": "mcp"}]}, "'mcp': only function"),
         ({"tool_choice": "maybe"}, "must be"),

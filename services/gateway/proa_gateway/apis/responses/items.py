@@ -204,6 +204,8 @@ _Item = Annotated[
 
 
 def _as_items(value: object) -> object:
+    if not isinstance(value, (str, list)):
+        raise PydanticCustomError("invalid_value", "must be a string or a list of items")
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
