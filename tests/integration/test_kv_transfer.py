@@ -25,7 +25,7 @@ PROMPT = [*range(5, 155)]
 PARAMS = SamplingParams(temperature=0.7, seed=5, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
-def source_of(engine: Engine, *, wait_ms: int = 500) -> KvSource:
+def source_of(engine: Engine, *, wait_ms: int = 20_000) -> KvSource:
     transfer = engine.executor.kv_transfer
     assert transfer is not None
     return KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=wait_ms)
