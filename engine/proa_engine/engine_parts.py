@@ -239,7 +239,8 @@ def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:
 
 
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:
-    """The folder of the tokenizer's files, and the tokenizer of grammars."""
+    """The folder of the tokenizer's files, and the tokenizer of grammars. Raises ValueError for a file that gateways
+    cannot read."""
     from proa_engine.models.config import ModelConfig
 
     if config.skip_tokenizer_init:
@@ -248,7 +249,15 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     tokenizer_json = read_tokenizer_files(folder)["tokenizer.json"]
     model_folder = resolve_model_of(config)
     model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
-    return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    of_grammars = make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    if of_grammars is None:
+        import tokenizers
+
+        try:
+            tokenizers.Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+    return folder, of_grammars
 
 
 def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> SchedulerConfig:

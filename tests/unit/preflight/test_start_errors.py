@@ -366,6 +366,17 @@ def test_what_only_the_architecture_knows_is_one_sentence_too(
         load_engine(EngineConfig(model=str(folder), device="cpu"), lambda line: None)
 
 
+def test_a_tokenizer_that_the_library_cannot_read_ends_the_start(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["type"] = "Newer"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read: .*did not match any variant") as raised:
+        load_engine(EngineConfig(model=str(folder), device="cpu"), lambda line: None)
+    assert "\n" not in str(raised.value)
+
+
 def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
     config = Mamba2Config(
         num_hidden_layers=1, hidden_size=32, head_dim=16, num_heads=4, architectures=["Mamba2ForCausalLM"]
