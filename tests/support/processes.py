@@ -177,6 +177,16 @@ def is_loaded(port: int) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def kill_with_children(pid: int) -> None:
+    """Kill a process and all that it has started, as if its machine were lost. Some may end by themselves meanwhile."""
+    import psutil
+
+    process = psutil.Process(pid)
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
 def worker_pids() -> list[int]:
     """Process ids of the running workers that this process spawned."""
     children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]

@@ -9,12 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import grpc
-import psutil
 import pytest
 
 from proa.engine.v1 import service_pb2, service_pb2_grpc
 from support.engine_client import generate_request
-from support.processes import engine_process
+from support.processes import engine_process, kill_with_children
 
 PROMPT = [5 + index % 200 for index in range(1000)]
 NUM_CACHED = 992  # all blocks before the last token
@@ -101,9 +100,7 @@ def test_an_engine_and_its_mover_that_were_killed_in_mid_store_leave_nothing_wro
             stub = service_pb2_grpc.EngineServiceStub(channel)
             calls = [stub.Generate(generate_request(prompt, max_tokens=8), timeout=60) for prompt in prompts]
             time.sleep(delay)
-            everything = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-            for pid in everything:
-                os.kill(pid, signal.SIGKILL)
+            kill_with_children(process.pid)
             process.wait()
             for call in calls:
                 call.cancel()

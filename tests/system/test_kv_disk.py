@@ -1,18 +1,15 @@
 """Engine processes that share a disk: a killed one's blocks are read by the next, on one rank and on two."""
 
-import os
-import signal
 import time
 import urllib.request
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from proa.engine.v1 import service_pb2_grpc
 from support.engine_client import generate_request
-from support.processes import engine_process, free_port
+from support.processes import engine_process, free_port, kill_with_children
 from support.scrape import Scrape
 
 PROMPT = [5 + index % 200 for index in range(1000)]
@@ -58,9 +55,7 @@ def test_the_next_engine_reads_what_a_killed_one_has_written(num_ranks: int, tmp
         press(address)
         assert ask(address) == (expected, NUM_CACHED)
         wait_until_on_disk(port)
-        children = psutil.Process(process.pid).children(recursive=True)
-        for pid in (*(child.pid for child in children), process.pid):
-            os.kill(pid, signal.SIGKILL)
+        kill_with_children(process.pid)
         process.wait()
     assert len(list(tmp_path.glob("*/0/rank-*"))) == num_ranks
     with engine_process(*flags, metrics) as (_, address), engine_process(*flags) as (_, other_address):

@@ -11,7 +11,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from support.engine_client import generate_request
-from support.processes import accepts, engine_process
+from support.processes import accepts, engine_process, kill_with_children
 
 PROMPT = [5 + index % 200 for index in range(1000)]
 FLAGS = ("--model=builtin", "--kv-cache-memory-bytes=67108864", "--kv-offloading-size=0.2")
@@ -85,8 +85,7 @@ def test_a_peer_that_is_killed_while_it_is_waited_for_costs_the_wait() -> None:
         call = engine.stub.Generate(_with_source(PROMPT, source), timeout=60)
         _wait_until(lambda: engine.num_fetching == 1)  # for blocks that the peer never computes
         began = time.monotonic()
-        for child in [*psutil.Process(peer.pid).children(), psutil.Process(peer.pid)]:
-            child.kill()
+        kill_with_children(peer.pid)
         outputs = [response.output for response in call]
         assert time.monotonic() - began < 20
         assert sum(len(output.new_token_ids) for output in outputs) == 8

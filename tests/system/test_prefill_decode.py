@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
-import psutil
 import pytest
 
 from support.gateway import RunningGateway, running_gateway, until
-from support.processes import engine_process, free_port
+from support.processes import engine_process, free_port, kill_with_children
 from support.scrape import Scrape
 
 NUM_STREAMS = 6
@@ -45,10 +44,7 @@ class Engines:
         self.processes[which], _ = self._stack.enter_context(engine)
 
     def kill(self, which: int) -> None:
-        """Kill the engine and its mover, as if its machine were lost."""
-        process = psutil.Process(self.processes[which].pid)
-        for each in [process, *process.children(recursive=True)]:
-            each.kill()
+        kill_with_children(self.processes[which].pid)
         self.processes[which].wait()
 
     def restart(self, which: int) -> None:
