@@ -144,9 +144,12 @@ async def test_streamed_choices_have_their_index(gateway: RunningGateway) -> Non
     assert finish_reasons(events) == ["stop", "stop"]
 
 
-async def test_without_a_seed_keys_differ_between_requests(gateway: RunningGateway, engine: FakeEngine) -> None:
+@pytest.mark.parametrize("fields", [{}, {"seed": -1}])
+async def test_without_a_seed_keys_differ_between_requests(
+    gateway: RunningGateway, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
     for _ in range(2):
-        await gateway.chat(max_tokens=1)
+        await gateway.chat(max_tokens=1, **fields)
     first, second = engine.requests
     assert first.sampling_params.HasField("key")
     assert first.sampling_params.key != second.sampling_params.key
@@ -417,10 +420,11 @@ async def test_models_lists_the_engines_models(gateway: RunningGateway) -> None:
     assert (model.id, model.type, model.max_input_tokens) == ("fake", "model", 4096)
 
 
-async def test_the_model_may_be_omitted_if_there_is_one(gateway: RunningGateway) -> None:
+async def test_the_model_may_be_omitted_or_empty_if_there_is_one(gateway: RunningGateway) -> None:
     body = chat_body(max_tokens=1)
     del body["model"]
-    assert (await gateway.http.post("/v1/chat/completions", json=body)).json()["model"] == "fake"
+    for fields in ({}, {"model": None}, {"model": ""}):
+        assert (await gateway.http.post("/v1/chat/completions", json=body | fields)).json()["model"] == "fake"
 
 
 async def test_invocations_are_chats_or_completions(gateway: RunningGateway) -> None:

@@ -161,7 +161,7 @@ class SamplingParams:
     """
 
     n: int = _integer(1, low=1, wire=False)
-    seed: int | None = _integer(None, low=-(2**63), high=MAX_KEY, optional=True, wire=False)
+    seed: int | None = _integer(None, low=-(2**63), high=MAX_KEY, optional=True, wire=False)  # None or -1: random
     stop: tuple[str, ...] = _checked((), _check_strings, wire=False)
     bad_words: tuple[str, ...] = _checked((), _check_strings, wire=False)
     include_stop_str_in_output: bool = field(default=False, metadata=LOCAL)
@@ -194,6 +194,8 @@ class SamplingParams:
         for name, check in _CHECKS:
             setattr(self, name, check(name, getattr(self, name)))
         self.top_k = max(0, self.top_k)
+        if self.seed == -1:
+            self.seed = None
         if self.structured_outputs is not None and self.grammar is not None:
             raise ValueError("structured_outputs and grammar exclude each other")
         if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:

@@ -26,7 +26,7 @@ from proa.contract import SamplingParams
         {"max_tokens": 4, "min_tokens": 4},
         {"logprobs": 0, "prompt_logprobs": 0},
         {"n": 128},
-        {"seed": -1},
+        {"seed": -(2**63)},
         {"seed": 2**64 - 1, "key": 2**64 - 1},
         {"key": 0},
         {"logit_bias": {0: -100, 1: 100.0}},
@@ -36,6 +36,10 @@ def test_accepts_the_edges_of_every_range(params: dict[str, Any]) -> None:
     made = SamplingParams(**params)
     for name, value in params.items():
         assert getattr(made, name) == value
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert SamplingParams(seed=-1).seed is None
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ class ModelLookup:
         return model if lora is None or base == name else replace(model, lora=lora.lora)
 
     def name(self, requested: str | None) -> str:
-        """The first name of the requested model, or of the only one. Raises `InvalidRequest` and
+        """The first name of the requested model; of the only one for None or an empty name. Raises `InvalidRequest` and
         `EngineUnavailable`."""
-        if requested is not None:
+        if requested:
             return self._models.first_names.get(requested, requested)
         names = self._pool.model_names() or self._engine_models()
         if len(names) > 1:

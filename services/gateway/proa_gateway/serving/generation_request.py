@@ -182,7 +182,7 @@ def sampling_params(
         params = SamplingParams(**values)
     except ValueError as error:  # the request's own values are in range, the model's defaults may not be
         raise InvalidRequest(str(error)) from None
-    seed = secrets.randbits(64) if request.seed is None else request.seed
+    seed = secrets.randbits(64) if params.seed is None else params.seed
     return [params.with_key(choice_key(seed, index)) for index in range(num_choices)]
 
 
