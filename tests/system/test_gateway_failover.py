@@ -46,6 +46,13 @@ async def gateway(engines: list[FakeEngine]) -> AsyncIterator[RunningGateway]:
         yield gateway
 
 
+def num_received(gateway: RunningGateway) -> int:
+    """Tokens of unfinished requests that the gateway has read."""
+    sessions = [client._session for client in gateway.gateway.pool.engines if client._session is not None]
+    sinks: list[Any] = [sink for session in sessions for sink in session._sinks.values()]
+    return sum(len(sink.received) for sink in sinks)
+
+
 def page(gateway: RunningGateway) -> Scrape:
     return Scrape(gateway.gateway.metrics.render().decode())
 
@@ -60,8 +67,7 @@ async def begin(
     holder, other = sorted(engines, key=lambda engine: -engine.num_unfinished)
     for _ in range(num_tokens):
         await holder.step()
-    if num_tokens:
-        await asyncio.sleep(0.2)  # until the gateway has read them
+    await until(lambda: num_received(gateway) == num_tokens)
     return stream, holder, other
 
 
@@ -130,7 +136,7 @@ async def test_an_answer_without_streaming_and_its_usage_survive_the_loss_of_an_
     holder, other = sorted(engines, key=lambda engine: -engine.num_unfinished)
     for _ in range(10):
         await holder.step()
-    await asyncio.sleep(0.2)
+    await until(lambda: num_received(gateway) == 10)
     other.step_delay = 0.0
     await holder.stop()
     answer = (await task).json()
@@ -386,7 +392,7 @@ async def test_a_silent_engine_gets_no_new_requests_if_there_is_another(
 
 
 async def test_the_timeout_header_ends_a_request(gateway: RunningGateway, engines: list[FakeEngine]) -> None:
-    headers = {"x-request-timeout": "0.3"}
+    headers = {"x-request-timeout": "1"}
     answer = await gateway.http.post(CHAT, json=chat_body(max_tokens=5), headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     await until(lambda: any(engine.aborted for engine in engines))
@@ -406,14 +412,19 @@ async def test_the_request_deadline_ends_a_stream_with_an_error_event(engines: l
 async def test_no_token_is_lost_or_duplicated_under_random_engine_failures(seed: int) -> None:
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
-        engines = [FakeEngine(script=ENDLESS, step_delay=0.005) for _ in range(3)]
+        engines = [FakeEngine(script=ENDLESS, step_delay=None) for _ in range(3)]
         for engine in engines:
             await stack.enter_async_context(engine)
         gateway = await stack.enter_async_context(running_gateway(*engines))
         lengths = [rng.randint(50, 300) for _ in range(40)]
         streams = [asyncio.create_task(gateway.events(CHAT, chat_body(max_tokens=length))) for length in lengths]
         await until(lambda: sum(engine.num_unfinished for engine in engines) == len(lengths))
-        await asyncio.sleep(0.2)  # until each has a token: before that a rejection can be final
+        for engine in engines:
+            await engine.step()
+        await until(lambda: num_received(gateway) == len(lengths))  # before its first token a rejection can be final
+        for engine in engines:
+            engine.step_delay = 0.005
+            engine._notify()
         disturbing = asyncio.create_task(disturb(engines, rng, streams))
         answers = await asyncio.gather(*streams)
         assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") > 10
