@@ -20,7 +20,14 @@ KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m
 Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
 Role = Literal["both", "prefill", "decode"]
+FITTING_LENGTH = -1
+"""The `max_model_len` of vLLM's `auto`: the model's context length, or what the KV cache has room for if that is
+less."""
 _ADDRESS = re.compile(r".*:\d{1,5}")
+
+
+def _parse_length(text: str) -> int:
+    return FITTING_LENGTH if text.strip().lower() == "auto" else parse_count(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +130,9 @@ class EngineConfig:
 
     max_model_len: int | None = option(
         None,
-        "maximum tokens of prompt and output together, such as 32k (32,000) or 32K (32,768) (default: the model's "
-        "context length)",
-        parse=parse_count,
-        minimum=2,  # a prompt token and an output token
+        "maximum tokens of prompt and output together, such as 32k (32,000) or 32K (32,768); auto or -1: the model's "
+        "context length, or less if the KV cache has no room for it (default: the model's context length)",
+        parse=_parse_length,
     )
     # A row of a CUDA grid for each, and some hundred more, of which there are at most 65,535. Their tokens together,
     # those of shared prefixes counted for each, must be fewer than 2**31: `decode_plan` adds them as int32.
@@ -293,6 +299,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.max_model_len not in (None, FITTING_LENGTH) and self.max_model_len < 2:  # a prompt and an output token
+            raise ValueError(f"max_model_len must be at least 2, got {self.max_model_len}")
         if not all(self.served_model_name):
             raise ValueError("served_model_name must not be empty")
         if not 0 < self.gpu_memory_utilization <= 1:

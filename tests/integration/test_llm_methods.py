@@ -11,6 +11,7 @@ import pytest
 from tqdm.auto import tqdm
 
 from proa_engine import LLM, EngineConfig, SamplingParams
+from proa_engine.config import FITTING_LENGTH
 from support.tiny_models import make_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -30,6 +31,19 @@ def llm(folder: Path) -> LLM:
 def prompt_of(llm: LLM, messages: Any, **arguments: Any) -> str:
     (output,) = llm.chat(messages, GREEDY, use_tqdm=False, **arguments)
     return llm.get_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(("num_blocks", "longest"), [(3, 48), (64, 512)])
+def test_the_context_is_as_long_as_the_cache_has_room_for(num_blocks: int, longest: int, folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32", max_model_len=FITTING_LENGTH, num_gpu_blocks_override=num_blocks)
+    prompt, params = {"prompt_token_ids": [5] * (longest - 8)}, SamplingParams(temperature=0, ignore_eos=True)
+    for _ in range(2):
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 8
+        llm.sleep(2)
+        llm.wake_up()
+    with pytest.raises(ValueError, match=f"maximum context length is {longest} tokens"):
+        llm.generate([{"prompt_token_ids": [5] * longest}], params, use_tqdm=False)
 
 
 def test_a_chat_may_continue_the_last_message(llm: LLM) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from proa_engine.config import EngineConfig
+from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.speculation import check_speculation
 from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.models.config import ModelConfig, check_prompt_embeds, make_batch_invariant, make_expert_parallel
@@ -50,8 +50,9 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the maximum number of tokens of a request. Raises `ValueError` if `config.max_model_len` exceeds the
-    model's positions, or the tokens of a step if the model is an encoder, whose prompts are computed in one step."""
+    """Return the maximum number of tokens of a request; of `FITTING_LENGTH`, before there is a KV cache. Raises
+    `ValueError` if `config.max_model_len` exceeds the model's positions, or the tokens of a step if the model is an
+    encoder, whose prompts are computed in one step."""
     most = model.max_position_embeddings
     if model.is_encoder and config.max_num_batched_tokens < most:
         most = config.max_num_batched_tokens
@@ -59,7 +60,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             raise ValueError(
                 f"max_model_len {config.max_model_len} of an encoder exceeds max_num_batched_tokens {most}"
             )
-    if config.max_model_len is None:
+    if config.max_model_len in (None, FITTING_LENGTH):
         return most
     check_max_model_len(config.max_model_len, most)
     return config.max_model_len

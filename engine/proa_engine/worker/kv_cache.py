@@ -253,7 +253,7 @@ def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, rea
     if num_blocks >= needed:
         return
     longest = groups.capacity
-    shorter = f"lower max_model_len to at most {longest}" if longest else "take a smaller model"
+    shorter = f"lower max_model_len to at most {longest}, or set it to auto" if longest else "take a smaller model"
     if reads_images:
         shorter += ", take less memory for images (encoder_cache_size, language_model_only)"
     raise ValueError(

@@ -43,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A rank's share of a model. `config.max_position_embeddings` is the engine's `max_model_len`."""
+    """A rank's share of a model. `config.max_position_embeddings` is at least the engine's `max_model_len`."""
 
     config: ModelConfig
     model: CausalLM

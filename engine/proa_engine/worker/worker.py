@@ -14,7 +14,7 @@ from threading import Thread
 import torch
 from torch._C._distributed_c10d import Store
 
-from proa_engine.config import EngineConfig
+from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.types import Copies, LoraSlot
@@ -176,7 +176,8 @@ class Worker:
         sizes = kv_cache.with_host(sizes, config, plan)
         groups = self.cache_groups(sizes)
         reads_images = self.model_config.images is not None
-        kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
+        needed = 2 if config.max_model_len == FITTING_LENGTH else self.max_model_len
+        kv_cache.check_room(groups, plan.block_bytes, needed, reads_images=reads_images)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters())
         return WorkerSizes(sizes, plan.block_bytes, weight_bytes, plan.tables, plan.state_bytes)
 
@@ -184,6 +185,8 @@ class Worker:
     def start(self, sizes: CacheSizes) -> None:
         """Allocate a KV cache of these sizes, the same on every rank, warm up and capture CUDA graphs."""
         started = time.monotonic()
+        if self._config.max_model_len == FITTING_LENGTH:
+            self._fit_length(self.cache_groups(sizes).capacity)
         self._sizes = sizes
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes(), self._prompt_shapes())
@@ -354,8 +357,15 @@ class Worker:
             self._runner.release()
         self._runner = None
 
+    def _fit_length(self, capacity: int) -> None:
+        """Lower `max_model_len` to the tokens of one request that fit into the KV cache."""
+        if capacity < self.max_model_len:
+            if self._rank == 0:
+                self._log(f"max_model_len is {capacity:,}: the KV cache has no room for {self.max_model_len:,} tokens")
+            self.max_model_len = capacity
+
     def _read_model_config(self) -> ModelConfig:
-        """Return the configuration of the model as this rank runs it; its number of positions is `max_model_len`."""
+        """Return the configuration of the model as this rank runs it; it has at least `max_model_len` positions."""
         config = self._config
         model = auto_config.resolve_model_config(config, self._folder, self.device)
         return at_stage(model, self._rank // config.tensor_parallel_size, config.pipeline_parallel_size)

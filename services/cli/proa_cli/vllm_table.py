@@ -69,8 +69,8 @@ _SAME = (
     )
     | rows(
         Kind.SAME,
-        "with units as in vLLM, without `auto`: the default is the model's context length, and a start for which there "
-        "is not enough memory names the longest that fits",
+        "with units and `auto` as in vLLM: the default is the model's context length, and a start for which there is "
+        "not enough memory names the longest that fits",
         "--max-model-len",
     )
     | rows(Kind.SAME, "also for downloads from object stores", "--download-dir")

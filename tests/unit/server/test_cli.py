@@ -19,7 +19,7 @@ import proa_gateway.cli
 from proa.options import from_arguments
 from proa.tls import TlsFiles
 from proa_engine.cli import main, make_parser
-from proa_engine.config import EngineConfig, PeerTls
+from proa_engine.config import FITTING_LENGTH, EngineConfig, PeerTls
 from proa_engine.server.options import ServeOptions
 from support.processes import free_port
 
@@ -60,7 +60,7 @@ def test_flags_carry_vllms_names() -> None:
         [],
         ["serve", "--model", "m", "--dtype", "float8"],
         ["serve", "--model", "m", "--max-num-seqs", "many"],
-        ["serve", "--model", "m", "--max-model-len", "auto"],
+        ["serve", "--model", "m", "--max-model-len", "most"],
         ["serve", "--model", "m", "--hf-overrides", "[1]"],
         ["serve", "--model", "m", "--drain-timeout", "-1"],
         ["worker", "--rank", "1"],
@@ -129,6 +129,8 @@ def test_a_model_may_have_several_names(flags: str, name: str, aliases: tuple[st
 def test_sizes_have_vllms_units() -> None:
     config = parse("serve --model m --max-model-len 32k --max-num-batched-tokens 8K --kv-cache-memory-bytes 2g").config
     assert (config.max_model_len, config.max_num_batched_tokens) == (32_000, 8192)
+    for text in ("auto", "-1"):
+        assert parse(f"serve --model m --max-model-len {text}").config.max_model_len == FITTING_LENGTH
     assert config.kv_cache_memory_bytes == 2_000_000_000
 
 

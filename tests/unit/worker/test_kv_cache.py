@@ -96,7 +96,7 @@ def test_a_cache_below_one_full_request_is_rejected_with_what_to_change() -> Non
         check(6)
     with pytest.raises(ValueError, match=r"room for 0 blocks.*take a smaller model, raise"):
         check(-5)
-    with pytest.raises(ValueError, match=r"lower max_model_len to at most 96, take less memory for images \(encoder_"):
+    with pytest.raises(ValueError, match=r"to at most 96, or set it to auto, take less memory for images \(encoder_"):
         check(6, reads_images=True)
 
 
