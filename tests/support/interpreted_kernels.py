@@ -248,6 +248,18 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         assert out[:num_decodes].isnan().all()
 
 
+def check_prefill_attention_in_little_memory(dtype: torch.dtype) -> None:
+    """With the tilings of GPUs whose shared memory has no room for wide tiles."""
+    with mock.patch("proa_engine.kernels.prefill_attention.has_little_shared_memory", return_value=True):
+        for head_dim in (136, 264):
+            case = attention_case([(3, 3), (20, 50)], num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+            metadata = case.metadata
+            batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
+            out = torch.full_like(case.query, torch.nan)
+            prefill_attention(case.query, case.key_cache, case.value_cache, *batch, out, 0, 0.25, None)
+            close(out.float(), case.expected, TOLERANCE[dtype])
+
+
 def check_attention_within_images(dtype: torch.dtype) -> None:
     """As a chunk behind a hit within an image, of one token too; images side by side, and wider than a window."""
     lens = [(1, 33), (1, 5), (3, 3), (20, 50)]
@@ -414,6 +426,7 @@ CHECKS = (
     check_attention_of_wide_decodes,
     check_attention_of_padded_decodes,
     check_prefill_attention,
+    check_prefill_attention_in_little_memory,
     check_attention_within_images,
     check_attention_of_head_sizes,
     check_invariant_products,

@@ -16,7 +16,7 @@ from proa_engine.kernels.attention_plan import ReferencePlan
 from proa_engine.kernels.attention_tile import LOG2_E
 from proa_engine.kernels.decode_plan import DecodePlan
 from proa_engine.kernels.latent_kernels import latent_decode_kernel, latent_prefill_kernel
-from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, has_little_shared_memory, kernel, next_power_of_2
 from proa_engine.kernels.paged_attention import AttentionPlan, InvariantPlan
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
@@ -326,7 +326,8 @@ def _prefill(
         QUERIES=QUERIES,
         TILE=32,
         num_warps=8,
-        num_stages=5,  # two for the block table, three for rows: one tile of them is in flight
+        # Two for the block table, three for rows: one tile of them is in flight. In little memory, none.
+        num_stages=4 if has_little_shared_memory(query.device) else 5,
         **_constants(query, cache, rank),
     )
 

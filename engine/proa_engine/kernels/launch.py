@@ -23,7 +23,7 @@ wrong result comes from it.
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any
 
@@ -39,6 +39,7 @@ HOPPER_MULTIPROCESSORS = 132
 META_MULTIPROCESSORS = ContextVar("META_MULTIPROCESSORS", default=HOPPER_MULTIPROCESSORS)  # see `variants.record`
 
 FIRST_CAPABILITY = 90
+LITTLE_SHARED_MEMORY = (86, 89, 120, 121)  # compute capabilities
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
 _IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 
@@ -61,13 +62,28 @@ def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def capability(device: torch.device) -> int:
+    """The GPU's compute capability times 10: 90 for Hopper."""
+    if device.type != "cuda":  # meta tensors
+        return int(driver.active.get_current_target().arch)
+    return _gpu_capability(device)
+
+
+@cache
+def _gpu_capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels may use the tensor cores' instructions that no GPU before or after Hopper has."""
-    if INTERPRETED:
-        return False
-    if device.type != "cuda":  # meta tensors
-        return bool(driver.active.get_current_target().arch == FIRST_CAPABILITY)
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return not INTERPRETED and capability(device) == FIRST_CAPABILITY
+
+
+def has_little_shared_memory(device: torch.device) -> bool:
+    """Whether a program has at most 99 KiB of shared memory, as on an L4, an L40S or an RTX card; others have 163 or
+    more."""
+    return not INTERPRETED and capability(device) in LITTLE_SHARED_MEMORY
 
 
 @triton.jit
