@@ -13,14 +13,24 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, capability, kernel, next_power_of_2
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 BLOCK = 128  # inputs and outputs that share a scale, in weights of blocks
+FP8_CAPABILITY = 89
 SMALLEST = 1e-10  # the least max|x|, so that a row of zeros has a scale
 # Triton's interpreter loses a carry when it rounds to 8 bits, so there the kernels round beforehand.
 ROUND_BEFORE = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `ValueError` if the device is a GPU without 8-bit floats."""
+    if device.type == "cuda" and (found := capability(device)) < FP8_CAPABILITY:
+        raise ValueError(
+            "8-bit floats (quantization, kv_cache_dtype) need a GPU of compute capability 8.9 or later, such as an L4 "
+            f"or an H100; this one has {found // 10}.{found % 10}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

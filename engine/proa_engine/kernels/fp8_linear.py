@@ -14,7 +14,15 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.few_rows import FewRowsLinear
-from proa_engine.kernels.fp8 import BLOCK, Fp8Form, QuantizedRows, dequantize_blocks, dequantize_rows, quantize
+from proa_engine.kernels.fp8 import (
+    BLOCK,
+    Fp8Form,
+    QuantizedRows,
+    check_device,
+    dequantize_blocks,
+    dequantize_rows,
+    quantize,
+)
 from proa_engine.kernels.launch import cdiv, kernel
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.product_tile import ROWS_TOGETHER, rows_per_program, store_tile
@@ -112,6 +120,7 @@ class Fp8Product:
     """
 
     def __init__(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, form: Fp8Form) -> None:
+        check_device(weight.device)
         self.shape = weight.shape
         self.form = form
         self.skinny = skinny_gemm_form(weight)

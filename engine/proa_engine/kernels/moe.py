@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
+from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, check_device, quantize
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
@@ -50,6 +50,10 @@ class ExpertMatrices:
     weight: torch.Tensor  # [experts, outputs, inputs]
     scales: torch.Tensor | None = None  # [experts, outputs], or [experts, ceil(outputs / 128), inputs / 128]
     bias: torch.Tensor | None = None  # [experts, outputs]
+
+    def __post_init__(self) -> None:
+        if self.weight.dtype == FP8:
+            check_device(self.weight.device)
 
     @property
     def num_experts(self) -> int:

@@ -7,6 +7,7 @@ import torch
 
 from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.speculation import check_speculation
+from proa_engine.kernels.fp8 import FP8, check_device
 from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.models.config import ModelConfig, check_prompt_embeds, make_batch_invariant, make_expert_parallel
 from proa_engine.models.pooling_config import changed_pooling
@@ -74,17 +75,24 @@ def resolve_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torc
     return dtype
 
 
-def resolve_cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+def resolve_cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the type of the KV cache. `dtype` is the type of the activations.
 
     "auto" is what the checkpoint asks for; latent attention has no cache of 8-bit floats. Raises ValueError for a type
-    of floats that is not that of the activations.
+    of floats that is not that of the activations, and for 8-bit floats on a GPU that has none.
     """
+    cache_dtype = _cache_dtype(wanted, model, dtype)
+    if cache_dtype == FP8:
+        check_device(device)
+    return cache_dtype
+
+
+def _cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     if wanted == "auto":
         has_latents = any(layer.cache_kind is LatentLayer for layer in model.layers)
-        return torch.float8_e4m3fn if model.fp8_kv_cache and not has_latents else dtype
+        return FP8 if model.fp8_kv_cache and not has_latents else dtype
     if wanted.startswith("fp8"):
-        return torch.float8_e4m3fn
+        return FP8
     activations = str(dtype).removeprefix("torch.")
     if wanted != activations:
         raise ValueError(

@@ -140,7 +140,7 @@ class Worker:
         if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.enable_expert_parallel):
             self._log(str(split))
         dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
-        cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self.model_config, dtype)
+        cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self.model_config, dtype, self.device)
         if self._rank == 0 and self.model_config.fp8_kv_cache and cache_dtype == dtype:
             self._log("the checkpoint's scales for a KV cache of 8-bit floats are not used")
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet

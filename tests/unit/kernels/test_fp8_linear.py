@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows
+from proa_engine.kernels import fp8
+from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, check_device
 from proa_engine.kernels.fp8_linear import Fp8Linear
 
 NOT_SUPPORTED = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
@@ -39,3 +40,14 @@ def test_a_refused_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="illegal"):
         multiply("CUDA error: an illegal memory access was encountered", monkeypatch)
+
+
+@pytest.mark.parametrize(("capability", "has_fp8"), [(80, False), (86, False), (89, True), (90, True), (120, True)])
+def test_a_gpu_without_8_bit_floats_is_refused(capability: int, has_fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "capability", lambda device: capability)
+    check_device(torch.device("cpu"))
+    if has_fp8:
+        check_device(torch.device("cuda"))
+        return
+    with pytest.raises(ValueError, match=f"compute capability 8.9 or later.*has 8.{capability % 10}"):
+        check_device(torch.device("cuda"))
