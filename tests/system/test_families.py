@@ -160,8 +160,8 @@ async def check_json(family: Family) -> None:
 
 async def check_reasoning(family: Family, writer: Writer) -> None:
     assert writer.reasoning is not None
-    closing = family.ids.get(writer.reasoning[1].strip())
-    bias = {str(token): -100 for token in (closing,) if token is not None}
+    signs = [token for token in writer.tokens if any(token in text for text in writer.reasoning)]
+    bias = {str(family.ids[token]): -100 for token in signs}  # only the template and the budget write them
     fields: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "logit_bias": bias}
     thinking = await family.chat(chat_template_kwargs={"enable_thinking": True}, **fields)
     assert thinking["message"]["reasoning_content"]
