@@ -19,7 +19,7 @@ from support.processes import engine_process, free_port, kill_with_children
 from support.scrape import Scrape
 
 NUM_STREAMS = 6
-NUM_TOKENS = 60
+NUM_TOKENS = 200  # a stream still runs when its engine drains, on a busy machine too
 FLAGS = ("--model=builtin", "--kv-cache-memory-bytes=67108864", "--kv-offloading-size=0.2")
 ROLES = ("prefill", "decode", "decode")
 
