@@ -10,7 +10,7 @@ from auto_round import AutoRound
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoRoundConfig, AutoTokenizer
 
-from quantizer_writers.common import Texts, Theirs, Write, dense_twin, main, measure_model
+from quantizer_writers.common import Texts, Theirs, Write, main, measure_model
 
 LENGTH = 128  # of a row to calibrate with
 
@@ -33,9 +33,18 @@ def write(stored_as: str, options: dict[str, Any], base: Path, folder: Path, tex
         folder, dtype=torch.float32, device_map="cpu", quantization_config=AutoRoundConfig(backend="torch")
     )
     dense = {f"{n}.weight": unit_products(m) for n, m in loaded.named_modules() if hasattr(m, "qweight")}
-    stored = [name for name in load_file(folder / "model.safetensors") if name.endswith(".qweight")]
-    assert len(stored) == len(dense), "the library's own reader leaves matrices at random"
-    logits = measure_model(dense_twin(folder, dense), texts)
+    stored = load_file(folder / "model.safetensors")
+    assert sum(name.endswith(".qweight") for name in stored) == len(dense), (
+        "the library's own reader leaves matrices at random"
+    )
+    # Not by `dense_twin`: once AutoRound has taken a mixture apart, this process reads no other experts than its own.
+    for name, matrix in dense.items():
+        module = name.removesuffix(".weight")
+        linear = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=f"{module}.bias" in stored)
+        linear.weight = torch.nn.Parameter(matrix, requires_grad=False)
+        loaded.set_submodule(module, linear)
+    torch.nn.Module.float(loaded).load_state_dict(stored, strict=False)  # the reader has them in float16
+    logits = measure_model(loaded.eval(), texts)
     return Theirs(logits, logits)
 
 

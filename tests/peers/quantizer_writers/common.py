@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -86,9 +87,12 @@ def dense_twin(folder: Path, dense: Mapping[str, torch.Tensor]) -> torch.nn.Modu
         in_float32 = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
         save_file(in_float32, Path(twin) / "model.safetensors", {"format": "pt"})
         (Path(twin) / "config.json").write_text(json.dumps(config))
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            twin, dtype=torch.float32, attn_implementation="eager"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            twin, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
+    model: torch.nn.Module = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    assert not missing, f"transformers leaves weights at random: {missing[:3]}"
     return model.eval()
 
 
