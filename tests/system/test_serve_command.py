@@ -203,7 +203,7 @@ def test_the_command_gets_the_key_of_the_gateway() -> None:
     run = Run("sh", "-c", "echo key $PROA_API_KEY", KNOWN_KEY="sk-1")
     assert run.end() == 0
     run.close()
-    assert run.lines[-1] == "command | key sk-1"
+    assert "command | key sk-1" in run.lines
 
 
 def test_command_runs_when_ready_and_its_exit_stops_all() -> None:
