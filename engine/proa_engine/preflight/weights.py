@@ -25,7 +25,7 @@ from proa_engine.models.text_prefix import text_prefix
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _QUANTIZED = ("weight", "weight_packed", "qweight")  # the last part of the names of numbers; gpt-oss: `*_blocks`
-_FIRST_EXPERT = re.compile(r"(.+\.experts\.0\.\w+)\.(?:weight|weight_packed|qweight)")
+_FIRST_EXPERT = re.compile(rf"(.+\.experts\.0\.\w+)\.(?:{'|'.join(_QUANTIZED)})")
 _STACKED_EXPERTS = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj)\w*")
 _SHOWN = 5
 
