@@ -2,17 +2,13 @@
 for is the process's own, hence a process of its own."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.kernel_facts import MOST_SHARED_BYTES, KernelFacts, copies_in_flight
+from support.own_process import run_compiling
 
-TESTS = Path(__file__).parents[1]
 AMONG_THEM = {
     "accept_drafts_kernel",
     "decode_attention_kernel",
@@ -47,16 +43,8 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def compiled() -> list[KernelFacts]:
     """The program fails if steps of odd shapes launch variants that the engine's start does not."""
-    result = subprocess.run(
-        [sys.executable, "-m", "support.compiled_kernels"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return [facts(json.loads(line)) for line in result.stdout.splitlines()]
+    printed = run_compiling("support.compiled_kernels", timeout=580)
+    return [facts(json.loads(line)) for line in printed.splitlines()]
 
 
 def facts(line: dict[str, Any]) -> KernelFacts:
