@@ -1,6 +1,7 @@
 """Chat templates: messages to one prompt text.
 
-A template is a Jinja program that comes with the model, so it runs in a sandbox.
+A template is a Jinja program that comes with the model, so it runs in a sandbox (`template_sandbox.py`) and within a
+budget of time and size (`template_budget.py`).
 
 `content_forms` finds how a template reads the contents of messages: as text, as lists of parts, or as either. It
 renders short conversations with both, so it does not depend on how a template is written. vLLM looks for loops over
@@ -12,13 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from proa.template_budget import Budget, TemplateTooCostly, concat, current
+from proa.template_guards import add_guards
+from proa.template_sandbox import TemplateEnvironment
+
+MAX_SOURCE: Final = 2**17
+"""Characters of a template. The longest published ones have 40,000."""
+MAX_NODES: Final = 10_000
+"""Of a template's syntax tree. The longest published ones have 1,400; compiling so many takes one to three seconds."""
+_MAX_ERROR = 1000  # characters
+_MAX_DATE = 100  # characters of a date's layout
 Messages = Sequence[Mapping[str, Any]]
 Content = str | Sequence[Mapping[str, Any]]
 
@@ -106,28 +117,40 @@ class ChatTemplateError(ValueError):
     """The template does not compile, or rejects the messages; has its error message."""
 
 
+class ChatTemplateTooCostly(ChatTemplateError):
+    """Rendering takes more time or memory than its budget; has the reason."""
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens`: `bos_token`, `eos_token`, …, which templates use by name."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises `ChatTemplateError` for a source that does not compile.
+        """Raises `ChatTemplateError` for a source that does not compile, or that is too long or costly to compile.
 
         `variables`: names that the template reads and does not always set itself. `tests_none`: whether it
         distinguishes null from other values.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
+        if len(source) > MAX_SOURCE:
+            raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
+        environment = TemplateEnvironment([_GenerationTag], {"tojson": _to_json})
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        token = current.set(Budget())
         try:
-            self._template = environment.from_string(source)
             tree = environment.parse(source)
-            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
+                raise TemplateTooCostly(f"it has more than {MAX_NODES} parts")
+            self.variables = _undeclared_variables(tree, environment)
             self.tests_none = any(test.name == "none" for test in tree.find_all(nodes.Test))
-        except TemplateError as error:
-            raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
+            add_guards(tree)
+            self._template = environment.from_string(tree)
+            self._globals = dict(self._template.globals)  # those of a `Template` are slow to copy
+        except (RecursionError, MemoryError) as error:  # Python's compiler raises this one
+            raise ChatTemplateError("the chat template does not compile: it nests too deeply") from error
+        except Exception as error:  # of Jinja, or of Python for what Jinja made of the template
+            raise ChatTemplateError(f"the chat template does not compile: {_message(error)}") from error
+        finally:
+            current.reset(token)
         self._special_tokens = dict(special_tokens or {})
 
     @cached_property
@@ -141,14 +164,33 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         *,
         add_generation_prompt: bool = True,
+        budget: Budget | None = None,
     ) -> str:
-        """The prompt. `variables`: of the template (`enable_thinking`, …). Raises `ChatTemplateError`."""
-        values = {**self._special_tokens, **(variables or {})}
+        """The prompt. `variables`: of the template (`enable_thinking`, …). `budget`: what it may use, or what is left
+        of it after other renderings; None: one of its own. Raises `ChatTemplateError`, also if the template raises."""
+        values = {**self._globals, **self._special_tokens, **(variables or {})}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        token = current.set(budget or Budget())
         try:
-            return self._template.render(values)
+            return concat(self._template.root_render_func(self._template.new_context(values, shared=True)))
+        except TemplateTooCostly as error:
+            raise ChatTemplateTooCostly(str(error)) from error
         except Exception as error:  # the template may raise anything for a client's values
-            raise ChatTemplateError(str(error) or type(error).__name__) from error
+            raise ChatTemplateError(_message(error)) from error
+        finally:
+            current.reset(token)
+
+
+def _undeclared_variables(tree: nodes.Template, environment: TemplateEnvironment) -> frozenset[str]:
+    """`jinja2.meta.find_undeclared_variables`, without its optimizer."""
+    generator = TrackingCodeGenerator(environment)
+    generator.optimizer = None
+    generator.visit(tree)
+    return frozenset(generator.undeclared_identifiers)
+
+
+def _message(error: Exception) -> str:
+    return str(error)[:_MAX_ERROR] or type(error).__name__
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -193,7 +235,13 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The `tojson` filter as in transformers; Jinja's own escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _encode(value)  # making an encoder takes longer than a small value
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return encoder.encode(value) if indent is None else concat(encoder.iterencode(value))
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _raise_exception(message: str) -> None:
@@ -201,4 +249,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > _MAX_DATE:
+        raise TemplateError(f"the date's layout has more than {_MAX_DATE} characters")
     return datetime.now().strftime(layout)
