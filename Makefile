@@ -24,6 +24,9 @@ EARLIER ?=
 run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 ARGS="--FLAG …", those of `proa serve`); Ctrl-C stops both
 	@proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) $(ARGS)
 
+real-model: setup ## fetch SmolLM2-135M-Instruct (93 MB, once) into build/real-model, for `make run MODEL=build/real-model`
+	@scripts/real-model build/real-model
+
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python benchmarks/sse.py --streams 1 64 256
 	python benchmarks/offline.py --model "$(MODEL)"
@@ -144,4 +147,4 @@ clean: ## remove the environment, the tools and all caches; build/ is kept
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run real-model bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
