@@ -9,10 +9,11 @@ renders short conversations with both, so it does not depend on how a template i
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from jinja2 import TemplateError, nodes
@@ -128,7 +129,8 @@ class ChatTemplate:
         """Raises `ChatTemplateError` for a source that does not compile, or that is too long or costly to compile.
 
         `variables`: names that the template reads and does not always set itself. `tests_none`: whether it
-        distinguishes null from other values.
+        distinguishes null from other values. `seconds_per_message`: of the last rendering, whether it ended or was
+        stopped.
         """
         if len(source) > MAX_SOURCE:
             raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
@@ -152,11 +154,12 @@ class ChatTemplate:
         finally:
             current.reset(token)
         self._special_tokens = dict(special_tokens or {})
+        self.seconds_per_message = 0.0
 
     @cached_property
     def content_forms(self) -> Mapping[str, ContentForms]:
         """How it reads the contents of messages, by role."""
-        return content_forms(self.render)
+        return content_forms(partial(self.render, budget=Budget()))
 
     def render(
         self,
@@ -171,6 +174,7 @@ class ChatTemplate:
         values = {**self._globals, **self._special_tokens, **(variables or {})}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         token = current.set(budget or Budget())
+        started = time.perf_counter()
         try:
             return concat(self._template.root_render_func(self._template.new_context(values, shared=True)))
         except TemplateTooCostly as error:
@@ -178,6 +182,7 @@ class ChatTemplate:
         except Exception as error:  # the template may raise anything for a client's values
             raise ChatTemplateError(_message(error)) from error
         finally:
+            self.seconds_per_message = (time.perf_counter() - started) / (len(messages) or 1)
             current.reset(token)
 
 

@@ -13,6 +13,7 @@ import tokenizers
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, sampling_defaults
+from proa_gateway.chat_templates import TemplateRenderer, prepared_template
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
@@ -67,10 +68,11 @@ class Tokenizer:
         source = template_source(config, template_file)
         tool_source = template_source(config, template_file, tools=True)
         self._special_tokens = special_tokens(config)
-        self.chat_template = self.compile_template(source) if source else None
+        self.chat_template = prepared_template(source, self._special_tokens) if source else None
         self._tool_template = self.chat_template
         if tool_source is not None and tool_source != source:
-            self._tool_template = self.compile_template(tool_source)
+            self._tool_template = prepared_template(tool_source, self._special_tokens)
+        self.templates = TemplateRenderer(self._special_tokens)
         self.tool_template_source = tool_source or ""
         self.sampling_defaults = sampling_defaults(files)
         self.info = _tokenizer_info(config, source)
@@ -89,10 +91,6 @@ class Tokenizer:
         written = {token for token in self.added_tokens if token.strip() and token in sources}
         self.special_control_tokens = ControlTokens(specials)
         self.control_tokens = ControlTokens(specials | written)
-
-    def compile_template(self, source: str) -> ChatTemplate:
-        """A chat template with the model's special tokens. Raises `ChatTemplateError`."""
-        return ChatTemplate(source, special_tokens=self._special_tokens)
 
     def template_for(self, *, tools: bool) -> ChatTemplate | None:
         """The chat template of a chat with or without tools."""

@@ -1,5 +1,6 @@
 """The history of a conversation in the prompt: the same text as from transformers."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import transformers
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
+from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt
 from support.chat import TOOL_TEMPLATES
@@ -28,7 +30,7 @@ family = pytest.mark.parametrize("name", TOOL_TEMPLATES)
 
 def render(source: str, messages: list[dict[str, Any]], **fields: Any) -> str:
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    return render_prompt(conversation_of(request), ChatTemplate(source))
+    return asyncio.run(render_prompt(conversation_of(request), ChatTemplate(source), TemplateRenderer({})))
 
 
 def reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:

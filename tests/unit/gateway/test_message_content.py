@@ -1,5 +1,6 @@
 """Contents of messages, as text and as parts, in the forms that chat templates read."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
+from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.chat_prompt import render_prompt
 from proa_gateway.serving.content import ContentFormat, ImagePart
@@ -53,7 +55,8 @@ PART_LIST = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", 
 
 def render(source: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto", **fields: Any) -> str:
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    return render_prompt(conversation_of(request), ChatTemplate(source), content_format, placeholder="<img>")
+    template, renderer = ChatTemplate(source), TemplateRenderer({})
+    return asyncio.run(render_prompt(conversation_of(request), template, renderer, content_format, placeholder="<img>"))
 
 
 def user(content: object) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ async def encoded(tokenizer: Tokenizer, *messages: Any, **fields: Any) -> list[i
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
     conversation = plain_conversation(conversation_of(request), tokenizer)
     assert tokenizer.chat_template is not None
-    text = render_prompt(conversation, tokenizer.chat_template)
+    text = await render_prompt(conversation, tokenizer.chat_template, tokenizer.templates)
     return await tokenizer.encode_marked(text, add_special_tokens=False)
 
 
@@ -140,7 +140,7 @@ async def test_other_texts_have_the_same_tokens_as_without(style: Style, executo
     tokenizer = tokenizer_of(style, executor)
     request = ChatCompletionRequest.model_validate({"messages": [user("a < b [c] |\n\n<table> \U0001f600")]})
     assert tokenizer.chat_template is not None
-    text = render_prompt(conversation_of(request), tokenizer.chat_template)
+    text = await render_prompt(conversation_of(request), tokenizer.chat_template, tokenizer.templates)
     assert await encoded(tokenizer, *request.messages) == await tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proa.chat_template import ChatTemplate, ChatTemplateError, ContentForms, cut_at_mark, marked
+from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly, ContentForms, cut_at_mark, marked
+from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_of
 from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall
@@ -99,22 +100,26 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that switch reasoning on or off."""
 
 
-def render_prompt(
+async def render_prompt(
     conversation: Conversation,
     template: ChatTemplate,
+    renderer: TemplateRenderer,
     content_format: ContentFormat = "auto",
     *,
     placeholder: str = "",
 ) -> str:
     """`placeholder`: what stands for an image. Raises `InvalidRequest` if the template refuses the messages or does not
-    use a field that is set."""
-    text = _render(conversation, template, content_format, placeholder, opens_message=conversation.opens_message)
+    use a field that is set, and `ChatTemplateTooCostly`."""
+    text = await _render(
+        conversation, template, renderer, content_format, placeholder, opens_message=conversation.opens_message
+    )
     return _cut(text) if conversation.continues_message else text
 
 
-def generation_prompt(
+async def generation_prompt(
     conversation: Conversation,
     template: ChatTemplate,
+    renderer: TemplateRenderer,
     prompt: str,
     content_format: ContentFormat = "auto",
     *,
@@ -125,16 +130,17 @@ def generation_prompt(
         return text_of(conversation.messages[-1].content)
     if not conversation.opens_message:
         return ""
-    history = _render(conversation, template, content_format, placeholder, opens_message=False)
+    history = await _render(conversation, template, renderer, content_format, placeholder, opens_message=False)
     if prompt.startswith(history):
         return prompt[len(history) :]
     num_common = bisect(range(len(prompt)), False, key=lambda length: not history.startswith(prompt[: length + 1]))
     return prompt[num_common:]
 
 
-def _render(
+async def _render(
     conversation: Conversation,
     template: ChatTemplate,
+    renderer: TemplateRenderer,
     content_format: ContentFormat,
     placeholder: str,
     *,
@@ -146,7 +152,9 @@ def _render(
         messages[-1]["content"] = marked(messages[-1].get("content") or "")
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
-        return template.render(messages, variables, add_generation_prompt=opens_message)
+        return await renderer.render(template, messages, variables, add_generation_prompt=opens_message)
+    except ChatTemplateTooCostly:
+        raise
     except ChatTemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
 

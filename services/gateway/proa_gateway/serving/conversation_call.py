@@ -3,11 +3,11 @@
 An API of chats brings a `Conversation`, its sampling fields by OpenAI's names, and the renderer of the response.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from proa.chat_template import ChatTemplate, ChatTemplateError
+from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly
 from proa.contract import SamplingParams
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
@@ -88,7 +88,7 @@ class ConversationReader:
     ) -> ReadConversation:
         """`model_format` None: no output is parsed. `limit`: tokens of the prompt; None: those of the model's context.
         Raises `InvalidRequest`, `Overloaded`."""
-        template, settings, request = self._template(model), self.settings, self.request
+        template, settings, request = await self._template(model), self.settings, self.request
         conversation, variables = self.conversation, self.conversation.template_kwargs
         ignored = [f"chat_template_kwargs.{name}" for name in variables if name not in template.variables]
         if self.reasoning_fields is not None:
@@ -98,7 +98,10 @@ class ConversationReader:
         images = await load_images(parts, model, settings.images, param=self.param)
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
         placeholder = images.input.placeholder if images is not None else ""
-        text = render_prompt(written, template, settings.content_format, placeholder=placeholder)
+        renderer = model.tokenizer.templates
+        text = await self._rendered(
+            model, render_prompt(written, template, renderer, settings.content_format, placeholder=placeholder)
+        )
         # The text has its special tokens already: the template writes them.
         special = request.add_special_tokens or False
         expanded = images.expand(text) if images is not None else text
@@ -120,15 +123,30 @@ class ConversationReader:
             generation_prompt,
             conversation,
             template,
+            renderer,
             text,
             settings.content_format,
             placeholder=placeholder,
         )
-        message_format = self._message_format(model_format, add_generation_prompt)
+        message_format = await self._message_format(
+            model_format, lambda: self._rendered(model, add_generation_prompt())
+        )
         prompt = Prompt(kept, expanded, placed, message_format=message_format)
         return ReadConversation(prompt, conversation, ignored)
 
-    def _message_format(self, model_format: ModelFormat | None, added_text: Callable[[], str]) -> MessageFormat | None:
+    async def _rendered(self, model: ServedModel, prompt: Awaitable[str]) -> str:
+        """Raises `InvalidRequest` for a template that takes too long or too much memory."""
+        try:
+            return await prompt
+        except ChatTemplateTooCostly as error:
+            if self.conversation.chat_template is not None:
+                raise InvalidRequest(f"chat_template was stopped: {error}.", param="chat_template") from error
+            message = f"The chat template of the model {model.name!r} was stopped: {error}."
+            raise InvalidRequest(message, param=self.param) from error
+
+    async def _message_format(
+        self, model_format: ModelFormat | None, added_text: Callable[[], Awaitable[str]]
+    ) -> MessageFormat | None:
         """Return how the outputs are parsed, None if they are not. `added_text` returns the end of the prompt that
         begins the answer."""
         conversation = self.conversation
@@ -140,16 +158,16 @@ class ConversationReader:
         has_tags = model_format.tool_format.reasoning is not None
         return model_format.for_request(
             conversation.prompt_tools,
-            model_format.reasoning_after(added_text()) if has_tags else Reasoning.CLOSED,
+            model_format.reasoning_after(await added_text()) if has_tags else Reasoning.CLOSED,
             parallel_calls=conversation.parallel_tool_calls,
             constrains_content=self.request.constraint is not None,
         )
 
-    def _template(self, model: ServedModel) -> ChatTemplate:
+    async def _template(self, model: ServedModel) -> ChatTemplate:
         source = self.conversation.chat_template
         if source is not None:
             try:
-                return model.tokenizer.compile_template(source)
+                return await model.tokenizer.templates.compile(source)
             except ChatTemplateError as error:
                 raise InvalidRequest(f"chat_template: {error}", param="chat_template") from error
         template = model.tokenizer.template_for(tools=bool(self.conversation.prompt_tools))
