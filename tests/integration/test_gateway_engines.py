@@ -321,7 +321,8 @@ async def test_an_engine_that_ends_the_watch_without_a_status_is_not_waited_for(
     [
         (Attempt("", connected=True), 0.1),
         (Attempt("no answer"), 1.0),
-        (Attempt("no tokenizer", is_refused=True), 10.0),  # each attempt opens a session
+        (Attempt("no tokenizer", is_refused=True), 1.0),  # each attempt opens a session
+        (Attempt("a bug", failure=KeyError("x")), 1.0),
     ],
 )
 def test_the_time_to_the_next_attempt_depends_on_how_the_last_one_ended(attempt: Attempt, seconds: float) -> None:

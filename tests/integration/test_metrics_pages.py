@@ -355,6 +355,7 @@ def engine(address: str, *, model_name: str | None) -> EngineClient:
         "kv_cache_usage": stats.kv_cache_usage,
         "breaker_state": BreakerState.OPEN,
         "suspect": True,
+        "refusal": "",
     }
     return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
 

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import partial
+from random import Random
 from typing import TypeVar
 
 import grpc
@@ -76,7 +76,10 @@ class CircuitBreaker:
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
 LAST_RECONNECT_DELAY = 2.0
-REFUSED_RECONNECT_DELAY = 10.0  # of an engine that the gateway refuses: only another process at its address helps
+# Of an engine that the gateway does not use. Other engines may go, or it is replaced, which is noticed at once.
+FIRST_REFUSED_DELAY = 1.0
+LAST_REFUSED_DELAY = 10.0
+LAST_FAILED_DELAY = 60.0  # where the gateway failed: each attempt may load a tokenizer
 # An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
 SUSPECT_SILENCE = 1.5
 SUSPECT_STEP_AGE = 10.0
@@ -96,28 +99,38 @@ class EngineState(Enum):
 class Attempt:
     """One attempt to connect. `reason`: why there was no session, or why it ended. `is_expected`: the engine loads its
     model, or had said that it drains. `has_answered`: the engine's process listens, though it accepts no session.
-    `is_refused`: by the gateway."""
+    `is_refused`: by the gateway. `failure`: an exception that no one has foreseen."""
 
     reason: str
     connected: bool = False
     is_expected: bool = False
     has_answered: bool = False
     is_refused: bool = False
+    failure: Exception | None = None
     num_requests: int = 0  # that the session left
+
+    @property
+    def refusal(self) -> str:
+        """Why the gateway does not use an engine that answers. Empty: it would."""
+        return self.reason if self.is_refused or self.failure is not None else ""
 
     def log(self, address: str) -> None:
         """`address`: the engine's."""
         what = ("gone" if self.is_expected else "lost") if self.connected else "not connected"
+        if self.refusal:
+            what = "not used, it is tried again"
         text = f"engine {what}: {address}: {self.reason}"
         if self.num_requests:
             text += f"; it had {self.num_requests} requests"
         level = logging.INFO if self.is_expected else logging.WARNING
-        _log.log(level, text, extra=with_fields(engine=address, num_requests=self.num_requests or None))
+        fields = with_fields(engine=address, num_requests=self.num_requests or None)
+        _log.log(level, text, extra=fields, exc_info=self.failure)
 
     def delay(self, last: float) -> float:
         """Seconds until the next attempt. `last`: those before this one."""
-        if self.is_refused:
-            return REFUSED_RECONNECT_DELAY
+        if self.refusal:
+            longest = LAST_REFUSED_DELAY if self.is_refused else LAST_FAILED_DELAY
+            return min(max(2 * last, FIRST_REFUSED_DELAY), longest)
         return FIRST_RECONNECT_DELAY if self.connected else min(2 * last, LAST_RECONNECT_DELAY)
 
 
@@ -136,8 +149,10 @@ class EngineClient:
         deadlines: Deadlines,
         on_change: Callable[["EngineClient"], None],
         open_channel: OpenChannel,
+        random: Random,
     ) -> None:
-        """`uid`: of the pod. `newly_listed`: discovery has just reported it, so it is about to start."""
+        """`uid`: of the pod. `newly_listed`: discovery has just reported it, so it is about to start. `random`: of the
+        pauses between attempts."""
         self.address = address
         self.uid = uid
         self.state = EngineState.CONNECTING
@@ -148,6 +163,8 @@ class EngineClient:
         self.kv_cache_usage = 0.0
         self.loras = EngineLoras(address, self._on_lora_loaded)
         self._num_loading = 0  # requests that wait until their adapter is loaded; counted in `load`
+        self.refusal = ""  # why the gateway does not use it, though it answers
+        self._random = random
         self.removed = False  # no longer listed: gets no new requests, finishes those it has
         self._breaker = CircuitBreaker()
         self._last_model_name: str | None = None
@@ -290,16 +307,20 @@ class EngineClient:
         delay = FIRST_RECONNECT_DELAY
         last_reason = ""
         while not self.removed:
-            attempt = await self._run_session()
+            try:
+                attempt = await self._run_session()
+            except Exception as error:  # what its next process or session brings may be no failure
+                attempt = _failed(error)
             delay = attempt.delay(delay)
             if attempt.connected or attempt.reason != last_reason:
                 attempt.log(self.address)
-            last_reason = attempt.reason
+            last_reason, self.refusal = attempt.reason, attempt.refusal
             if not self.removed:
-                await self._wait(attempt, delay * random.uniform(0.5, 1.0))
+                await self._wait(attempt, delay * self._random.uniform(0.5, 1.0))
 
     async def _wait(self, attempt: Attempt, seconds: float) -> None:
-        """Wait for the next attempt, at most `seconds`: an engine that has loaded its model is connected at once."""
+        """Wait for the next attempt, at most `seconds`: an engine that has loaded its model is connected at once, and
+        so is another process at the address of one that is not used."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 if attempt.has_answered:
@@ -307,6 +328,10 @@ class EngineClient:
                         with suppress(grpc.aio.AioRpcError):  # the next attempt reports what is wrong with the engine
                             if await convert.wait_until_loaded(channel):
                                 return
+                elif attempt.refusal:
+                    async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
+                        if await convert.wait_until_gone(channel):
+                            return
                 await asyncio.sleep(seconds)
 
     async def _run_session(self) -> "Attempt":
@@ -383,3 +408,10 @@ class EngineClient:
 
     def _end_of_new_grace_period(self) -> float:
         return asyncio.get_running_loop().time() + self._deadlines.failover
+
+
+def _failed(error: Exception) -> Attempt:
+    cause = error
+    while isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    return Attempt(f"the gateway failed: {type(cause).__name__}: {cause}", failure=error)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -74,6 +75,15 @@ async def wait_until_loaded(channel: grpc.aio.Channel) -> bool:
             return was_loading
         was_loading = True
     return False
+
+
+async def wait_until_gone(channel: grpc.aio.Channel) -> bool:
+    """Wait until an engine's process ends. Returns False at once if the engine does not answer."""
+    has_answered = False
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in HealthStub(channel).Watch(HealthCheckRequest()):
+            has_answered = True
+    return has_answered
 
 
 def open_to_pb(client_id: str) -> SessionRequest:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from random import Random
 from typing import NamedTuple
 
 from proa.contract import Role
@@ -52,14 +53,17 @@ class EnginePool:
         router: Router,
         open_channel: OpenChannel,
         exchange: KvExchange,
+        random: Random | None = None,
     ) -> None:
-        """`observe` is called when an engine's state or load changes, and after its session has ended."""
+        """`observe` is called when an engine's state or load changes, and after its session has ended. `random`: of the
+        pauses between attempts to connect; None: a new one."""
         self._client_id = client_id
         self._models = models
         self._deadlines = deadlines
         self._observe = observe
         self._router = router
         self._open_channel = open_channel
+        self._random = random or Random()
         self.exchange = exchange
         self._clients: dict[str, EngineClient] = {}  # by address, like all below
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -194,6 +198,7 @@ class EnginePool:
             deadlines=self._deadlines,
             on_change=self._on_change,
             open_channel=self._open_channel,
+            random=self._random,
         )
         before = self._tasks.get(address)
         if before is not None and before.cancel():

@@ -17,9 +17,10 @@ from proa.telemetry import PROVIDER_NAME
 
 
 class Engine(Protocol):
-    """What the gauges read of an engine. `model_name` None: there is no session."""
+    """What the gauges read of an engine. `model_name` None: there is no session. `refusal`: why it is not used."""
 
     address: str
+    refusal: str
     load_stats: SchedulerStats
     kv_cache_usage: float
 
@@ -412,6 +413,15 @@ class GatewayMetrics:
                     family.add_metric((engine.address, engine.model_name or ""), value(engine))
                 yield family
         yield GaugeMetricFamily("proa_gateway_sessions", "Open gRPC sessions with engines.", len(engines))
+        refused = GaugeMetricFamily(
+            "proa_gateway_engine_refused",
+            "1 for each engine that answers but is not used by the gateway; the gateway's log has the reason.",
+            labels=("engine",),
+        )
+        for engine in self._engines:
+            if engine.refusal:
+                refused.add_metric((engine.address,), 1)
+        yield refused
         if (peers := self._peers) is not None:
             yield GaugeMetricFamily(
                 "proa_gateway_scaler_peers",
