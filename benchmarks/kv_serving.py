@@ -83,6 +83,7 @@ def _fetch(mover: RunningMover, address: str, chain: tuple[bytes, ...], job_id: 
         needs_checkpoint=False,
         copied=0,
         wait_ms=5000,
+        max_ms=60_000,
         since=0.0,
     )
     mover.control.sendall(encode(Fetch(job)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from proa_engine.config import PeerTls
+from proa_engine.config import LOOPBACK, PeerTls
 from proa_engine.core.mover import FetchJob
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
@@ -58,6 +58,7 @@ def start(layout: ArenaLayout, fingerprint: bytes = bytes(32), tls: PeerTls | No
         fingerprint=fingerprint,
         since=time.time(),
         tls=tls,
+        sources=LOOPBACK,
     )
     control.sendall(encode(init))
     reader: FrameReader[ToWorker] = FrameReader(control, msgspec.msgpack.Decoder(ToWorker))
@@ -86,6 +87,7 @@ def fetch(source: RunningMover, target: RunningMover, chain: list[bytes], job_id
         needs_checkpoint=False,
         copied=0,
         wait_ms=5000,
+        max_ms=60_000,
         since=0.0,
     )
     cpu, began = source.cpu_seconds + target.cpu_seconds, time.perf_counter()

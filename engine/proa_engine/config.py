@@ -6,6 +6,7 @@ Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, a
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any, Literal
 
 from proa.contract import ImageInput
@@ -24,6 +25,16 @@ FITTING_LENGTH = -1
 """The `max_model_len` of vLLM's `auto`: the model's context length, or what the KV cache has room for if that is
 less."""
 _ADDRESS = re.compile(r".*:\d{1,5}")
+_HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?", re.ASCII)
+LOOPBACK = ("127.0.0.0/8", "::1", "localhost")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_length(text: str) -> int:
@@ -166,6 +177,13 @@ class EngineConfig:
         "port 0: any free port; empty host: all addresses. With the engine's certificate and authority (--tls-cert, "
         "--tls-ca) if it has them, otherwise in plaintext. Needs kv_offloading_size (default: none)",
         metavar="HOST:PORT",
+    )
+    kv_transfer_sources: tuple[str, ...] = option(
+        LOOPBACK,
+        "engines from which KV cache blocks may be fetched, as networks (10.1.0.0/16), addresses or host names; repeat "
+        "for several. A request cannot name any other one as its source, because what a source sends serves later "
+        "requests too (default: this machine, 127.0.0.0/8, ::1 and localhost)",
+        metavar="NETWORK",
     )
     kv_offloading_path: str | None = option(
         None,
@@ -333,6 +351,11 @@ class EngineConfig:
             raise ValueError("kv_disk_path and kv_disk_size must be set together")
         if self.kv_transfer_address is not None and not _ADDRESS.fullmatch(self.kv_transfer_address):
             raise ValueError(f"kv_transfer_address must be HOST:PORT, got {self.kv_transfer_address!r}")
+        for source in self.kv_transfer_sources:
+            if not _is_network(source) and not _HOST_NAME.fullmatch(source):
+                raise ValueError(
+                    f"kv_transfer_sources must be networks, addresses or host names without a port, got {source!r}"
+                )
         if self.role != "both" and self.kv_transfer_address is None:
             raise ValueError(f"role {self.role} needs kv_transfer_address, over which prompts' blocks are exchanged")
 

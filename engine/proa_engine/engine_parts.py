@@ -194,6 +194,7 @@ def assemble_engine(
         has_disk=config.kv_disk_path is not None,
     )
     images = None if config.language_model_only else executor.model_config.images
+        has_sources=config.kv_transfer_address is not None,
     scheduler = Scheduler(
         scheduler_config(config, executor),
         manager,

@@ -146,6 +146,7 @@ def engine_over(
         host=executor.host_tier,
         mover=executor.mover,
         has_disk=config.kv_disk_path is not None,
+        has_sources=config.kv_transfer_address is not None,
     )
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),

@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Thread
+from typing import Any
 
 import msgspec
 
-from proa_engine.config import PeerTls
+from proa_engine.config import LOOPBACK, PeerTls
 from proa_engine.core.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
-from proa_engine.mover.frames import BlocksRequest
+from proa_engine.mover.frames import BlocksRequest, encode_request
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
     Adopt,
@@ -170,6 +171,7 @@ def running_mover(
     disk: DiskSettings | None = None,
     memory: ArenaMemory | None = None,
     tls: PeerTls | None = None,
+    sources: Sequence[str] = LOOPBACK,
 ) -> Iterator[RunningMover]:
     """`memory` None: anonymous, of this layout."""
     with ExitStack() as stack:
@@ -193,6 +195,7 @@ def running_mover(
             epoch=memory.epoch,
             disk=disk,
             tls=tls,
+            sources=tuple(sources),
         )
         ours.sendall(encode(init))
         reader: FrameReader[ToWorker] = FrameReader(ours, msgspec.msgpack.Decoder(ToWorker))
@@ -217,6 +220,7 @@ def make_job(
     needs_checkpoint: bool = False,
     copied: int = 0,
     wait_ms: int = 20_000,
+    max_ms: int = 60_000,
     since: float = 0.0,
     num_ranks: int = 1,
 ) -> FetchJob:
@@ -233,19 +237,22 @@ def make_job(
         state=state,
         copied=copied,
         wait_ms=wait_ms,
+        max_ms=max_ms,
         since=since,
     )
 
 
-def blocks_request(chain: Sequence[bytes], *, needs_checkpoint: bool = False, wait_ms: int = 20_000) -> BlocksRequest:
-    """What a mover of the fingerprint sends for a job."""
-    return BlocksRequest(
+def blocks_request(chain: Sequence[bytes], *, needs_checkpoint: bool = False, **changes: Any) -> bytes:
+    """What a mover of the fingerprint sends for a job, with some fields of `BlocksRequest` changed."""
+    request = BlocksRequest(
         fingerprint=FINGERPRINT,
         rank=0,
         num_ranks=1,
-        chain=b"".join(chain),
+        num_blocks=len(chain),
         num_held=0,
         needs_checkpoint=needs_checkpoint,
-        wait_ms=wait_ms,
+        wait_ms=20_000,
+        max_ms=60_000,
         since=0.0,
     )
+    return encode_request(request._replace(**changes), chain)

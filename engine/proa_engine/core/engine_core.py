@@ -21,7 +21,6 @@ from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FromMover
 from proa_engine.core.operations import Operation
-from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
 from proa_engine.core.run_operations import Operations
@@ -90,7 +89,7 @@ class EngineCore:
         self._clock = clock
         self._max_in_flight = scheduler.config.max_steps_in_flight  # when `step` returns
         self._in_flight: deque[_Started] = deque()
-        self._prefill_rate = PrefillRate(1 + scheduler.config.num_speculative_tokens)
+        self._prefill_rate = scheduler.prefill_rate
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
         self._operation: Operation[Any] | None = None  # read from the inbox and not run yet

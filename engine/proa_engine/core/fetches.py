@@ -5,23 +5,32 @@ it finds what has come as any request does, and loads it. What has not come is c
 nothing but time.
 
 A job's pages are reserved until it has ended, also if its requests were aborted, because the mover still writes them.
+
+A job has a time as a whole, in proportion to what computing its blocks would take. Clients choose sources and waits, so
+a request waits for the job of another one only if it has the same source and ends little later than its own would.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, takewhile
+from itertools import chain, count, islice, takewhile
 
 from proa.contract import KvFetch, KvSource
 from proa_engine.core.block_pool import Block
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.disk_tier import DiskTier
 from proa_engine.core.host_tier import HostTier
-from proa_engine.core.mover import Fetched, FetchJob, Mover
+from proa_engine.core.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS, Fetched, FetchJob, Mover
 from proa_engine.core.prefix_cache import BlockHashes
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_STATE, FetchCounts
 
 _WAIT_MS = 2000  # for the disk, and for a source without `wait_ms`
+_TIMES_COMPUTED = 10  # a job may take as many times as long as computing its blocks, beside its wait
+_UNKNOWN_RATE = 5000.0  # tokens a second, before the engine has computed a prompt
+_TIMES_OWN = 2  # a request waits for a job that ends before its own had taken as many times its time
+_MAX_JOBS = 256  # at the same time: each is a thread of the mover, and sources answer as many
+
+_Key = tuple[tuple[str, ...], bytes]  # addresses of the source, and the first block that is fetched
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +45,10 @@ class _Open:
     requests: list[Request]
     is_stale: bool = False  # the cache was emptied since it began
     started: float = field(kw_only=True)
+
+    @property
+    def latest_end(self) -> float:
+        return self.started + self.job.max_ms / 1000
 
     @property
     def all_pages(self) -> list[Block]:
@@ -55,20 +68,21 @@ class Fetches:
         self._hashes = hashes
         self._job_ids = count(1)
         self._open: dict[int, _Open] = {}  # by job id
-        self._by_block: dict[bytes, _Open] = {}  # by the first block that the job fetches
+        self._by_key: dict[_Key, _Open] = {}
         self._by_request: dict[Request, _Open] = {}
         self.counts = FetchCounts()  # from other engines
         self.disk_counts = FetchCounts()
         self._since = 0.0  # Unix seconds; blocks from before it are not fetched
 
-    def begin(self, request: Request, source: KvSource | None, now: float) -> bool:
+    def begin(self, request: Request, source: KvSource | None, now: float, prefill_rate: float) -> bool:
         """Fetch the request's blocks that are neither on the device nor in host memory, if they are enough tokens: from
         disk, unless another engine has more of them.
 
         Returns whether the request must wait; then `take` returns it later. A request that lacks the same blocks as one
-        that waits already waits for the same job.
+        that waits already waits for the same job. `prefill_rate`: tokens that the engine computes a second; 0: not
+        known.
         """
-        candidates = self._hashes.full_blocks(request)
+        candidates: Iterable[bytes] = islice(self._hashes.full_blocks(request), MAX_CHAIN)
         if source is None:  # no more blocks are hashed than can be of use
             if self._disk is None:
                 return False
@@ -83,11 +97,17 @@ class Fetches:
         if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.min_load_tokens:
             return False
         num_held = min(num_held, len(block_hashes))
+        wait_ms = _WAIT_MS if source is None else min(source.wait_ms or _WAIT_MS, MAX_WAIT_MS)
+        num_tokens = (len(block_hashes) - num_held) * self._groups.block_size
+        max_ms = min(wait_ms + round(1000 * _TIMES_COMPUTED * num_tokens / (prefill_rate or _UNKNOWN_RATE)), MAX_JOB_MS)
         first = block_hashes[min(num_held, len(block_hashes) - 1)]
-        opened = self._by_block.get(first) or self._start(block_hashes, num_held, source, now)
+        key = () if source is None else source.addresses, first
+        opened = self._by_key.get(key)
+        if opened is None or opened.latest_end > now + _TIMES_OWN * max_ms / 1000:
+            opened = self._start(block_hashes, num_held, source, now, wait_ms=wait_ms, max_ms=max_ms)
         if opened is None:
             return False
-        self._by_block[first] = self._by_request[request] = opened
+        self._by_key[key] = self._by_request[request] = opened
         opened.requests.append(request)
         return True
 
@@ -157,18 +177,29 @@ class Fetches:
 
     def _forget(self, opened: _Open) -> None:
         """Let no further request wait for the job."""
-        self._by_block = {block: other for block, other in self._by_block.items() if other is not opened}
+        self._by_key = {key: other for key, other in self._by_key.items() if other is not opened}
 
     def _is_known(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, in host memory or on disk."""
         assert self._disk is not None
         return block_hash in self._disk.blocks or self._host.held([block_hash])[0] > 0
 
-    def _start(self, block_hashes: Sequence[bytes], num_held: int, source: KvSource | None, now: float) -> _Open | None:
+    def _start(
+        self,
+        block_hashes: Sequence[bytes],
+        num_held: int,
+        source: KvSource | None,
+        now: float,
+        *,
+        wait_ms: int,
+        max_ms: int,
+    ) -> _Open | None:
         """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room.
 
         `source` None: the disk.
         """
+        if len(self._open) >= _MAX_JOBS:
+            return None
         groups, host = self._groups, self._host
         held = host.touch(block_hashes[:num_held])
         sizes = [self._tail_columns(window, len(block_hashes)) for window in groups.windows]
@@ -190,7 +221,8 @@ class Fetches:
             tails=tuple(tuple(page.block_id for page in tail) for tail in tails),
             state=states[0].block_id if states else NO_STATE,
             copied=host.serial,
-            wait_ms=_WAIT_MS if source is None else source.wait_ms or _WAIT_MS,
+            wait_ms=wait_ms,
+            max_ms=max_ms,
             since=self._since,
         )
         opened = self._open[job.job_id] = _Open(job, held, pages, tails, states, [], started=now)

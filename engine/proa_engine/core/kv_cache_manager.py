@@ -36,7 +36,8 @@ class KVCacheManager:
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
     `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier; `mover`
-    None: nothing is fetched. `has_disk`: the mover has a disk.
+    None: nothing is fetched. `has_disk`: the mover has a disk. `has_sources`: it fetches from the engines that requests
+    name.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class KVCacheManager:
         host: HostTierConfig | None = None,
         mover: Mover | None = None,
         has_disk: bool = False,
+        has_sources: bool = True,
     ) -> None:
         self.groups = groups
         self.num_queried_tokens = 0  # tokens of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._block_size = groups.block_size
+        self._has_sources = has_sources
         self._cache = PrefixCache(len(groups.windows))
         self._pool = BlockPool(groups.num_blocks, self._cache.evict, order=block_order)
         self._tables = BlockTables(groups, self._pool)
@@ -179,12 +182,12 @@ class KVCacheManager:
         self._states.free_read()
         return steps
 
-    def begin_fetch(self, request: Request, source: KvSource | None, now: float) -> bool:
+    def begin_fetch(self, request: Request, source: KvSource | None, now: float, prefill_rate: float) -> bool:
         """Begin to fetch the request's blocks from disk or from another engine. Returns whether the request must wait
-        for them."""
+        for them. `prefill_rate`: see `Fetches.begin`."""
         if self._fetches is None or not request.reads_prefix_cache:
             return False
-        return self._fetches.begin(request, source, now)
+        return self._fetches.begin(request, source if self._has_sources else None, now, prefill_rate)
 
     def is_fetching(self, request: Request) -> bool:
         """Whether the request waits for blocks from disk or from another engine."""

@@ -7,6 +7,10 @@ from typing import NamedTuple, Protocol
 from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 
+MAX_CHAIN = 1 << 18  # blocks of a job's chain: a prompt of four million tokens at 16 tokens a block
+MAX_WAIT_MS = 60_000  # of a job's `wait_ms`
+MAX_JOB_MS = 600_000  # of a job's `max_ms`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchJob:
@@ -20,14 +24,15 @@ class FetchJob:
 
     job_id: int
     addresses: tuple[str, ...]  # host:port of the source's mover, by rank; empty: the disk
-    chain: tuple[bytes, ...]  # hashes of the prompt's leading blocks
+    chain: tuple[bytes, ...]  # hashes of the prompt's leading blocks, at most `MAX_CHAIN`
     num_held: int  # leading blocks of the chain that need not be sent
     pages: tuple[int, ...]  # one for each block behind those
     needs_checkpoint: bool  # a prefix can be used only up to a checkpoint
     tails: tuple[tuple[int, ...], ...] = ()
     state: int = NO_STATE
     copied: int  # serial of the last copies that may use the pages: they are written only when these are complete
-    wait_ms: int  # longest time without a block
+    wait_ms: int  # longest time without a whole block; at most `MAX_WAIT_MS`
+    max_ms: int  # longest time of the whole job; at most `MAX_JOB_MS`
     since: float  # Unix seconds: a source that may have blocks from before it is refused
 
 

@@ -14,6 +14,7 @@ from proa_engine.core.loras import Loras
 from proa_engine.core.mover import Fetched
 from proa_engine.core.outputs import make_output
 from proa_engine.core.prefill import PrefillRequest, finish_cached
+from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import RequestStatus
 from proa_engine.core.request_factory import RequestFactory
 from proa_engine.core.request_table import RequestTable
@@ -39,6 +40,7 @@ class RequestAdmission:
         grammars: Grammars | None,
         loras: Loras,
         images: Images,
+        prefill_rate: PrefillRate,
     ) -> None:
         self._max_waiting_requests = config.max_waiting_requests
         self._table = table
@@ -48,6 +50,7 @@ class RequestAdmission:
         self._grammars = grammars
         self._loras = loras
         self._images = images
+        self._prefill_rate = prefill_rate
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """See `Scheduler.add_request`."""
@@ -58,7 +61,8 @@ class RequestAdmission:
         made.lora, made.images = adapter, self._images.of(request)
         if isinstance(made, PrefillRequest):
             self._manager.store(made)
-        is_fetching = self._manager.begin_fetch(made, request.kv_source, now)
+        rate = self._prefill_rate.tokens_per_second
+        is_fetching = self._manager.begin_fetch(made, request.kv_source, now, rate)
         if isinstance(made, ConstrainedRequest):
             return self._add_constrained(made, request, now, on_ready)
         if is_fetching:

@@ -16,6 +16,7 @@ from proa_engine.core.mover import Adopted, DiskChanges, Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.pipeline import step_share
 from proa_engine.core.prefill import finish_cached
+from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.request_factory import RequestFactory
@@ -62,6 +63,7 @@ class Scheduler:
         images = images or Images()
         self.encoder_cache = images.cache
         self.kv_events = kv_cache_manager.kv_events
+        self.prefill_rate = PrefillRate(1 + config.num_speculative_tokens)
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
         lengths = LengthLimits(config.max_model_len, kv_cache_manager.groups.capacity)
@@ -75,6 +77,7 @@ class Scheduler:
             grammars=grammars,
             loras=self.loras,
             images=images,
+            prefill_rate=self.prefill_rate,
         )
         # A running request computes at least one token in each step, so the budget limits their number too.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)

@@ -35,6 +35,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     epoch: int = 0  # of the arena's directory, if it has one
     tls: PeerTls | None = None  # None: plaintext
     disk: DiskSettings | None = None
+    sources: tuple[str, ...] = ()  # names, addresses and networks of engines from which blocks may be fetched
 
 
 class Copied(msgspec.Struct, tag=True, frozen=True):

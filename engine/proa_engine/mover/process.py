@@ -81,7 +81,7 @@ class Mover:
         if init.layout.has_directory:
             directory = Directory(self._arena_descriptor, init.layout, init.epoch)
         index = Index(arena, init.since, init.copied, directory)
-        client = Client(arena, index, init, self._report, tls)
+        client = Client(arena, index, init, self._report, tls, self._log)
         disk = None if init.disk is None else self._make_disk(init.rank, init.disk, arena, index)
         reader_of_disk = None if disk is None else DiskReader(disk, arena, index, self._report)
         if listener is not None:
@@ -124,7 +124,7 @@ class Mover:
         def report(changes: DiskChanges) -> None:
             self._send(OnDisk(rank, changes))
 
-        return Disk(settings, arena, index, report, lambda line: self._send(Log(line)))
+        return Disk(settings, arena, index, report, self._log)
 
     def _adopt(self, arena: Arena, directory: Directory, index: Index) -> None:
         for adopted in adopt(arena, directory, index):
@@ -132,6 +132,9 @@ class Mover:
 
     def _report(self, fetched: Fetched) -> None:
         self._send(Progress(fetched))
+
+    def _log(self, line: str) -> None:
+        self._send(Log(line))
 
     def _show_life(self) -> None:
         while True:

@@ -2,25 +2,85 @@
 
 import select
 import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
-from threading import BoundedSemaphore, Thread
+from threading import Lock, Thread
 
+from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.arena import Arena
-from proa_engine.mover.frames import VERSION, BadFrame, BlocksRequest, Header, Kind, Refusal, read_request
+from proa_engine.mover.deadline import Deadline, TimedReader, send_all
+from proa_engine.mover.frames import (
+    FINGERPRINT_BYTES,
+    HASH_BYTES,
+    VERSION,
+    BadFrame,
+    BlocksRequest,
+    Chain,
+    Header,
+    Kind,
+    Refusal,
+    read_chain,
+    read_request,
+)
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
 from proa_engine.tls import Tls
 
-MAX_CONNECTIONS = 256  # one for each request of an engine that drains, or that waits for blocks to be computed
+MAX_CONNECTIONS = 256  # that are answered: one for each request of an engine that drains, or that waits for blocks
+MAX_SILENT = 64  # connections whose request has not come
+MAX_CHAIN_BYTES = 1 << 25  # of the requests that are answered, together
+REQUEST_SECONDS = 10.0  # from the connection to its whole request, the TLS handshake included
+_REFUSAL_SECONDS = 1.0  # until the peer has read a refusal
+_END_SECONDS = 1.0  # beyond the request's own limit, so that the target ends it
+_BATCH_SECONDS = 60.0  # until the target has taken what is sent together
+_BATCH_BYTES = 1 << 26
+_BATCH_BLOCKS = 256
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
-_IDLE_SECONDS = 60.0  # without a request, or without progress of an answer
-_MAX_BUFFERS = 512  # in one call of `sendmsg`; Linux allows 1024
-_MAX_BLOCKS = _MAX_BUFFERS // 2  # sent together: a header and a page each
+
+
+class _Limits:
+    """Limits of what all connections hold together. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._silent: dict[int, socket.socket] = {}  # by number of the connection, the oldest first
+        self._num_accepted = self._num_answered = self._num_bytes = 0
+
+    @contextmanager
+    def silent(self, connection: socket.socket) -> Iterator[None]:
+        """Hold one of `MAX_SILENT` places. If there is none, shut down the connection that has held one for the longest
+        time."""
+        handle = connection.dup()  # a TLS handshake takes the socket away from `connection`
+        with self._lock:
+            number = self._num_accepted = self._num_accepted + 1
+            if len(self._silent) >= MAX_SILENT:
+                oldest = self._silent.pop(next(iter(self._silent)))
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._silent[number] = handle
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._silent.pop(number, None)
+                handle.close()
+
+    def begin_answer(self, num_bytes: int) -> bool:
+        """Take one of `MAX_CONNECTIONS` places, and memory for a chain. Returns False if there is not enough."""
+        with self._lock:
+            if self._num_answered >= MAX_CONNECTIONS or self._num_bytes + num_bytes > MAX_CHAIN_BYTES:
+                return False
+            self._num_answered += 1
+            self._num_bytes += num_bytes
+            return True
+
+    def end_answer(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_answered -= 1
+            self._num_bytes -= num_bytes
 
 
 class Server:
@@ -32,7 +92,8 @@ class Server:
         self._index = index
         self._init = init
         self._tls = tls
-        self._free = BoundedSemaphore(MAX_CONNECTIONS)
+        self._limits = _Limits()
+        self._batch_blocks = min(max(_BATCH_BYTES // init.layout.page_bytes, 1), _BATCH_BLOCKS)
 
     def serve_forever(self) -> None:
         while self._listener.fileno() >= 0:
@@ -41,67 +102,69 @@ class Server:
             except OSError:  # for example because no file descriptor is free
                 time.sleep(_RETRY_SECONDS)
                 continue
-            connection.settimeout(_IDLE_SECONDS)
-            if self._begin(connection):
-                continue
-            with suppress(OSError), connection:
-                if self._tls is None:  # a handshake would delay other connections
-                    _send(connection, [Header(Kind.REFUSED, code=Refusal.BUSY).encode()])
-
-    def _begin(self, connection: socket.socket) -> bool:
-        """Serve a connection on a thread of its own. Returns False if there are as many as there can be."""
-        if not self._free.acquire(blocking=False):
-            return False
-        try:
-            Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
-        except RuntimeError:  # the container's limit of threads is reached
-            self._free.release()
-            return False
-        return True
+            try:
+                Thread(target=self._serve, args=(connection,), name="proa-mover-serve", daemon=True).start()
+            except RuntimeError:  # the container's limit of threads is reached
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer the requests of one connection. Whatever is wrong with one ends the connection."""
-        try:
-            with suppress(OSError, BadFrame), connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with connection if self._tls is None else self._tls.accept(connection) as wrapped:
-                    self._answer_all(wrapped)
-        finally:
-            self._free.release()
+        """Answer the request of one connection. Whatever is wrong with it ends the connection."""
+        with suppress(OSError, BadFrame), connection, ExitStack() as at_end:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            deadline = Deadline(REQUEST_SECONDS)
+            with self._limits.silent(connection):
+                connection.settimeout(REQUEST_SECONDS)  # of the whole handshake
+                if self._tls is not None:
+                    connection = at_end.enter_context(self._tls.accept(connection))
+                stream = BufferedReader(TimedReader(connection, deadline))
+                request = read_request(stream)
+                if request is None:
+                    return
+                num_bytes = request.num_blocks * HASH_BYTES
+                refusal = refusal_of(request, self._init, self._index.since)
+                if refusal is None and not self._limits.begin_answer(num_bytes):
+                    refusal = Refusal.BUSY
+                if refusal is not None:
+                    _refuse(connection, refusal)
+                    return
+            at_end.callback(self._limits.end_answer, num_bytes)
+            self._answer(connection, request, read_chain(stream, request.num_blocks))
 
-    def _answer_all(self, connection: socket.socket) -> None:
-        with BufferedReader(socket.SocketIO(connection, "r")) as stream:
-            while (request := read_request(stream)) is not None:
-                self._answer(connection, request)
+    def _answer(self, connection: socket.socket, request: BlocksRequest, chain: Chain) -> None:
+        """Send what the request asks for. Raises `OSError`, also if the target takes it too slowly."""
+        deadline = Deadline(request.max_ms / 1000 + _END_SECONDS, _BATCH_SECONDS)
+        is_open = partial(_is_open, connection)
 
-    def _answer(self, connection: socket.socket, request: BlocksRequest) -> None:
-        refusal = refusal_of(request, self._init, self._index.since)
-        if refusal is not None:
-            _send(connection, [Header(Kind.REFUSED, code=refusal).encode()])
-            return
-        chain, wait, is_open = request.hashes, request.wait_ms / 1000, partial(_is_open, connection)
+        def waits() -> float:
+            return min(request.wait_ms / 1000, deadline.left())
+
+        def send(buffers: Iterable[bytes | memoryview]) -> None:
+            deadline.end_unit()  # waiting for blocks takes none of the target's time
+            send_all(connection, list(buffers), deadline)
+
+        send([Header(Kind.FINGERPRINT, length=FINGERPRINT_BYTES).encode(), self._init.fingerprint])
         column = request.num_held
-        while found := self._index.blocks(chain[column : column + _MAX_BLOCKS], wait, is_open):
-            blocks = enumerate(zip(chain[column:], found, strict=False), start=column)
-            _send(connection, self._frames(((0, block_hash), each, entry) for each, (block_hash, entry) in blocks))
+        while found := self._index.blocks([*chain[column : column + self._batch_blocks]], waits(), is_open):
+            blocks = enumerate(zip(chain[column : column + len(found)], found, strict=True), start=column)
+            send(self._frames(((0, block_hash), each, entry) for each, (block_hash, entry) in blocks))
             column += len(found)
         # One at the end of the chain is still to come if all its blocks have come.
         is_complete = column == len(chain)
         if request.needs_checkpoint:
-            self._send_checkpoint(connection, chain[:column], wait if is_complete else 0.0)
-        _send(connection, [Header(Kind.END, column=column).encode()])
+            found_last = self._index.checkpoint(chain[:column], waits() if is_complete else 0.0, is_open)
+            if found_last is not None:
+                send(self._checkpoint_frames(chain, *found_last))
+        send([Header(Kind.END, column=column).encode()])
 
-    def _send_checkpoint(self, connection: socket.socket, chain: Sequence[bytes], wait: float) -> None:
-        found = self._index.checkpoint(chain, wait, partial(_is_open, connection))
-        if found is None:
-            return
-        stored, units = found
+    def _checkpoint_frames(
+        self, chain: Chain, stored: StoredCheckpoint, units: Iterable[tuple[Key, Entry]]
+    ) -> Iterator[bytes | memoryview]:
         places: dict[Key, int] = {}  # blocks between a tail and the checkpoint
         for table, tail in enumerate(stored.tails, start=1):
             places |= {(table, block_hash): place for place, (_, block_hash) in enumerate(reversed(tail))}
-        _send(connection, self._frames((key, places.get(key, 0), entry) for key, entry in units))
+        yield from self._frames((key, places.get(key, 0), entry) for key, entry in units)
         column = chain.index(stored.block_hash) + 1
-        _send(connection, [Header(Kind.CHECKPOINT, column=column, block_hash=stored.block_hash).encode()])
+        yield Header(Kind.CHECKPOINT, column=column, block_hash=stored.block_hash).encode()
 
     def _frames(self, units: Iterable[tuple[Key, int, Entry]]) -> Iterator[bytes | memoryview]:
         """Yield the frames of units, given with their columns."""
@@ -131,18 +194,13 @@ def _is_open(connection: socket.socket) -> bool:
     return not poll.poll(0)
 
 
-def _send(connection: socket.socket, buffers: Iterable[bytes | memoryview]) -> None:
-    """Send all buffers, many in one call. Raises `OSError`, also if the receiver takes none for a minute."""
-    if isinstance(connection, ssl.SSLSocket):  # it has no `sendmsg`
-        for buffer in buffers:
-            connection.sendall(buffer)
-        return
-    waiting = [memoryview(buffer) for buffer in buffers]
-    first = 0
-    while first < len(waiting):
-        num_sent = connection.sendmsg(waiting[first : first + _MAX_BUFFERS])
-        while first < len(waiting) and num_sent >= len(waiting[first]):
-            num_sent -= len(waiting[first])
-            first += 1
-        if num_sent:
-            waiting[first] = waiting[first][num_sent:]
+def _refuse(connection: socket.socket, refusal: Refusal) -> None:
+    """Send a refusal, and wait until the peer has read it: closing a connection with bytes that were not read, here
+    those of a chain, deletes what it was sent."""
+    deadline = Deadline(_REFUSAL_SECONDS)
+    send_all(connection, [Header(Kind.REFUSED, code=refusal).encode()], deadline)
+    socket.socket.shutdown(connection, socket.SHUT_WR)
+    unread = TimedReader(connection, deadline)
+    buffer = memoryview(bytearray(1 << 13))
+    while unread.readinto(buffer):
+        pass

@@ -43,6 +43,7 @@ class EngineArguments(TypedDict, total=False):
     enable_prefix_caching: bool
     kv_offloading_size: float
     kv_transfer_address: str | None
+    kv_transfer_sources: tuple[str, ...]
     kv_offloading_path: str | None
     kv_disk_path: str | None
     kv_disk_size: float

@@ -29,9 +29,9 @@ UNRELATED = frozenset(
         *("model", "revision", "served_model_name", "tokenizer", "skip_tokenizer_init", "generation_config"),
         *("override_generation_config", "download_dir", "download_cache_size", "load_format", "seed"),
         *("max_waiting_requests", "num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization"),
-        *("kv_transfer_address", "kv_offloading_path", "kv_disk_path", "kv_disk_size", "kv_disk_write_mb_per_second"),
-        *("role", "peer_tls", "compile_cache", "async_scheduling", "scheduling_policy", "lora_modules"),
-        *("node_rank", "master_addr", "master_port", "worker_sockets"),
+        *("kv_transfer_address", "kv_transfer_sources", "kv_offloading_path", "kv_disk_path", "kv_disk_size"),
+        *("kv_disk_write_mb_per_second", "role", "peer_tls", "compile_cache", "async_scheduling", "scheduling_policy"),
+        *("lora_modules", "node_rank", "master_addr", "master_port", "worker_sockets"),
     }
 )
 

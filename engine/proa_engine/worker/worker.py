@@ -260,6 +260,7 @@ class Worker:
 
     def sleep(self, level: int) -> None:
         """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory; level 2
+            sources=() if self._config.kv_transfer_address is None else self._config.kv_transfer_sources,
         drops the weights.
 
         CUDA graphs are deleted, because they contain addresses of the memory that is freed.

@@ -9,10 +9,9 @@ import pytest
 
 from proa_engine.config import PeerTls
 from proa_engine.core.types import StoredCheckpoint
-from proa_engine.mover.frames import BlocksRequest, encode_request
 from support.certificates import Certificate, signed
 from support.mounted_secret import MountedSecret
-from support.movers import FINGERPRINT, LAYOUT, RunningMover, hashes, make_job, running_mover
+from support.movers import LAYOUT, RunningMover, blocks_request, hashes, make_job, running_mover
 
 CHAIN = hashes(5)
 
@@ -30,11 +29,11 @@ def tls_of(certificate: Certificate, authority: Certificate | None = None) -> Pe
 
 
 def error_of(source: RunningMover, target: RunningMover, job_id: int = 1) -> str:
-    """Why a fetch of stored blocks brings nothing; empty if it brings all."""
+    """Why a fetch of stored blocks brings nothing, as the log has it; empty if it brings all."""
     target.fetch(make_job(source, CHAIN, job_id=job_id, wait_ms=500))
     fetched = target.fetched()
     assert fetched.num_blocks == (0 if fetched.error else len(CHAIN))
-    return fetched.error
+    return "".join([fetched.error, *target.lines[-1:]]) if fetched.error else ""
 
 
 def test_blocks_and_a_checkpoint_come_over_tls(made: tuple[Certificate, Certificate]) -> None:
@@ -80,23 +79,13 @@ def test_a_source_with_another_name_is_not_believed(made: tuple[Certificate, Cer
 
 def test_a_client_without_a_certificate_gets_nothing(made: tuple[Certificate, Certificate]) -> None:
     context = ssl.create_default_context(cafile=made[0].authority)
-    request = BlocksRequest(
-        fingerprint=FINGERPRINT,
-        rank=0,
-        num_ranks=1,
-        chain=b"".join(CHAIN),
-        num_held=0,
-        needs_checkpoint=False,
-        wait_ms=100,
-        since=0.0,
-    )
     with running_mover(tls=tls_of(made[0])) as source:
         source.store(CHAIN)
         with (
             socket.create_connection(("127.0.0.1", source.port), timeout=10) as connection,
             context.wrap_socket(connection, server_hostname="proa-engine") as wrapped,
         ):
-            assert first_byte(wrapped, encode_request(request)) == b""
+            assert first_byte(wrapped, blocks_request(CHAIN)) == b""
 
 
 def first_byte(connection: ssl.SSLSocket, request: bytes) -> bytes:
