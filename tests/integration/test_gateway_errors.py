@@ -361,10 +361,10 @@ async def test_an_output_that_ends_with_an_error_fails_its_request_alone(
     reply = Reply([5, 5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="the output left its grammar")
     engine.script = lambda request: reply
     for _ in range(THRESHOLD + 1):
-        error = error_of(await gateway.chat(), 500)
-        assert (error["message"], error["code"]) == ("the output left its grammar", "generation_failed")
+        error = error_of(await gateway.chat(), 400)
+        assert (error["message"], error["code"]) == ("the output left its grammar", "grammar_failed")
     *_, last, _done = await gateway.events(CHAT, chat_body())
-    assert last["error"]["message"] == "the output left its grammar"
+    assert (last["error"]["message"], last["error"]["code"]) == ("the output left its grammar", "grammar_failed")
     assert len(engine.requests) == THRESHOLD + 2  # none was sent again
     assert [client.breaker_state for client in gateway.gateway.pool.engines] == [BreakerState.CLOSED]
 

@@ -65,11 +65,11 @@ async def test_sequences_are_counted_by_the_finish_reason_in_the_response(
 async def test_an_error_counts_for_all_choices_of_a_response_that_is_not_streamed(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
-    replies = iter((Reply([5]), Reply([5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="NaN")))
+    replies = iter((Reply([5]), Reply([5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="left its grammar")))
     engine.script = lambda request: next(replies)
-    assert (await gateway.chat(n=2)).status_code == 500
+    assert (await gateway.chat(n=2)).status_code == 400
     assert finishes(gateway) == {"error": 2}
-    requests = page(gateway).value("proa_gateway_requests_total", status="500", error_type="generation_failed")
+    requests = page(gateway).value("proa_gateway_requests_total", status="400", error_type="grammar_failed")
     assert requests == 1
 
 

@@ -108,13 +108,13 @@ async def test_a_stream_that_fails_is_logged_as_incomplete_with_its_error(
         await gateway.http.post(CHAT, json={"model": "fake"})
         metrics = Scrape((await gateway.http.get("/metrics")).text)
     stream, refused = lines_of(access_log)
-    assert (stream["status"], stream["complete"], stream["error_type"]) == (200, False, "generation_failed")
+    assert (stream["status"], stream["complete"], stream["error_type"]) == (200, False, "grammar_failed")
     assert (refused["status"], refused["complete"], refused["error_type"]) == (
         400,
         True,
         "missing_required_parameter",
     )
-    failed = {"status": "200", "error_type": "generation_failed"}
+    failed = {"status": "200", "error_type": "grammar_failed"}
     assert metrics.value("proa_gateway_requests_total", route=CHAT, **failed) == 1  # what the dashboard shows
 
 

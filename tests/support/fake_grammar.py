@@ -59,6 +59,10 @@ class FakeMatcher:
         self._state = fingerprint(self._state, token_id)
         return True
 
+    @property
+    def error(self) -> str:
+        return "no fuel is left" if self._num_tokens == self._fuel else ""
+
     def restart(self) -> None:
         self._num_tokens = 0
         self._state = self._seed

@@ -24,8 +24,7 @@ def can_force(params: SamplingParams) -> bool:
     Not with log probabilities, which need each token's logits; not with token rules, which may forbid a forced token;
     and not with repetition detection, which may end the output at one.
     """
-    has_rules = params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
-    return params.logprobs is None and params.repetition_detection is None and not has_rules
+    return params.logprobs is None and params.repetition_detection is None and not _has_token_rules(params)
 
 
 class ConstrainedRequest(Request):
@@ -125,10 +124,7 @@ class ConstrainedRequest(Request):
         """Append a token. Returns whether the request has finished."""
         if not is_accepted:
             self.status = RequestStatus.FINISHED_ERROR
-            self.error = (
-                f"the output left its grammar: token {token_id}, its number {self.num_output_tokens + 1}, is not "
-                "allowed there, or the grammar is too complex to go on"
-            )
+            self.error = self._explain(token_id)
             return True
         is_finished = super().append_token(token_id)
         if self.cursor.is_complete and self.status is not RequestStatus.FINISHED_STOPPED:
@@ -136,6 +132,18 @@ class ConstrainedRequest(Request):
             self.status = RequestStatus.FINISHED_STOPPED if is_end else RequestStatus.FINISHED_COMPLETE
             return True
         return is_finished
+
+    def _explain(self, token_id: int) -> str:
+        """Return a sentence about the rejection of a token."""
+        number = self.num_output_tokens + 1
+        if reason := self.cursor.matcher.error:
+            return f"the output cannot be continued at its token {number} under its grammar: {reason}"
+        rules = "" if not _has_token_rules(self.sampling_params) else "; the request's token rules allow none that is"
+        return f"the output left its grammar: token {token_id}, its number {number}, is not allowed there{rules}"
+
+
+def _has_token_rules(params: SamplingParams) -> bool:
+    return bool(params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens)
 
 
 def cursors_to_fill(requests: Sequence[Request], rows: Sequence[int]) -> list[tuple[int, GrammarCursor]]:

@@ -29,6 +29,12 @@ class Matcher(Protocol):
         afterwards."""
         ...
 
+    @property
+    def error(self) -> str:
+        """Why the matcher failed, as a clause. Empty: it has not, or only because it was given a token that the grammar
+        does not allow."""
+        ...
+
     def restart(self) -> None:
         """Return to the grammar's beginning."""
 

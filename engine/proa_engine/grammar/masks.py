@@ -14,6 +14,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from proa.grammar import is_panic
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, Part
+from proa_engine.grammar.failures import failure
 from proa_engine.grammar.stats import GrammarStats
 
 Words = npt.NDArray[np.uint32]  # a mask: bit i % 32 of word i // 32 is set if token i is allowed
@@ -29,6 +30,8 @@ NUM_TIMED_FILLS = 4  # after a slow one
 ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
 
 _FIRST, _FREE = Part.FIRST, Part.FREE  # looked up once: in a loop over rows it takes most of the time
+
+_TOO_SLOW = "its masks take too long to compute"
 
 MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
 
@@ -100,6 +103,10 @@ class LLGuidanceMatcher:
         if (self._is_too_slow or self.state.is_stopped()) and self._is_failed:
             return False
         return self.state.consume_token(token_id)
+
+    @property
+    def error(self) -> str:
+        return _TOO_SLOW if self._is_too_slow else failure(self.state)
 
     def restart(self) -> None:
         self.state = self._compiled.deep_copy()

@@ -5,6 +5,7 @@ GatewayError
 │   ├── MissingField     400  the parameter is required
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
 │   ├── UnsupportedTask  400  the model does not support the endpoint's task
+│   ├── GrammarFailed    400  the output cannot be continued under the request's grammar
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidJson          400  the body is not JSON
 ├── MalformedHttp        400  the bytes of the connection are not HTTP
@@ -27,7 +28,7 @@ GatewayError
 ├── EngineLost           503  the connection to the engine was lost while it ran the request
 ├── EngineTimeout        504  no token came in time, though the engine is connected
 ├── DeadlineExceeded     504  the request's time limit has passed
-├── GenerationFailed     500  the engine could not continue this request; others are not affected
+├── GenerationFailed     500  the engine's result cannot be used; others are not affected
 └── InternalError        500  a fault of the gateway
 
 Rejections of engines become the errors above by their gRPC status: INVALID_ARGUMENT InvalidRequest, NOT_FOUND
@@ -81,6 +82,10 @@ class UnsupportedTask(InvalidRequest):
 
 class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class GrammarFailed(InvalidRequest):
+    code = "grammar_failed"
 
 
 class InvalidJson(GatewayError):

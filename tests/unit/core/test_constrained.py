@@ -196,6 +196,7 @@ def test_a_matcher_that_fails_for_a_mask_never_ends_its_output_as_a_stop(fuel: i
     for first in range(VOCAB_SIZE):  # the fake model says any token then, an end of sequence too
         run = run_one(prompt=[first, 5], grammar=fake_grammar(fuel=fuel), ignore_eos=False, stop_token_ids=[7, 9])
         if run.finish_reason() is not FinishReason.STOP:  # by the grammar, before it failed
+            assert "under its grammar: no fuel is left" in run.last().error
             assert ended(run) == (FinishReason.ERROR, fuel)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from proa.contract import EngineCoreOutput, EventType, FinishReason, TokenLogprobs
-from proa_gateway.errors import EngineUnavailable, GatewayError, GenerationFailed
+from proa_gateway.errors import EngineUnavailable, GatewayError, GenerationFailed, GrammarFailed
 from proa_gateway.output.text import FinishName, SequenceListener
 
 
@@ -34,7 +34,7 @@ class NextToken:
             case None:
                 return
             case FinishReason.ERROR:
-                self._listener.failed(self, GenerationFailed(output.error), retryable=False)
+                self._listener.failed(self, GrammarFailed(output.error), retryable=False)
             case FinishReason.ABORT:
                 self._listener.failed(self, EngineUnavailable("the engine aborted the request"), retryable=True)
             case _ if self.entry is None:

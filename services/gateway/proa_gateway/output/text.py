@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from proa.contract import EngineCoreOutput, EventType, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
-from proa_gateway.errors import GatewayError, GenerationFailed
+from proa_gateway.errors import GatewayError, GrammarFailed
 
 FinishName = Literal["stop", "length", "abort", "repetition"]
 
@@ -216,7 +216,7 @@ class OutputProcessor:
 
     def output(self, output: EngineCoreOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            self._listener.failed(self, GenerationFailed(output.error), retryable=False)
+            self._listener.failed(self, GrammarFailed(output.error), retryable=False)
             return
         if output.num_cached_tokens is not None and not self.received:
             self.num_cached_tokens = output.num_cached_tokens
