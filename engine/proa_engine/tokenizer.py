@@ -1,15 +1,12 @@
 """The model's tokenizer and chat template, for the offline `LLM`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-
-from proa.chat_template import ChatTemplate, cut_at_mark, marked, special_tokens, template_source
+from proa.chat_template import ChatTemplate, cut_at_mark, marked, read_templates, special_tokens
 from proa.text import Vocabulary
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE, load_tokenizer, read_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +39,14 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Raises `ValueError` without a tokenizer.json among `files`."""
+        """Raises `ValueError` for a file that is missing or wrong."""
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json; set skip_tokenizer_init to work with token ids alone")
-        self._tokenizer = HuggingFaceTokenizer.from_buffer(files["tokenizer.json"])
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        source = template_source(config, files.get(CHAT_TEMPLATE_FILE))
+        self._tokenizer = load_tokenizer(files)
+        config = read_object(files, "tokenizer_config.json")
+        templates = read_templates(config, files.get(CHAT_TEMPLATE_FILE))
         self._special_tokens = special_tokens(config)
-        self._chat_template = self._compile(source) if source else None
+        self._chat_template, self._template_error = templates.plain, templates.error
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
@@ -96,7 +91,7 @@ class Tokenizer:
         options = options or ChatOptions()
         template = self._chat_template if options.template is None else self._compile(options.template)
         if template is None:
-            raise ValueError("the model has no chat template")
+            raise ValueError(self._template_error or "the model has no chat template")
         variables = dict(options.variables)
         if options.tools:
             if "tools" not in template.variables:

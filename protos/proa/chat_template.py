@@ -24,7 +24,9 @@ from jinja2.parser import Parser
 from proa.template_budget import Budget, TemplateTooCostly, concat, current
 from proa.template_guards import add_guards
 from proa.template_sandbox import TemplateEnvironment
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE
 
+_CONFIG_FIELD: Final = "tokenizer_config.json: chat_template"
 MAX_SOURCE: Final = 2**17
 """Characters of a template. The longest published ones have 40,000."""
 MAX_NODES: Final = 10_000
@@ -176,7 +178,10 @@ class ChatTemplate:
         token = current.set(budget or Budget())
         started = time.perf_counter()
         try:
-            return concat(self._template.root_render_func(self._template.new_context(values, shared=True)))
+            text = concat(self._template.root_render_func(self._template.new_context(values, shared=True)))
+            if not text.isascii():
+                text.encode()  # raises for lone surrogates, which tokenizers do not take
+            return text
         except TemplateTooCostly as error:
             raise ChatTemplateTooCostly(str(error)) from error
         except Exception as error:  # the template may raise anything for a client's values
@@ -211,15 +216,55 @@ def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
 def template_source(
     tokenizer_config: Mapping[str, Any], template_file: bytes | None, *, tools: bool = False
 ) -> str | None:
-    """The template's source: `template_file` if given, else the configuration's. Of several, the `default` one; with
-    `tools` the one for `tool_use`, if there is one."""
+    """The template's source: `template_file` if given, else the configuration's, which may have several by name. Of
+    several, the `default` one; with `tools` the one for `tool_use`, if there is one. Raises `ChatTemplateError`, whose
+    sentence names the file."""
     if template_file is not None:
-        return template_file.decode()
+        try:
+            return template_file.decode()
+        except UnicodeDecodeError as error:
+            raise ChatTemplateError(f"{CHAT_TEMPLATE_FILE} is not valid UTF-8: {error}") from error
     value = tokenizer_config.get("chat_template")
-    if isinstance(value, list):
-        sources = {entry["name"]: entry["template"] for entry in value}
-        value = sources.get("tool_use" if tools else "default", sources.get("default"))
-    return value if isinstance(value, str) else None
+    if isinstance(value, list):  # as transformers 4 wrote them
+        for index, entry in enumerate(value):
+            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
+                raise ChatTemplateError(f"{_CONFIG_FIELD}[{index}] must be an object with a name and a template")
+        value = {str(entry["name"]): entry["template"] for entry in value}
+    if isinstance(value, dict):
+        value = value.get("tool_use" if tools else "default", value.get("default"))
+    if value is None or isinstance(value, str):
+        return value
+    raise ChatTemplateError(f"{_CONFIG_FIELD} must be a text, or texts by name, not {json.dumps(value)[:40]}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTemplates:
+    """A model's templates, for chats with and without tools. `error`: why it has none that can be used, as a sentence
+    that names the file; empty: there is none, or there are."""
+
+    plain: ChatTemplate | None = None
+    tools: ChatTemplate | None = None
+    tool_source: str = ""
+    source: str = ""
+    error: str = ""
+
+
+def read_templates(tokenizer_config: Mapping[str, Any], template_file: bytes | None) -> ModelTemplates:
+    """Compile the templates in a model's files. A model without one that works can do all but chat."""
+    names = special_tokens(tokenizer_config)
+    place = CHAT_TEMPLATE_FILE if template_file is not None else _CONFIG_FIELD
+    try:
+        source = template_source(tokenizer_config, template_file)
+        tool_source = template_source(tokenizer_config, template_file, tools=True)
+    except ChatTemplateError as error:
+        return ModelTemplates(error=str(error))
+    try:
+        plain = ChatTemplate(source, special_tokens=names) if source else None
+        is_one = tool_source == source or not tool_source
+        tools = plain if is_one or not tool_source else ChatTemplate(tool_source, special_tokens=names)
+    except ChatTemplateError as error:
+        return ModelTemplates(error=f"{place}: {error}")
+    return ModelTemplates(plain, tools, tool_source or "", source or "")
 
 
 class _GenerationTag(Extension):

@@ -9,8 +9,9 @@ from typing import Any, Final
 CPU_SECONDS: Final = 2.0
 SIZE: Final = 2**27
 """A prompt of a million tokens has 4 million characters, and templates make each of them a few times."""
-MAX_VALUE: Final = 2**24
-"""The size of one value. No function in C takes more than about 0.1 s for it, during which no other thread runs."""
+MAX_VALUE: Final = 2**25
+"""The size of one value, more than a body may have. No function in C takes more than about 0.1 s for it, and no other
+thread runs meanwhile."""
 PART: Final = 16
 """What a part of a container counts beside its characters: writing a number takes as long as copying so many."""
 STEP: Final = 256

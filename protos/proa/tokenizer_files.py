@@ -4,16 +4,25 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from proa.contract import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
 """A template in this file comes before one in tokenizer_config.json."""
+GENERATION_FILE: Final = "generation_config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+MAX_DEPTH: Final = 100
+"""Of objects and lists in each other in a configuration."""
 FILE_NAMES: Final = (
     CHAT_TEMPLATE_FILE,
     "config_sentence_transformers.json",
-    "generation_config.json",
+    GENERATION_FILE,
     "special_tokens_map.json",
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
 )
 """Sent by GetTokenizer if they exist, sorted by name."""
@@ -38,7 +47,55 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 
 def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The model's own values of `SAMPLING_DEFAULTS`, by name."""
-    config = json.loads(files.get("generation_config.json", b"{}"))
-    found = config if isinstance(config, dict) else {}
-    return {name: found[name] for name in SAMPLING_DEFAULTS if isinstance(found.get(name), int | float)}
+    """The model's own values of `SAMPLING_DEFAULTS`, by name. Raises `ValueError` for values that requests cannot
+    have."""
+    config = read_object(files, GENERATION_FILE)
+    found = {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except ValueError as error:
+        raise ValueError(f"{GENERATION_FILE}: {error}") from error
+    return found
+
+
+def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file. Raises `ValueError` with a sentence that names the
+    file."""
+    data = files.get(name, b"{}")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid JSON: {error if data else 'it is empty'}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must hold a JSON object")
+    if _depth(value) > MAX_DEPTH:
+        raise ValueError(f"{name} nests more than {MAX_DEPTH} deep")
+    return value
+
+
+def _depth(value: object) -> int:
+    """The number of containers within each other, at most one more than `MAX_DEPTH`."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        depth, level = depth + 1, [part for each in parts for part in each]
+    return depth
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> "Tokenizer":
+    """The tokenizer in tokenizer.json, which truncates and pads nothing. Raises `ValueError` with a sentence that names
+    the file."""
+    from tokenizers import Tokenizer
+
+    if TOKENIZER_FILE not in files:
+        raise ValueError(f"there is no {TOKENIZER_FILE}")
+    try:
+        tokenizer = Tokenizer.from_buffer(files[TOKENIZER_FILE])
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode("a")  # a post-processor that lacks a token panics here
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises plain exceptions, and panics, which are no `Exception`
+        raise ValueError(f"{TOKENIZER_FILE} cannot be read: {error}") from error
+    return tokenizer

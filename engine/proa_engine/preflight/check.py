@@ -22,7 +22,7 @@ from proa_engine.models.folders import (
     text_fields,
     weight_files,
 )
-from proa_engine.models.generation_config import generation_folder
+from proa_engine.models.generation_config import generation_folder, read_prompt_files
 from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
 from proa_engine.models.safetensors_headers import read_header, read_headers
@@ -36,7 +36,7 @@ from proa_engine.models.sources import (
 )
 from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, read_gpus, runs_on_cpu
 from proa_engine.preflight.ports import check_address
-from proa_engine.preflight.tokenizers import check_vocabulary, read_tokenizer
+from proa_engine.preflight.tokenizers import check_vocabulary, read_prompt_templates, read_tokenizer
 from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
 from proa_engine.worker.arena_memory import existing_bytes
 from proa_engine.worker.host import read_memory
@@ -144,11 +144,12 @@ def _check_tokenizer(config: EngineConfig, model: _Model) -> None:
     folder = resolve_tokenizer(config)
     tokenizer = read_tokenizer(folder)
     check_vocabulary(tokenizer, model.fields.get("vocab_size"), folder)
-    if model.decoder is Form.CAUSAL_LM and config.runner != "pooling" and not tokenizer.has_chat_template:
+    templates = read_prompt_templates(read_prompt_files(config, folder), folder)
+    if model.decoder is Form.CAUSAL_LM and config.runner != "pooling" and templates.plain is None:
         _log.warning(
-            "the tokenizer in %s has no chat template: chat requests are rejected unless the gateway has "
-            "--chat-template",
+            "the tokenizer in %s has %s: chat requests are rejected unless the gateway has --chat-template",
             folder,
+            f"a chat template that cannot be used ({templates.error})" if templates.error else "no chat template",
         )
 
 

@@ -2,14 +2,16 @@
 is read, not the merges.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE
-from proa_engine.models.folders import read_file, read_json
+from proa.chat_template import ModelTemplates, read_templates
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE, read_object, sampling_defaults
+from proa_engine.models.folders import read_file
 
 FILE = "tokenizer.json"
 _OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
@@ -20,7 +22,6 @@ class TokenizerFacts:
     """`vocab_size`: the number of tokens of the tokenizer's own vocabulary; None if it lists none."""
 
     vocab_size: int | None
-    has_chat_template: bool
 
 
 class _Model(msgspec.Struct):
@@ -46,9 +47,20 @@ def read_tokenizer(folder: Path) -> TokenizerFacts:
     except msgspec.MsgspecError as error:
         reason = f"{error}; was it copied or downloaded in full?" if data else "it is empty"
         raise ValueError(f"{folder / FILE} is not valid JSON: {reason}") from error
-    config = read_json(folder / "tokenizer_config.json") or {}
     size = None if vocab is None else 1 + max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab)
-    return TokenizerFacts(size, bool(config.get("chat_template")) or (folder / CHAT_TEMPLATE_FILE).is_file())
+    return TokenizerFacts(size)
+
+
+def read_prompt_templates(files: Mapping[str, bytes], folder: Path) -> ModelTemplates:
+    """The chat templates in the tokenizer's files, of which all but tokenizer.json are checked. Raises ValueError for
+    one that gateways cannot use."""
+    try:
+        sampling_defaults(files)
+        read_object(files, "config_sentence_transformers.json")
+        config = read_object(files, "tokenizer_config.json")
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    return read_templates(config, files.get(CHAT_TEMPLATE_FILE))
 
 
 def check_vocabulary(tokenizer: TokenizerFacts, vocab_size: int | None, folder: Path) -> None:

@@ -32,7 +32,7 @@ class TemplateRenderer:
         """The template of a request, also compiled on the thread. Raises `ChatTemplateError`."""
         template = self._compiled.get(source)
         if template is None:
-            template = await self._in_thread(lambda: prepared_template(source, self._special_tokens))
+            template = await self._in_thread(lambda: self._compile(source))
             self._compiled[source] = template
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -59,13 +59,17 @@ class TemplateRenderer:
             lambda: template.render(messages, variables, add_generation_prompt=add_generation_prompt)
         )
 
+    def _compile(self, source: str) -> ChatTemplate:
+        template = ChatTemplate(source, special_tokens=self._special_tokens)
+        prepare(template)
+        return template
+
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def prepared_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    """A compiled template of which all is known that rendering asks for. Takes up to seconds. Raises
-    `ChatTemplateError`."""
-    template = ChatTemplate(source, special_tokens=special_tokens)
-    _ = template.content_forms
-    return template
+def prepare(*templates: ChatTemplate | None) -> None:
+    """Find out all that rendering asks of a template, which takes milliseconds. Not on an event loop."""
+    for template in templates:
+        if template is not None:
+            _ = template.content_forms

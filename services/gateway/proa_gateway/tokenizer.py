@@ -1,7 +1,6 @@
 """Tokenizer: a model's tokenizer, chat template and default sampling parameters, from the model's files."""
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -10,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 import tokenizers
 
-from proa.chat_template import ChatTemplate, special_tokens, template_source
+from proa.chat_template import ChatTemplate, read_templates, special_tokens
 from proa.text import Vocabulary
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE, sampling_defaults
-from proa_gateway.chat_templates import TemplateRenderer, prepared_template
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE, load_tokenizer, read_object, sampling_defaults
+from proa_gateway.chat_templates import TemplateRenderer, prepare
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
@@ -48,35 +47,26 @@ class ControlTokens:
 class Tokenizer:
     """One for each model. `executor` encodes long texts and decodes many tokens.
 
-    `info`: the fields of tokenizer_config.json, with special tokens as strings and the chat template in use.
+    `template_error`: why the model's chat template cannot be used; empty if it can, or if there is none. `info`: the
+    fields of tokenizer_config.json, with special tokens as strings and the chat template in use.
     `longest_token`: how many characters of a text one token may stand for.
     """
 
     def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
-        """Raises `ValueError` if tokenizer.json is missing or invalid. Takes up to seconds for large vocabularies."""
-        if "tokenizer.json" not in files:
-            raise ValueError("there is no tokenizer.json")
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        """Raises `ValueError` for a file that is missing or wrong; for a chat template there is `template_error`. Takes
+        up to seconds for large vocabularies."""
+        self._tokenizer = load_tokenizer(files)
         self._executor = executor
-        config = _json(files.get("tokenizer_config.json"))
-        template_file = files.get(CHAT_TEMPLATE_FILE)
-        source = template_source(config, template_file)
-        tool_source = template_source(config, template_file, tools=True)
-        self._special_tokens = special_tokens(config)
-        self.chat_template = prepared_template(source, self._special_tokens) if source else None
-        self._tool_template = self.chat_template
-        if tool_source is not None and tool_source != source:
-            self._tool_template = prepared_template(tool_source, self._special_tokens)
-        self.templates = TemplateRenderer(self._special_tokens)
-        self.tool_template_source = tool_source or ""
+        config = read_object(files, "tokenizer_config.json")
+        templates = read_templates(config, files.get(CHAT_TEMPLATE_FILE))
+        prepare(templates.plain, templates.tools)
+        self.chat_template, self._tool_template = templates.plain, templates.tools
+        self.template_error = templates.error
+        self.templates = TemplateRenderer(special_tokens(config))
+        self.tool_template_source = templates.tool_source
         self.sampling_defaults = sampling_defaults(files)
-        self.info = _tokenizer_info(config, source)
-        sentence_transformers = _json(files.get("config_sentence_transformers.json"))
+        self.info = _tokenizer_info(config, templates.source)
+        sentence_transformers = read_object(files, "config_sentence_transformers.json")
         self.task_prompts = _task_prompts(sentence_transformers)
         self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
         self.response_template: object = config.get("response_template")  # as transformers reads it
@@ -87,7 +77,7 @@ class Tokenizer:
         specials = {token.content for token in added.values() if token.special}
         # Those that the template writes too: in DeepSeek's files the beginning of a user's message is not special. But
         # not all added tokens: in Gemma's files there are line breaks and `<table>`.
-        sources = (source or "") + (tool_source or "")
+        sources = templates.source + templates.tool_source
         written = {token for token in self.added_tokens if token.strip() and token in sources}
         self.special_control_tokens = ControlTokens(specials)
         self.control_tokens = ControlTokens(specials | written)
@@ -186,11 +176,6 @@ def _beginning(texts: Collection[str]) -> str:
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
-def _json(data: bytes | None) -> dict[str, Any]:
-    value = json.loads(data) if data else {}
-    return value if isinstance(value, dict) else {}
-
-
 def _task_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     """The texts that sentence-transformers puts before those that are embedded, by the name of what they are for."""
     prompts = config.get("prompts")
@@ -203,7 +188,7 @@ def _late_interaction_prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
     return query if isinstance(query, str) else "", document if isinstance(document, str) else ""
 
 
-def _tokenizer_info(config: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
+def _tokenizer_info(config: Mapping[str, Any], chat_template: str) -> dict[str, Any]:
     info = {"tokenizer_class": "PreTrainedTokenizerFast", **{name: _plain(value) for name, value in config.items()}}
     info.pop("chat_template", None)  # may be several
     return info | ({"chat_template": chat_template} if chat_template else {})

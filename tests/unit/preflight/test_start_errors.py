@@ -17,6 +17,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
 from proa_engine.models.config import ModelConfig
 from proa_engine.preflight import check_start
+from support.odd_tokenizer_files import ODD_FILES, OddFile
 from support.tiny_models import make_tiny_model
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -305,6 +306,24 @@ def test_bad_options_are_refused_with_the_reason(options: dict[str, Any], senten
 
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check_start(EngineConfig(**options, lora_modules=modules))
+
+
+CONFIGURATIONS = {name: odd for name, odd in ODD_FILES.items() if odd.name != "tokenizer.json"}
+
+
+@pytest.mark.parametrize("odd", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_an_odd_file_of_the_tokenizer_works_or_is_named(
+    odd: OddFile, good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / odd.name).write_bytes(odd.data)
+    if odd.refusal is None:
+        check_start(EngineConfig(model=str(folder)))
+    else:
+        with pytest.raises(ValueError, match=re.escape(str(folder)) + r"[^\n]*" + re.escape(odd.name)):
+            check_start(EngineConfig(model=str(folder)))
+    assert odd.chat_error is None or odd.chat_error in caplog.text
 
 
 def test_a_good_folder_passes(good: Path) -> None:

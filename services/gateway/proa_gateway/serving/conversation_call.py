@@ -171,6 +171,9 @@ class ConversationReader:
             except ChatTemplateError as error:
                 raise InvalidRequest(f"chat_template: {error}", param="chat_template") from error
         template = model.tokenizer.template_for(tools=bool(self.conversation.prompt_tools))
+        if template is None and (reason := model.tokenizer.template_error):
+            message = f"The chat template of the model {model.name!r} cannot be used: {reason}"
+            raise InvalidRequest(message, param="model")
         if template is None:
             raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
         return template
