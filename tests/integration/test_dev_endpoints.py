@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proa.contract import ModelInfo
 from proa.options import MASK
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
@@ -18,6 +19,7 @@ from proa_engine.executor import make_executor
 from proa_gateway.engines.client import THRESHOLD, BreakerState
 from support.engine_server import RunningServer, running_server
 from support.fake_engine import FakeEngine
+from support.full_values import full
 from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway, until
 
 ROUTES = [
@@ -144,6 +146,19 @@ async def test_server_info_has_the_options_of_gateway_and_engines(
     (engine,) = info["engines"].values()
     assert engine["model_info"]["model_name"] == "fake"
     assert engine["config"]["max_num_batched_tokens"] == 64
+
+
+async def test_server_info_shows_all_that_an_engine_may_have(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engine,) = gateway.gateway.pool.engines
+    assert engine.hello is not None
+    monkeypatch.setattr(engine, "hello", replace(engine.hello, model=full(ModelInfo)))
+    answer = await gateway.http.get("/server_info")
+    assert answer.status_code == 200, answer.text
+    (info,) = answer.json()["engines"].values()
+    assert info["model_info"]["kv_transfer"] == {"fingerprint": "80ff", "ports": [7], "block_bytes": 7}
+    assert info["model_info"]["images"]["token"] == "é\x00", "it is no secret"
 
 
 @pytest.mark.parametrize(

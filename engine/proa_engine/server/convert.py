@@ -3,12 +3,12 @@
 The only file of the engine that names protobuf messages, beside the servicer's signatures and empty responses.
 """
 
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
@@ -205,7 +205,7 @@ def kv_events_to_pb(sequence: int, device: TierChanges, host: TierChanges) -> se
 
 
 def server_info_to_pb(config: EngineConfig) -> service_pb2.GetServerInfoResponse:
-    return service_pb2.GetServerInfoResponse(config=json.dumps(masked(config)))
+    return service_pb2.GetServerInfoResponse(config=msgspec.json.encode(masked(config)).decode())  # infinity is null
 
 
 def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:

@@ -1,7 +1,7 @@
 """The contract's dataclasses and their messages: same fields, and nothing is lost or made up on the way."""
 
 from array import array
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from proa.contract import (
     CheckpointRule,
     Draining,
+    EmbeddingType,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -21,12 +22,16 @@ from proa.contract import (
     ImageInput,
     KvEvents,
     KvFetch,
+    KvSource,
+    KvTransfer,
     LoadedLoras,
     Lora,
     PoolingParams,
     PoolingTask,
+    PromptEmbeds,
     Rejected,
     RepetitionDetectionParams,
+    Role,
     SamplingParams,
     SchedulerStats,
     TokenLogprobs,
@@ -115,6 +120,12 @@ INFO = model_info(
     labels=("no", "yes"),
     max_loras=2,
     images=IMAGE_INPUT,
+    max_embed_len=512,
+    num_host_blocks=64,
+    kv_transfer=KvTransfer(fingerprint=b"\x80\xff", ports=(4711, 4712), block_bytes=4096),
+    role=Role.DECODE,
+    prompt_embeds_size=32,
+    aliases=("other",),
 )
 LORAS = LoadedLoras(loras=(Lora(name="sql", path="/adapters/sql", digest="ab"),))
 EMBED = PoolingParams(task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2)
@@ -132,6 +143,9 @@ REQUEST = EngineCoreRequest(
     lora_name="sql",
     lora_digest="ab",
     images=(IMAGE,),
+    prefill_only=True,
+    kv_source=KvSource(addresses=("a:1", "b:2"), num_blocks=3, wait_ms=500),
+    prompt_embeds=(PromptEmbeds(offset=1, num_tokens=1, type=EmbeddingType.BFLOAT16, values=b"\xff\x00"),),
 )
 OUTPUTS = EngineCoreOutputs(
     outputs=[OUTPUT], plain_handles=[1, 2], plain_token_ids=[300, 4], stats=STATS, timestamp=9.0, step=4
@@ -150,13 +164,15 @@ KV_EVENTS = KvEvents(
     host_checkpoints_removed=[b"j" * 16],
 )
 
-# A value of each class, none of its fields being the default, and its message's class.
+# A value of each class, and its message's class.
 PAIRS: list[tuple[object, type[Any]]] = [
     (PARAMS, core_pb2.SamplingParams),
     (PARAMS.grammar, core_pb2.Grammar),
     (EMBED, core_pb2.PoolingParams),
     (TOKENS, core_pb2.PoolingParams),
     (REQUEST, core_pb2.EngineCoreRequest),
+    (REQUEST.kv_source, core_pb2.KvSource),
+    (REQUEST.prompt_embeds[0], core_pb2.PromptEmbeds),
     (OUTPUT.events[0], core_pb2.Event),
     (OUTPUT.logprobs[0], core_pb2.TokenLogprobs),
     (OUTPUT, core_pb2.EngineCoreOutput),
@@ -164,6 +180,7 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (STATS, core_pb2.SchedulerStats),
     (OUTPUTS, core_pb2.EngineCoreOutputs),
     (INFO.checkpoint_rule, service_pb2.CheckpointRule),
+    (INFO.kv_transfer, service_pb2.KvTransfer),
     (INFO, service_pb2.GetModelInfoResponse),
     (LORAS.loras[0], service_pb2.Lora),
     (LORAS, service_pb2.LoadedLoras),
@@ -180,6 +197,10 @@ PAIRS: list[tuple[object, type[Any]]] = [
 NAMES = [message.__name__ for _, message in PAIRS]
 
 
+def default_of(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def wire_fields(value: Any) -> list[Any]:
     return [field for field in fields(value) if field.metadata.get("wire", True)]
 
@@ -187,6 +208,17 @@ def wire_fields(value: Any) -> list[Any]:
 @pytest.mark.parametrize(("value", "message_class"), PAIRS, ids=NAMES)
 def test_fields_have_the_names_of_the_message(value: object, message_class: Any) -> None:
     assert {field.name for field in wire_fields(value)} == set(message_class.DESCRIPTOR.fields_by_name)
+
+
+def test_every_field_has_a_value_that_is_not_its_default() -> None:
+    """Of the request for an embedding and the one for log probabilities, one has it."""
+    unset = [
+        {each.name for each in wire_fields(value) if getattr(value, each.name) == default_of(each)}
+        for value, _ in PAIRS
+    ]
+    for (value, _), names in zip(PAIRS, unset, strict=True):
+        same = [each for each, (other, _) in zip(unset, PAIRS, strict=True) if type(other) is type(value)]
+        assert not names.intersection(*same), type(value).__name__
 
 
 @pytest.mark.parametrize(("value", "message_class"), PAIRS, ids=NAMES)

@@ -4,15 +4,16 @@ They act on all engines, or on those of the query's `model`.
 """
 
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.encoders import jsonable_encoder
+from pydantic_core import to_json
 
 from proa.options import masked
+from proa_gateway.config import GatewayConfig
 from proa_gateway.engines import convert
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.gateway import gateway_of, require_operator
@@ -84,15 +85,21 @@ async def is_sleeping(request: Request, model: str | None = None) -> dict[str, b
     return {"is_sleeping": all(each.sleep_level > 0 for each in stats.values())}
 
 
-@dev_router.get("/server_info")
-async def server_info(request: Request, model: str | None = None) -> dict[str, Any]:
+@dev_router.get("/server_info", response_model=dict[str, Any])
+async def server_info(request: Request, model: str | None = None) -> Response:
     """The options of the gateway and, by address, the model and the options of each engine. Secrets are masked."""
     gateway = gateway_of(request)
     configs = await call_engines(gateway.pool, model, partial(convert.get_server_info, seconds=QUICK_SECONDS))
     infos = {each.address: each.hello.model for each in gateway.pool.engines if each.hello is not None}
     engines = {
-        address: {"model_info": asdict(infos[address]), "config": masked(config)}
+        address: {"model_info": infos[address], "config": masked(config)}
         for address, config in configs.items()
         if address in infos
     }
-    return {"version": version("proa-gateway"), "config": jsonable_encoder(masked(gateway.config)), "engines": engines}
+    return Response(info_json(gateway.config, engines), media_type="application/json")
+
+
+def info_json(config: GatewayConfig, engines: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The body of `/server_info`. Bytes are shown in hexadecimal, numbers that JSON lacks as texts."""
+    info = {"version": version("proa-gateway"), "config": masked(config), "engines": engines}
+    return to_json(info, bytes_mode="hex", inf_nan_mode="strings")
