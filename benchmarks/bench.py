@@ -1,9 +1,14 @@
-"""Bench: a loaded offline engine and the workloads that it is timed on."""
+"""Bench: a loaded offline engine and the workloads that it is timed on.
 
+What another engine must do to be compared is in same_work.json, which needs nothing to be read: the lengths of `mixed`,
+the tokens of a decode, the requests of a closed loop, and how tokens are sampled.
+"""
+
+import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,32 +26,35 @@ class Job(NamedTuple):
 class Sizes:
     """Sizes of the workloads, in tokens unless noted."""
 
-    mixed_requests: int  # number of requests
-    mixed: tuple[int, int]  # shortest and longest, of prompts and of outputs
+    mixed: Sequence[tuple[int, int]]  # prompt and output of each request
     context: int  # prompt of a request whose decode is timed
+    decode_after: int  # its outputs before the timed steps
     decode_steps: int  # number of steps
-    rounds: int  # number of timed prefills
+    rounds: int  # number of timed runs of prefills and of `mixed`
     closed: tuple[int, int]  # prompt and output of a closed loop's requests
     closed_turns: int  # requests of each client
     image: tuple[int, int]  # width and height of an image, in pixels
     image_outputs: int  # output of a request with an image
 
 
+SAME_WORK: Mapping[str, Any] = json.loads(Path(__file__).with_name("same_work.json").read_text())
+PLAIN: Mapping[str, Any] = SAME_WORK["sampling"]["plain"]
+OWN = "own-"  # of a workload's name: tokens are sampled as the model's generation_config.json says
 FULL = Sizes(
-    mixed_requests=256,
-    mixed=(100, 1024),
-    context=512,
-    decode_steps=96,
-    rounds=5,
-    closed=(128, 1024),
-    closed_turns=2,
+    mixed=[(prompt, outputs) for prompt, outputs in SAME_WORK["mixed"]],
+    context=SAME_WORK["decode"]["prompt"],
+    decode_after=SAME_WORK["decode"]["before"],
+    decode_steps=SAME_WORK["decode"]["steps"],
+    rounds=3,
+    closed=(SAME_WORK["closed"]["prompt"], SAME_WORK["closed"]["outputs"]),
+    closed_turns=SAME_WORK["closed"]["requests_of_each_client"],
     image=(640, 480),
     image_outputs=107,
 )
 SMALL = Sizes(
-    mixed_requests=3,
-    mixed=(2, 5),
+    mixed=[(2, 5), (4, 3), (5, 2)],
     context=8,
+    decode_after=2,
     decode_steps=6,
     rounds=1,
     closed=(4, 5),
@@ -61,9 +69,26 @@ _LOOP = 16  # length of the token sequence that a repetitive prompt repeats
 
 
 class Figure(NamedTuple):
+    """`runs`: the values whose median it is. `context`: of a decode, mean number of tokens that are attended to."""
+
     value: float
     unit: str
     note: str = ""
+    runs: Sequence[float] = ()
+    context: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asdict().items() if value not in ((), None)}
+
+
+def own_sampling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sampling parameters that models of this architecture have in their generation_config.json. Raises
+    `ValueError` if they are not known here."""
+    [architecture] = config["architectures"]
+    for family, sampling in SAME_WORK["sampling"].items():
+        if architecture.startswith(family):
+            return dict(sampling)
+    raise ValueError(f"same_work.json has no sampling parameters of {architecture}")
 
 
 def closed_jobs(clients: int, vocab_size: int, sizes: Sizes) -> list[Job]:
@@ -74,19 +99,22 @@ def closed_jobs(clients: int, vocab_size: int, sizes: Sizes) -> list[Job]:
 
 
 class Bench:
-    """`arguments` are those of `LLM`."""
+    """`arguments` are those of `LLM`, `config` is the model's config.json."""
 
-    def __init__(self, folder: Path, arguments: dict[str, Any], *, vocab_size: int, sizes: Sizes) -> None:
+    def __init__(self, folder: Path, arguments: dict[str, Any], config: Mapping[str, Any], sizes: Sizes) -> None:
         from proa_engine import LLM
 
         self._engine = LLM(str(folder), **arguments).llm_engine
         self._sizes = sizes
         self._random = random.Random(0)
-        self._vocab_size = vocab_size
+        self._config = config
+        self._vocab_size = vocab_size(config)
+        self._sampling = PLAIN
         self._num_requests = 0
 
     def run(self, workload: str) -> Figure:
-        kind, _, size = workload.partition("-")
+        self._sampling = own_sampling(self._config) if workload.startswith(OWN) else PLAIN
+        kind, _, size = workload.removeprefix(OWN).partition("-")
         if kind == "mixed":
             return self.mixed()
         if kind == "prefill":
@@ -99,46 +127,47 @@ class Bench:
         return works[kind](int(size))
 
     def mixed(self) -> Figure:
-        draw, count = self._random.randint, self._sizes.mixed_requests
-        return self._throughput([(draw(*self._sizes.mixed), draw(*self._sizes.mixed)) for _ in range(count)])
+        return self._throughput(self._sizes.mixed, self._sizes.rounds)
 
     def batch(self, count: int, prompt: int, outputs: int) -> Figure:
-        return self._throughput([(prompt, outputs)] * count)
+        return self._throughput([(prompt, outputs)] * count, 1)
 
-    def _throughput(self, lengths: Sequence[tuple[int, int]]) -> Figure:
+    def _throughput(self, lengths: Sequence[tuple[int, int]], rounds: int) -> Figure:
         """Output tokens a second of requests at once, with these numbers of tokens in their prompts and outputs."""
-        self._add(self._job(prompt, _WARM_UP_STEPS) for prompt, _ in lengths[:16])
-        self.drain()
-        self._add(self._job(*each) for each in lengths)
-        seconds = timed(self.drain)
-        return Figure(sum(outputs for _, outputs in lengths) / seconds, "tokens/s")
+        self._run_all([self._job(prompt, _WARM_UP_STEPS) for prompt, _ in lengths[:16]])
+        seconds = [self._run_all([self._job(*each) for each in lengths]) for _ in range(rounds)]
+        return _median([sum(outputs for _, outputs in lengths) / each for each in seconds], "tokens/s")
 
     def decode(self, batch: int) -> Figure:
         steps = self._sizes.decode_steps
-        with self.decoding(batch):
+        with self.decoding(batch) as context:
             seconds = timed(lambda: self.step(steps))
             running = self._engine._core.stats().num_running_reqs
         note = "" if running == batch else f"the KV cache holds {running} of {batch}"
-        return Figure(seconds / steps * 1e3, "ms a step", note)
+        return Figure(seconds / steps * 1e3, "ms a step", note, context=context + (steps - 1) / 2)
 
     @contextmanager
-    def decoding(self, batch: int) -> Iterator[None]:
-        """`batch` requests after their prefill, with enough tokens left for the timed steps."""
-        names = self._add(self._job(self._sizes.context, self._sizes.decode_steps + 64) for _ in range(batch))
-        self._await_first_tokens(names)
-        self.step(_WARM_UP_STEPS)
-        yield
+    def decoding(self, batch: int) -> Iterator[float]:
+        """`batch` requests after their prefill and some outputs, with enough tokens left for the timed steps. Yields
+        how many tokens the next step attends to, on average.
+
+        Their prompts are computed first and then found in the prefix cache, so that all begin in the same step.
+        """
+        jobs = [self._job(self._sizes.context, self._sizes.decode_steps + 64) for _ in range(batch)]
+        self._run_all([Job(job.prompt, 1) for job in jobs])
+        names = self._add(jobs)
+        counts = self._await_outputs(names, self._sizes.decode_after)
+        yield self._sizes.context + statistics.mean(counts)
         self._engine.abort_request(names)
         self.drain()
 
     def prefill(self, count: int, length: int) -> Figure:
-        rounds = [self.prefill_once(count, length) for _ in range(1 + self._sizes.rounds)]
-        return Figure(statistics.median(rounds[1:]) * 1e3, "ms")
+        rounds = [self.prefill_once(count, length) * 1e3 for _ in range(1 + self._sizes.rounds)]
+        return _median(rounds[1:], "ms")
 
     def prefill_once(self, count: int, length: int) -> float:
-        """Seconds until all prompts have their first token."""
-        self._add(self._job(length, 1) for _ in range(count))
-        return timed(self.drain)
+        """Seconds from before the prompts are added until all have their first token."""
+        return self._run_all([self._job(length, 1) for _ in range(count)])
 
     def closed(self, clients: int) -> Figure:
         """A closed loop: each client sends its next request when the last one is finished."""
@@ -157,9 +186,7 @@ class Bench:
         outputs = self._sizes.decode_steps
         loop = self._random.choices(range(self._vocab_size), k=_LOOP)
         prompt = (loop * (self._sizes.context // _LOOP + 1))[: self._sizes.context]
-        self._await_first_tokens(
-            self._add([Job(prompt, outputs)] * batch, temperature=0.0, allowed_token_ids=(loop[0],))
-        )
+        self._await_outputs(self._add([Job(prompt, outputs)] * batch, temperature=0.0, allowed_token_ids=(loop[0],)), 1)
         started, steps = time.perf_counter(), 0
         while self._engine.has_unfinished_requests():
             self.step(1)
@@ -176,9 +203,8 @@ class Bench:
         width, height = self._sizes.image
         model = self._engine.limits.images
         assert model is not None
-        params = SamplingParams(
-            temperature=0.6, max_tokens=self._sizes.image_outputs, ignore_eos=True, detokenize=False
-        )
+        options: dict[str, Any] = {"max_tokens": self._sizes.image_outputs, "ignore_eos": True, "detokenize": False}
+        params = SamplingParams(**self._sampling, **options)
         prepared = []
         for _ in range(count):
             self._num_requests += 1
@@ -200,15 +226,27 @@ class Bench:
         while self._engine.has_unfinished_requests():
             self._engine.step(only_finished=True)
 
-    def _await_first_tokens(self, names: Sequence[str]) -> None:
-        waiting = set(names)
-        while waiting:
-            waiting -= {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}
+    def _await_outputs(self, names: Sequence[str], count: int) -> list[int]:
+        """Step until each has at least `count` tokens; returns how many each has."""
+        tokens = dict.fromkeys(names, 0)
+        while min(tokens.values()) < count:
+            tokens |= {output.request_id: len(output.outputs[0].token_ids) for output in self._engine.step()}
+        return list(tokens.values())
+
+    def _run_all(self, jobs: Sequence[Job]) -> float:
+        """Add them and step until all have ended. Returns the seconds: as of `LLM.generate`, from before the first one
+        is added."""
+
+        def run() -> None:
+            self._add(jobs)
+            self.drain()
+
+        return timed(run)
 
     def _job(self, prompt: int, outputs: int) -> Job:
         return Job(self._random.choices(range(self._vocab_size), k=prompt), outputs)
 
-    def _add(self, jobs: Iterator[Job] | Sequence[Job], **sampling: Any) -> list[str]:
+    def _add(self, jobs: Iterable[Job], **sampling: Any) -> list[str]:
         """Add requests; returns their ids."""
         from proa_engine import SamplingParams
 
@@ -216,9 +254,19 @@ class Bench:
         for job in jobs:
             self._num_requests += 1
             names.append(str(self._num_requests))
-            options = {"temperature": 0.6, "max_tokens": job.num_outputs, "ignore_eos": True, "detokenize": False}
-            self._engine.add_request(names[-1], {"prompt_token_ids": job.prompt}, SamplingParams(**options | sampling))
+            options: dict[str, Any] = {"max_tokens": job.num_outputs, "ignore_eos": True, "detokenize": False}
+            params = SamplingParams(**{**self._sampling, **options, **sampling})
+            self._engine.add_request(names[-1], {"prompt_token_ids": job.prompt}, params)
         return names
+
+
+def _median(runs: Sequence[float], unit: str) -> Figure:
+    return Figure(statistics.median(runs), unit, runs=[round(each, 3) for each in runs] if len(runs) > 1 else ())
+
+
+def vocab_size(config: Mapping[str, Any]) -> int:
+    size: int = config.get("text_config", config)["vocab_size"]
+    return size
 
 
 def timed(work: Callable[[], object]) -> float:

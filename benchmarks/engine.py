@@ -4,17 +4,20 @@
 
 - `start`: seconds from the process's start to a warmed-up engine; a cold start if TRITON_CACHE_DIR is empty.
 - `restart`: the same, of a process that finds there what an earlier one has compiled, as with `--compile-cache`.
-- `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, uniform; output tokens/s, including prefill.
-- `decode-B`: B requests after prompts of 512 tokens; milliseconds a step, over 96 steps.
-- `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of five.
+- `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, their lengths in same_work.json; output tokens/s,
+  including prefill, median of three runs.
+- `decode-B`: B requests after prompts of 512 tokens and 8 outputs; milliseconds a step, over 128 steps.
+- `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of three.
 - `batch-NxPxO`: N requests at once, prompts of P tokens and outputs of O; output tokens/s, including prefill.
 - `closed-C`: a closed loop of C clients, prompts of 128 tokens and outputs of 1,024; output tokens/s.
 - `repetitive-B`: B requests that repeat one token, so that every draft token is accepted; milliseconds a token.
 - `images-N`: N requests with an image each, all different, 640 x 480 pixels, and 107 tokens of output, as many as in
   sglang #36411; requests/s, without resizing, which the gateway does.
 - `profile-decode-B`, `profile-prefill-NxL`: the same kernel by kernel, see `engine_profile.py`.
+- `own-…`: the same workload, sampled as the model's generation_config.json says: with top-k, top-p or both.
 
-Temperature 0.6, end tokens ignored, prompts random and never repeated, prefix caching on.
+The clock starts before the first request is added. Temperature 0.6, end tokens ignored, prompts random, each new to the
+prefix cache, which is on.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import engine_profile
-from bench import FULL, SMALL, Bench, Figure, Sizes
+from bench import FULL, OWN, SMALL, Bench, Figure, Sizes
 from real_shapes import SHAPES, has_weights, write_model
 from records import write_json
 
@@ -40,7 +43,13 @@ from timeline import table
 BATCHES = (1, 8, 32, 64, 128, 256)
 PREFILLS = ("1x1024", "1x8192", "32x1024", "8x8192")
 THROUGHPUT = "batch-512x1000x1000"  # what TensorRT-LLM publishes
-TABLE = ("start", "mixed", *(f"decode-{batch}" for batch in BATCHES), *(f"prefill-{size}" for size in PREFILLS))
+OWN_DECODES = tuple(f"{OWN}decode-{batch}" for batch in (1, 64, 256))
+TABLE = (
+    *("start", "mixed"),
+    *(f"decode-{batch}" for batch in BATCHES),
+    *(f"prefill-{size}" for size in PREFILLS),
+    *OWN_DECODES,
+)
 
 
 class StartLog(logging.Handler):
@@ -60,25 +69,20 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(arguments.model, Path(scratch))
         config = json.loads((folder / "config.json").read_text())
-        bench = Bench(folder, llm_arguments(arguments, folder), vocab_size=vocab_size(config), sizes=sizes)
+        bench = Bench(folder, llm_arguments(arguments, folder), config, sizes)
         ready = seconds_since_start()
         card: Card | None = None
         for workload in arguments.workloads:
             started = time.monotonic()
             if workload in ("start", "restart"):
-                record: dict[str, Any] = Figure(ready, "s")._asdict() | {"log": log.lines}
+                record: dict[str, Any] = Figure(ready, "s").record() | {"log": log.lines}
             elif workload.startswith("profile-"):
                 card = card or engine_profile.card()
                 name, fp8 = workload.removeprefix("profile-"), arguments.quantization == "fp8"
                 record = engine_profile.measure(bench, name, config, card, context=sizes.context, fp8=fp8)
             else:
-                record = bench.run(workload)._asdict()
+                record = bench.run(workload).record()
             yield workload, record | {"took": round(time.monotonic() - started, 1)}
-
-
-def vocab_size(config: dict[str, Any]) -> int:
-    size: int = config.get("text_config", config)["vocab_size"]
-    return size
 
 
 def seconds_since_start() -> float:

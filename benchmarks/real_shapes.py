@@ -1,5 +1,11 @@
-"""Configurations of the models that are benchmarked, with random weights."""
+"""Configurations of the models that are benchmarked, with random weights.
 
+    python benchmarks/real_shapes.py Qwen3-0.6B FOLDER
+
+writes a folder that engines can serve: config.json and a tokenizer.
+"""
+
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -188,7 +194,8 @@ def has_weights(folder: Path) -> bool:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level tokenizer in which every token is one word, so that random tokens decode to text."""
+    """Write a byte-level tokenizer in which every token is one word, so that random tokens decode to text. Its class is
+    for engines that load it by `transformers`."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -196,3 +203,19 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
         "model": {"type": "BPE", "vocab": {f"Ġ{token:x}": token for token in range(vocab_size)}, "merges": []},
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[arguments.model]
+    write_model(arguments.model, arguments.folder)
+    write_tokenizer(arguments.folder, config.get("text_config", config)["vocab_size"])
+
+
+if __name__ == "__main__":
+    main()

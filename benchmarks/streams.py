@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.pool import Pool
 
 import psutil
-from closed_loop import Clients, percentile, run_clients
+from closed_loop import Clients, Outcome, percentile, run_clients
 
-from proa_cli.bench.client import Sample
 from proa_cli.bench.metrics import most_at_once
 from support.processes import fake_engine_process, gateway_process
 
@@ -63,7 +62,7 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
         while not running.ready():
             peak, files = max(peak, process.memory_info().rss), max(files, process.num_fds())
             running.wait(0.1)
-        samples = [sample for part, _ in running.get() for sample in part]
+        samples = [sample for outcome in running.get() for sample in outcome.samples]
         seconds, used = time.monotonic() - started, process.cpu_times()
     for error in sorted({sample.error for sample in samples if sample.error}):
         print("failed:", error)
@@ -90,12 +89,12 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
 
 def run_async(
     clients: Pool, port: int, streams: int, arguments: argparse.Namespace
-) -> "multiprocessing.pool.MapResult[tuple[list[Sample], float]]":
-    loads = []
+) -> "multiprocessing.pool.MapResult[Outcome]":
+    loads, url = [], f"http://127.0.0.1:{port}"
     for index in range(_CLIENT_PROCESSES):
         share = streams // _CLIENT_PROCESSES + (index < streams % _CLIENT_PROCESSES)
         prompts = [f"{index}. Tell me about number {turn}." for turn in range(share)]
-        loads.append(Clients([port], "fake", share, prompts, arguments.max_tokens, arguments.seconds))
+        loads.append(Clients([url], "fake", share, prompts, arguments.max_tokens, arguments.seconds))
     return clients.map_async(run_clients, loads, chunksize=1)
 
 
