@@ -30,6 +30,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.observability.metrics import EngineMetrics
@@ -66,7 +67,7 @@ class HostExecutor:
     max_model_len = 4096
     cache_groups = CacheGroups(num_blocks=40_000, block_size=16)
     eos_token_ids = frozenset({151_645})
-    longest_warm_up_step = 0.0
+    step_costs = StepCosts()
     replays_decodes = False
     failure: str | None = None
     host_tier = mover = kv_transfer = None

@@ -20,6 +20,7 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.options import ServeOptions
@@ -49,7 +50,7 @@ class InstantExecutor:
     cache_groups = CacheGroups(num_blocks=1 << 16, block_size=16)
     max_num_seqs = NUM_REQUESTS
     eos_token_ids: frozenset[int] = frozenset()
-    longest_warm_up_step = 0.0
+    step_costs = StepCosts()
     host_tier = mover = kv_transfer = None
     replays_decodes = False
     failure: str | None = None

@@ -4,6 +4,8 @@
     python benchmarks/load_weights.py --folder /models/Llama-3.1-8B --delay 2
 
 - `ahead`: as the engine does, layer by layer, each tensor as it is stored.
+- `hashed`: the same with the digest of the weights, as for `--kv-offloading-path`, `--kv-disk-path` and
+  `--kv-transfer-address`.
 - `one-by-one`: `safe_open` of safetensors, which maps the files, in the same order.
 - `fastsafetensors`: the package, without GPUDirect storage.
 - `runai`: the package runai-model-streamer.
@@ -36,6 +38,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
+from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.safetensors_headers import read_headers
 
 HIDDEN, INNER, VOCABULARY, LAYERS_PER_FILE = 2048, 8192, 64_000, 4
@@ -79,15 +82,19 @@ def in_order_of_layers(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (numbers[name][:1], names.index(name)))
 
 
-def load_ahead(folder: Path, device: torch.device) -> list[torch.Tensor]:
+def load_ahead(folder: Path, device: torch.device, digest: WeightsDigest | None = None) -> list[torch.Tensor]:
     tensors = read_headers(weight_paths(folder))
     types = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
-    with SafetensorsCheckpoint(folder, torch.bfloat16, device) as checkpoint:
+    with SafetensorsCheckpoint(folder, torch.bfloat16, device, digest) as checkpoint:
         checkpoint.begin(lambda _: False, lambda _: None)
         return [
             checkpoint.take(name, tensors[name].shape, None, types[tensors[name].dtype])
             for name in in_order_of_layers(list(tensors))
         ]
+
+
+def load_hashed(folder: Path, device: torch.device) -> list[torch.Tensor]:
+    return load_ahead(folder, device, WeightsDigest())
 
 
 def load_one_by_one(folder: Path, device: torch.device) -> list[torch.Tensor]:
@@ -117,6 +124,7 @@ def load_runai(folder: Path, device: torch.device) -> list[torch.Tensor]:
 
 LOADERS: dict[str, tuple[str, Callable[[Path, torch.device], list[torch.Tensor]]]] = {  # with the package
     "ahead": ("proa_engine", load_ahead),
+    "hashed": ("proa_engine", load_hashed),
     "one-by-one": ("safetensors", load_one_by_one),
     "fastsafetensors": ("fastsafetensors", load_fastsafetensors),
     "runai": ("runai_model_streamer", load_runai),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import KvTransfer
+from proa.tokenizer_files import load_tokenizer
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
@@ -26,6 +27,7 @@ from proa_engine.core.mover import Mover
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.models.folders import read_tokenizer_files
@@ -95,8 +97,8 @@ class LoadedExecutor(Executor, Protocol):
         ...
 
     @property
-    def longest_warm_up_step(self) -> float:
-        """Duration in seconds of the longest warm-up step, which has the full token budget."""
+    def step_costs(self) -> StepCosts:
+        """How long steps take, as timed in the warm-up."""
         ...
 
     @property
@@ -192,9 +194,9 @@ def assemble_engine(
         host=executor.host_tier,
         mover=executor.mover,
         has_disk=config.kv_disk_path is not None,
+        has_sources=config.kv_transfer_address is not None,
     )
     images = None if config.language_model_only else executor.model_config.images
-        has_sources=config.kv_transfer_address is not None,
     scheduler = Scheduler(
         scheduler_config(config, executor),
         manager,
@@ -247,17 +249,15 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     if config.skip_tokenizer_init:
         return None, None
     folder = resolve_tokenizer(config)
-    tokenizer_json = read_tokenizer_files(folder)["tokenizer.json"]
+    files = read_tokenizer_files(folder)
     model_folder = resolve_model_of(config)
     model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
-    of_grammars = make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
-    if of_grammars is None:
-        import tokenizers
-
-        try:
-            tokenizers.Tokenizer.from_buffer(tokenizer_json)
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+    eos_token_ids = model.eos_token_ids
+    of_grammars = make_tokenizer(files["tokenizer.json"], vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
+    try:
+        load_tokenizer(files)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     return folder, of_grammars
 
 

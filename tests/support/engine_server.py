@@ -16,6 +16,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import Executor
 from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.server.options import ServeOptions
@@ -37,7 +38,7 @@ class LoadedFakeExecutor(FakeExecutor):
     eos_token_ids: frozenset[int] = frozenset()
     model_config: Any = field(default_factory=lambda: FakeModelConfig())
 
-    longest_warm_up_step: float = 0.0
+    step_costs: StepCosts = field(default_factory=StepCosts)
     replays_decodes: bool = False
     failure: str | None = None
     host_tier: HostTierConfig | None = None

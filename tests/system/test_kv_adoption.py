@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -10,8 +11,10 @@ from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
+from safetensors.torch import load_file, save_file
 
 from proa.engine.v1 import service_pb2, service_pb2_grpc
+from proa_engine.builtin import builtin_model_folder
 from support.engine_client import generate_request
 from support.processes import engine_process, kill_with_children
 
@@ -87,6 +90,27 @@ def test_an_engine_that_was_killed_continues_with_its_blocks(num_ranks: int, fol
     with engine_process(*flags) as (_, address):
         wait_for_host_blocks(address, lambda _, host: stored <= host)
         assert ask(address) == (expected, NUM_CACHED)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_engine_with_other_weights_at_the_same_path_adopts_nothing(
+    num_ranks: int, folder: Path, tmp_path: Path
+) -> None:
+    """Two rows of the embedding differ, which of two ranks only the last one has."""
+    model = shutil.copytree(builtin_model_folder(), tmp_path / "model")
+    flags = (*FLAGS, f"--model={model}", f"--tensor-parallel-size={num_ranks}", f"--kv-offloading-path={folder}")
+    with engine_process(*flags) as (process, address):
+        ask(address)
+        wait_until_settled(folder, wait_until_stored(address), num_ranks)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    (path,) = model.glob("*.safetensors")
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][[-3, -2]] *= 2
+    save_file(tensors, path)
+    with engine_process(*flags) as (_, address):
+        _, num_cached = ask(address)
+        assert num_cached == 0
 
 
 def test_an_engine_and_its_mover_that_were_killed_in_mid_store_leave_nothing_wrong(folder: Path) -> None:

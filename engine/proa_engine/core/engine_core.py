@@ -25,6 +25,7 @@ from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.step_costs import StepRows
 from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
@@ -75,12 +76,14 @@ _Message = (
 class EngineCore:
     """Runs steps on one thread. Requests and aborts may be submitted from any thread.
 
-    `step_started_at` is when the current step began, on the monotonic clock; None between steps. `clock` returns the
-    Unix time of events.
+    `step_started_at` is when the current step began, on the monotonic clock; None between steps. `rows_in_flight` are
+    the rows of the steps that are started and not finished, which the current step may wait for. Both may be read from
+    any thread. `clock` returns the Unix time of events.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, clock: Callable[[], float] = time.time) -> None:
         self.step_started_at: float | None = None
+        self.rows_in_flight: tuple[StepRows, ...] = ()
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
         self._grammars = scheduler.grammars
@@ -199,10 +202,12 @@ class EngineCore:
         """Start the step. Returns False if the workers have nothing to do."""
         if not scheduler_output.must_run:
             return False
+        row_sizes = scheduler_output.num_chunk_tokens.values()
+        step_rows = StepRows(requests, row_sizes, bool(scheduler_output.encoder_inputs))
+        self.rows_in_flight = (*self.rows_in_flight, step_rows)  # before the call, which may hang
         self._executor.execute_model(scheduler_output)
         rows = scheduler_output.grammar_rows
         masks = self._fill_masks(requests, rows) if rows else None
-        row_sizes = scheduler_output.num_chunk_tokens.values()
         self._in_flight.append(_Started(requests, row_sizes, now, self._executor.sample_tokens(masks)))
         return True
 
@@ -219,6 +224,7 @@ class EngineCore:
     def _finish_oldest(self) -> None:
         step = self._in_flight.popleft()
         result = step.future.result()
+        self.rows_in_flight = self.rows_in_flight[1:]
         self._read_inbox()  # so that requests aborted meanwhile get no more tokens
         now = self._clock()
         self._prefill_rate.end_step(step.row_sizes, step.time, now)

@@ -77,7 +77,7 @@ class UniProcExecutor:
         self.max_model_len = self._worker.max_model_len
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self.replays_decodes = self._worker.device.type == "cuda" and not config.enforce_eager
-        self.longest_warm_up_step = self._worker.longest_step_seconds  # scaled to a step of the full token budget
+        self.step_costs = self._worker.step_costs.of_stages(config.pipeline_parallel_size)
         self._log(f"proa-engine {version('proa-engine')} with {config.model_name}: {self._describe()}")
 
     @property

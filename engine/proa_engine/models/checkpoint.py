@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from proa_engine.layers.weights import Slice
+from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.folders import read_json, weight_files
 from proa_engine.models.read_ahead import ReadAhead
 from proa_engine.models.safetensors_headers import read_header
@@ -43,14 +44,16 @@ STORED_AS = {  # all other types: FLOATS
 class SafetensorsCheckpoint:
     """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Use it as a context manager, because threads read the files."""
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, digest: WeightsDigest | None = None
+    ) -> None:
+        """Use it as a context manager, because threads read the files. What is taken is added to `digest`."""
         self.dtype = dtype
         self.device = device
         self._folder = folder
         self._paths = weight_files(folder)
         self._stored = {name: (path, tensor) for path in self._paths for name, tensor in read_header(path).items()}
-        self._reader = ReadAhead(self._stored, device)
+        self._reader = ReadAhead(self._stored, device, digest)
         self._taken: set[str] = set()
         self._counted: set[str] = set()  # whose bytes are loaded, unlike those of `take_names`
         self._left: set[str] = set()  # prefixes

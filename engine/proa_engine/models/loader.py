@@ -14,6 +14,7 @@ from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelClass, ModelConfig
 from proa_engine.models.decoder import text_weights
+from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
 
@@ -28,18 +29,19 @@ def load_model(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     report: Callable[[str], None],
+    digest: WeightsDigest | None = None,
 ) -> CausalLM:
     """Build this rank's shard of the model, ready to run: the layers of `config.stage`.
 
-    `seed` is that of dummy weights, which are the same for any number of ranks on the same kind of device. Raises
-    ValueError or FileNotFoundError if the weights do not fit `config`.
+    `seed` is that of dummy weights, which are the same for any number of ranks on the same kind of device. What is read
+    of the checkpoint is added to `digest`. Raises ValueError or FileNotFoundError if the weights do not fit `config`.
     """
     build: ModelClass = model_class(config.architecture)
     if load_format == "dummy":
         report("making random weights")
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
-    with SafetensorsCheckpoint(folder, dtype, device) as checkpoint:
+    with SafetensorsCheckpoint(folder, dtype, device, digest) as checkpoint:
         weights = Weights(checkpoint, config.linear_method)
         layers = (text_weights(weights)[0] / "layers" / "").prefix
         checkpoint.begin(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers), report)

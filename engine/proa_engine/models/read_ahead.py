@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from threading import Lock, local
@@ -24,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from proa_engine.layers.weights import Slice
+from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor
 
 NUM_THREADS = 16  # network disks send little data to each; with 8, one that takes 10 ms for 128 KiB was 30 % slower
@@ -80,7 +82,7 @@ class _Reading:
     pieces: list[Piece]
     whole: torch.Tensor | None
     num_submitted: int = 0
-    submitted: deque[tuple[Future[None], torch.Tensor]] = field(default_factory=deque)
+    submitted: deque[tuple[Future[bytes], torch.Tensor]] = field(default_factory=deque)
     is_asked: bool = False
 
 
@@ -92,8 +94,12 @@ class ReadAhead:
     their final place.
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[Path, Tensor]], device: torch.device) -> None:
+    def __init__(
+        self, tensors: Mapping[str, tuple[Path, Tensor]], device: torch.device, digest: WeightsDigest | None = None
+    ) -> None:
+        """What `read` returns is also added to `digest`, if it is given."""
         self._tensors = tensors
+        self._digest = digest
         self._device = device
         self._is_staged = device.type != "cpu"
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-weights")
@@ -121,7 +127,10 @@ class ReadAhead:
                 if (later, part) not in self._planned and (later, part) not in self._asked and is_needed(later):
                     self._planned[later, part] = planned = self._make(later, part)
                     self._waiting.append(planned)
-        return self._finish(reading)
+        result, hashes = self._finish(reading)
+        if self._digest is not None:  # not in the threads: what they have read ahead may never be asked for
+            self._digest.add(name, self._tensors[name][1], part, hashes)
+        return result
 
     def close(self) -> None:
         """End the threads and close the files."""
@@ -132,7 +141,9 @@ class ReadAhead:
             self._planned.clear()
             torch._C._host_emptyCache()  # torch.accelerator's is newer than PyTorch 2.11
 
-    def _finish(self, reading: _Reading) -> torch.Tensor:
+    def _finish(self, reading: _Reading) -> tuple[torch.Tensor, list[bytes]]:
+        """Return the bytes, and what `_read_piece` returned for each piece."""
+        hashes: list[bytes] = []
         size = sum(piece.num_bytes for piece in reading.pieces)
         result = torch.empty(size, dtype=torch.uint8, device=self._device) if reading.whole is None else reading.whole
         begin = 0
@@ -142,13 +153,13 @@ class ReadAhead:
                     self._submit(reading)
                 self._submit_waiting()
             future, buffer = reading.submitted.popleft()
-            future.result()
+            hashes.append(future.result())
             if self._is_staged:
                 result[begin : begin + piece.num_bytes].copy_(buffer, non_blocking=True)
             begin += piece.num_bytes
             with self._lock:
                 self._release(piece.num_bytes)
-        return result
+        return result, hashes
 
     def _release(self, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
@@ -206,10 +217,15 @@ class ReadAhead:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._files[path]
 
-    def _read_piece(self, path: Path, file: int, piece: Piece, target: Bytes) -> None:
+    def _read_piece(self, path: Path, file: int, piece: Piece, target: Bytes) -> bytes:
+        """Read a piece into `target`. Returns its SHA-256, or nothing without a digest."""
         if piece.rows == 1:
             _read_run(path, file, piece.start, target)
-            return
+        else:
+            self._read_rows(path, file, piece, target)
+        return b"" if self._digest is None else sha256(target.data).digest()
+
+    def _read_rows(self, path: Path, file: int, piece: Piece, target: Bytes) -> None:
         if not hasattr(self._scratch, "buffer"):
             self._scratch.buffer = np.empty(PIECE_BYTES, np.uint8)
         span = self._scratch.buffer[: (piece.rows - 1) * piece.stride + piece.run]

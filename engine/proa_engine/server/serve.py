@@ -37,7 +37,7 @@ from proa_engine.server.options import ServeOptions
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.servicer import EngineServicer
 from proa_engine.server.shutdown import FLUSH_SECONDS, ShutdownHandler, SignalPipe
-from proa_engine.server.watchdog import StepDeadlines, Watchdog
+from proa_engine.server.watchdog import Watchdog
 
 Load = Callable[[EngineConfig, Callable[[str], None], Callable[[Executor], Executor]], EngineParts]
 
@@ -160,14 +160,11 @@ class EngineServer:
             raise StartError(str(error)) from error
 
     def _make_watchdog(self, parts: EngineParts) -> Watchdog:
-        deadlines = StepDeadlines.from_warm_up(
-            parts.executor.longest_warm_up_step,
-            step_timeout=self._options.step_timeout,
-            num_ranks=parts.config.num_ranks,
-        )
+        costs, core = parts.executor.step_costs, parts.core
         return Watchdog(
-            deadlines,
-            step_started_at=lambda: parts.core.step_started_at,
+            self._options.step_timeout,
+            step_started_at=lambda: core.step_started_at,
+            expected_seconds=lambda: costs.seconds(core.rows_in_flight),
             failure=lambda: self._shutdown.failure or parts.executor.failure,
             on_step_status=self._shutdown.on_step_status,
             on_failure=self._shutdown.fail,

@@ -13,6 +13,7 @@ from proa.contract import PoolingParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS, StepCosts
 from proa_engine.core.types import LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
@@ -24,6 +25,7 @@ from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,
     IMAGE_HASH,
+    context_step,
     decode_step,
     finish_step,
     image_step,
@@ -38,6 +40,12 @@ LIMITED = SamplingParams(**_LIMITS)
 PENALIZED = SamplingParams(**_PENALTIES)
 # Enough to time a step, as it reads every weight; a whole token budget of a large model takes a CPU a minute.
 _CPU_TIMED_TOKENS = 256
+# Tokens before the row with which attention is timed. A GPU is so fast that a shorter context is not noticed.
+_CPU_TIMED_CONTEXT = 8192
+_GPU_TIMED_CONTEXT = 131_072
+# In a transformer's products with weights, a token costs as much as attention to six times as many tokens as a hidden
+# state has values: 1536 for the narrowest encoders.
+_WHOLE_PROMPT_TOKENS = 1024
 
 
 class StepRunner(Protocol):
@@ -66,10 +74,12 @@ class WarmUp:
         groups: CacheGroups,
         pooling: PoolingConfig,
         generates: bool,
+        whole_prompts: bool = False,
         lora: LoraSlot | None = None,
         images: ImageConfig | None = None,
     ) -> None:
-        """`lora`: the adapter of all requests. `images`: how the model reads images, None if it reads none."""
+        """`whole_prompts`: each token attends to all others. `lora`: the adapter of all requests. `images`: how the
+        model reads images, None if it reads none."""
         self._runner = runner
         self._on_step: Callable[[], None] = lambda: None
         self._device = runner.device
@@ -82,6 +92,7 @@ class WarmUp:
         self._max_logprobs = max(config.max_logprobs, 0)  # copied to the host; a device computes the maximum
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
         self._groups = groups
+        self._whole_prompts = whole_prompts
         self._lora = lora
         self._generates = generates
         self._pooled = pooling_examples(pooling)
@@ -94,9 +105,8 @@ class WarmUp:
         rehearsal.run()
         return counter.num_steps
 
-    def run(self, on_step: Callable[[], None] = lambda: None) -> float:
-        """Run a step of each kind and shape. Returns the seconds of the longest, a prefill of the full token budget
-        that also encodes the most images. `on_step` is called after each step.
+    def run(self, on_step: Callable[[], None] = lambda: None) -> StepCosts:
+        """Run a step of each kind and shape, and time those that cost the most. `on_step` is called after each step.
 
         A CPU is timed with a shorter prefill and a smaller image, scaled up.
         """
@@ -108,10 +118,12 @@ class WarmUp:
         budget = self._max_num_batched_tokens
         longest = _CPU_TIMED_TOKENS if self._device.type == "cpu" else budget
         num_tokens = min(longest, budget, self._max_model_len - 1)
-        if not self._generates:
-            return self._run_alone([num_tokens], self._simplest) * budget / num_tokens + encoding
-        prefill, decode = self._time_prefill(num_tokens), self._time_decode(num_tokens)
-        return max(prefill * budget / num_tokens, decode) + encoding
+        if self._generates:
+            scored = SamplingParams(temperature=0.0, prompt_logprobs=self._max_logprobs)
+            token, decode = self._time_prefill(num_tokens, scored) / num_tokens, self._time_decode(num_tokens)
+        else:
+            token, decode = self._run_alone([num_tokens], self._simplest) / num_tokens, 0.0
+        return StepCosts(step=decode, token=token, pair=self._time_pair(token), images=encoding)
 
     def run_largest(self) -> None:
         """Run the steps that take the most memory: the largest image, the most tokens, then the most requests with
@@ -156,6 +168,24 @@ class WarmUp:
         for count in dict.fromkeys(min(num_tokens, self._max_num_seqs) for num_tokens in counts):
             self._run_alone([1] * count, self._simplest)
 
+    def _time_pair(self, token: float) -> float:
+        """Return the seconds in which a token attends to one token before it. `token`: seconds of a token."""
+        if self._whole_prompts:
+            return token / _WHOLE_PROMPT_TOKENS
+        num_tokens = min(CONTEXT_ROW_TOKENS, self._max_num_batched_tokens, self._max_model_len // 2)
+        most = _CPU_TIMED_CONTEXT if self._device.type == "cpu" else _GPU_TIMED_CONTEXT
+        num_before = min(most, self._max_model_len - 1 - num_tokens)
+        if num_tokens < 2 or num_before < 1:  # of lengths at which attention costs nothing
+            return 0.0
+        without = self._run_alone([num_tokens], self._simplest)
+        step = context_step(num_tokens, num_before, self._groups, self._simplest)
+        seconds = []
+        for _ in range(2):  # the first may compile kernels
+            seconds.append(self._run(step))
+            self._runner.prepare_inputs(finish_step(list(step.num_scheduled_tokens)))
+        # A busy machine may have delayed the shorter step.
+        return max(min(seconds) - without, min(seconds) / 50) / (num_tokens * num_before)
+
     def _time_encoding(self) -> float:
         """Return an upper bound of the seconds in which one step's images are encoded; 0.0 if the model reads none."""
         if self._images is None:
@@ -180,9 +210,9 @@ class WarmUp:
         self._runner.prepare_inputs(finish_step(request_ids))
         return seconds
 
-    def _time_prefill(self, num_tokens: int) -> float:
+    def _time_prefill(self, num_tokens: int, params: SamplingParams) -> float:
         """Return the seconds of a prefill. Its request stays for `_time_decode`."""
-        return self._run(self._prefill_step([num_tokens], GREEDY))
+        return self._run(self._prefill_step([num_tokens], params))
 
     def _time_decode(self, num_tokens: int) -> float:
         """Return the seconds of a decode of the prefilled request of `num_tokens` tokens, which then finishes."""

@@ -58,6 +58,21 @@ def prefill_step(
     return _step(new=requests, scheduled=lengths_by_id, states=_states(lengths_by_id, groups))
 
 
+def context_step(
+    num_tokens: int, num_before: int, groups: CacheGroups, params: SamplingParams | PoolingParams = GREEDY
+) -> SchedulerOutput:
+    """Return a step of one new prompt of which `num_before` tokens are cached and `num_tokens` are computed. It attends
+    only to blocks that it writes, again and again."""
+    length = num_before + num_tokens
+    num_written = min(max(num_tokens // groups.block_size, 1), groups.num_blocks)
+    step = prefill_step([length], groups, params)
+    [request] = step.new_requests
+    blocks = [index % num_written for index in range(-(-(length + 1) // groups.block_size))]
+    request = replace(request, num_computed_tokens=num_before, block_ids=[blocks for _ in request.block_ids])
+    states = {key: StateSteps(0, each.writes) for key, each in step.states.items()}
+    return replace(step, new_requests=[request], num_chunk_tokens={request.request_id: num_tokens}, states=states)
+
+
 def image_step(
     height: int,
     width: int,

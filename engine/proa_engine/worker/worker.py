@@ -17,12 +17,14 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, at_stage
+from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.folders import read_config
 from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.models.sources import resolve_model_of
@@ -44,7 +46,7 @@ from proa_engine.worker.decode_graphs import (
     graph_shapes,
 )
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
-from proa_engine.worker.fingerprint import cache_fingerprint
+from proa_engine.worker.fingerprint import cache_fingerprint, digest_of_ranks
 from proa_engine.worker.host import HostMemory, read_memory
 from proa_engine.worker.host_arena import HostArena, arena_layout
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
@@ -80,7 +82,7 @@ class Worker:
         self.device: torch.device
         self.model_config: ModelConfig
         self.max_model_len: int
-        self.longest_step_seconds = 0.0  # longest step of the warm-up, scaled to the full token budget
+        self.step_costs = StepCosts()  # set by `start`
         self._config = config
         self._rank = rank
         self._log = log
@@ -89,6 +91,7 @@ class Worker:
         self._at_exit = ExitStack()
         self._placement: Placement
         self._loaded: LoadedModel | None = None  # None until loaded, and while it sleeps at level 2
+        self._weights_digest = b""  # of all ranks; set by `load_model` if there are movers
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
         self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
@@ -198,7 +201,8 @@ class Worker:
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
         progress = Progress(self._log, "warming up", sum(each.count_steps() for each in warm_ups), "steps")
-        self.longest_step_seconds = max(warm_up.run(lambda: progress.add(1)) for warm_up in warm_ups)
+        for warm_up in warm_ups:
+            self.step_costs = self.step_costs.longest_of(warm_up.run(lambda: progress.add(1)))
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
         self._capture_graphs()
         if self.device.type == "cuda":
@@ -206,11 +210,19 @@ class Worker:
 
     @cached_property
     def cache_fingerprint(self) -> bytes:
-        """What engines must have in common to exchange blocks, of the weights that were loaded at the start. Once
-        computed it is kept, since it reads a part of every tensor's file."""
+        """What engines must have in common to exchange blocks. The model must be loaded, and there must be movers."""
         assert self._loaded is not None
-        layers, placement = self._loaded.model.cache_layers(), self._placement
-        return cache_fingerprint(self._config, self._folder, layers, self._plan, placement.dtype, placement.cache_dtype)
+        return cache_fingerprint(
+            self._config,
+            self._folder,
+            self._weights_digest,
+            self._loaded.model.cache_layers(),
+            self._plan,
+            dtype=self._placement.dtype,
+            cache_dtype=self._placement.cache_dtype,
+            num_positions=self.model_config.max_position_embeddings,
+            device=self.device,
+        )
 
     def take_disk_folder(self) -> str | None:
         """Choose a folder in `kv_disk_path` for the ranks of this engine, and lock it until `shutdown`. Rank 0 alone.
@@ -248,6 +260,7 @@ class Worker:
             epoch=self._arena.memory.epoch,
             disk=self._disk_settings(self._arena.memory.layout),
             tls=self._config.peer_tls,
+            sources=() if self._config.kv_transfer_address is None else self._config.kv_transfer_sources,
         )
         self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, _log.warning)
         self._at_exit.callback(self.mover.close)
@@ -260,7 +273,6 @@ class Worker:
 
     def sleep(self, level: int) -> None:
         """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory; level 2
-            sources=() if self._config.kv_transfer_address is None else self._config.kv_transfer_sources,
         drops the weights.
 
         CUDA graphs are deleted, because they contain addresses of the memory that is freed.
@@ -408,6 +420,7 @@ class Worker:
                 batch_invariant=config.batch_invariant,
             )
             model_config = replace(model_config, linear_method=LoraMethod(model_config.linear_method, products))
+        digest = WeightsDigest() if config.has_movers else None  # nothing else asks for it
         model = load_model(
             self._folder,
             model_config,
@@ -417,7 +430,10 @@ class Worker:
             load_format=config.load_format,
             seed=config.seed,
             report=self._log,
+            digest=digest,
         )
+        if digest is not None:
+            self._keep_digest(digest_of_ranks(digest.digest(), placement.parallel, self.device))
         heads = load_pooling_heads(
             self._folder, model_config, model, device=self.device, load_format=config.load_format, seed=config.seed
         )
@@ -427,6 +443,16 @@ class Worker:
         elif self._loras is not None:
             self._loras.move_to(products)
         return LoadedModel(self.model_config, model, heads, self._loras)
+
+    def _keep_digest(self, digest: bytes) -> None:
+        """Keep the digest of the weights that were just loaded. Raises `ValueError` if it is not that of the start, by
+        which the host tier's file, the disk and other engines know this engine's blocks."""
+        if self._weights_digest not in (b"", digest):
+            raise ValueError(
+                f"the weights in {self._folder} have changed since the engine started, and blocks of its KV cache are "
+                "kept and exchanged as those of the weights at the start: restart the engine"
+            )
+        self._weights_digest = digest
 
     def _capture_graphs(self) -> None:
         if num_shapes := len(self._graph_shapes()) + len(self._prompt_shapes()):
@@ -456,6 +482,7 @@ class Worker:
             lora=lora,
             pooling=self.model_config.pooling,
             generates=self.model_config.has_lm_head,
+            whole_prompts=self.model_config.is_encoder,
             images=self.model_config.images,
         )
 

@@ -12,6 +12,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
@@ -33,7 +34,7 @@ class FakeWorker:
 
     model_config = SimpleNamespace(eos_token_ids=[], has_lm_head=True)
     max_model_len = 16
-    longest_step_seconds = 0.0
+    step_costs = StepCosts()
     device = torch.device("cpu")
 
     def __init__(self) -> None:
