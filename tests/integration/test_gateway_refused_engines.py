@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.engines import models
+from proa_gateway.engines import convert, models
 from proa_gateway.engines.client import LAST_FAILED_DELAY, LAST_REFUSED_DELAY, Attempt
 from support.fake_engine import FakeEngine, say, tokenizer_files
 from support.gateway import RunningGateway, running_gateway, until
@@ -78,6 +78,14 @@ async def test_an_engine_with_a_bad_tokenizer_file_hurts_no_other_model_and_is_u
             assert (await gateway.chat(model="broken")).status_code == 200
         finally:
             await repaired.stop()
+
+
+async def test_an_engine_whose_tokenizer_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "MAX_TOKENIZER_BYTES", 2000)
+    async with FakeEngine() as engine, running_gateway(engine, ready=False) as gateway:
+        (client,) = gateway.gateway.pool.engines
+        await until(lambda: client.refusal)
+        assert client.refusal.startswith("tokenizer cannot be loaded: tokenizer.json and the files before it have more")
 
 
 @pytest.mark.parametrize(

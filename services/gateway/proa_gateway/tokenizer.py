@@ -20,6 +20,7 @@ _TEXT_OVERHEAD = 40  # characters that take as long as encoding no text
 PIECE_CHARACTERS = 65_536  # of a long text whose tokens are counted
 CUT_TOKENS = 16  # by which a piece may have more
 MAX_UNCHECKED_CHARACTERS = 1_000_000  # for which encoding takes up to 200 MB
+MAX_PREFIX_CHARACTERS = 2**25  # of all beginnings of special tokens; Gemma's have 500,000
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
 
@@ -31,15 +32,23 @@ T = TypeVar("T")
 
 class ControlTokens:
     """Tokens that a text should not have by chance. `starts`: the first character of each of them, where the rest
-    follows; None: there are no such tokens. `prefixes`: what is the beginning of one, and not all of it."""
+    follows; None: there are no such tokens. `prefixes`: what is the beginning of one, and not all of it. Raises
+    `ValueError` for tokens that no model has."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         tokens = {token for token in tokens if len(token) > 1}
+        if sum(len(token) ** 2 // 2 for token in tokens) > MAX_PREFIX_CHARACTERS:
+            raise ValueError("tokenizer.json has special tokens that are too long")
+        if sum(len(token) ** 2 // 2 for token in tokens) > MAX_PREFIX_CHARACTERS:
+            raise ValueError("tokenizer.json has too long special tokens")
         firsts = sorted({token[0] for token in tokens})
         rests = {first: {token[1:] for token in tokens if token[0] == first} for first in firsts}
         # Not one lookahead for all tokens: a pattern that begins with a character is searched ten times as fast.
-        pattern = "|".join(f"{re.escape(first)}(?={_beginning(rests[first])})" for first in firsts)
-        self.starts = re.compile(pattern) if pattern else None
+        try:
+            pattern = "|".join(f"{re.escape(first)}(?={_beginning(rests[first])})" for first in firsts)
+            self.starts = re.compile(pattern) if pattern else None
+        except RecursionError as error:
+            raise ValueError("tokenizer.json has too many special tokens that begin alike") from error
         self.prefixes = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
         self.max_prefix = max(map(len, self.prefixes), default=0)
 
@@ -171,6 +180,8 @@ def _beginning(texts: Collection[str]) -> str:
     some tokenizers have 900 special tokens that begin alike."""
     if "" in texts:
         return ""
+    if len(texts) == 1:
+        return re.escape(*texts)
     firsts = sorted({text[0] for text in texts})
     parts = [re.escape(first) + _beginning({text[1:] for text in texts if text[0] == first}) for first in firsts]
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tokenizers import AddedToken
 
 from proa.chat_template import ChatTemplateError
 from proa_engine.tokenizer import Tokenizer as EngineTokenizer
 from proa_gateway.tokenizer import Tokenizer
 from support.odd_tokenizer_files import ODD_FILES, OddFile
+from support.tokenizers import byte_level_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SENTENCE = r"{}[^\n]*\Z"  # one line
@@ -48,6 +50,16 @@ def test_offline_it_works_or_is_refused(odd: OddFile) -> None:
     if odd.chat_error is not None:
         with pytest.raises(ValueError, match=SENTENCE.format(re.escape(odd.chat_error))):
             tokenizer.render_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("contents", [["<" + "a" * 100_000], ["a" * size + "b" for size in range(1, 900)]])
+def test_special_tokens_that_would_take_gigabytes_or_a_deep_stack_are_refused(
+    contents: list[str], executor: ThreadPoolExecutor
+) -> None:
+    raw = byte_level_tokenizer()
+    raw.add_special_tokens([AddedToken(content, normalized=False) for content in contents])
+    with pytest.raises(ValueError, match=r"tokenizer\.json has .*special tokens that"):
+        Tokenizer({"tokenizer.json": raw.to_str().encode()}, executor)
 
 
 def test_a_template_that_makes_a_lone_surrogate_is_refused(executor: ThreadPoolExecutor) -> None:

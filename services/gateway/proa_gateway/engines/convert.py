@@ -37,6 +37,8 @@ _LORA_ERRORS: dict[grpc.StatusCode, type[LoraNotLoaded]] = {
     grpc.StatusCode.ALREADY_EXISTS: LoraInvalid,
 }
 
+MAX_TOKENIZER_BYTES = 2**28
+"""Of all files of a tokenizer. The largest published ones have 35 MB."""
 # The classes of a SessionResponse's messages, by their names in it.
 _MESSAGES: dict[str, type[SessionMessage]] = {
     "outputs": EngineCoreOutputs,
@@ -149,11 +151,16 @@ async def unload_lora(channel: grpc.aio.Channel, *, name: str, seconds: float) -
 
 
 async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> dict[str, bytes]:
-    """The model's tokenizer files by name, in the order sent. Raises `grpc.aio.AioRpcError`."""
+    """The model's tokenizer files by name, in the order sent. Raises `ValueError` for more than `MAX_TOKENIZER_BYTES`,
+    and `grpc.aio.AioRpcError`."""
     parts: AsyncIterable[service_pb2.GetTokenizerResponse]
     parts = EngineServiceStub(channel).GetTokenizer(service_pb2.GetTokenizerRequest(), timeout=seconds)
     files: dict[str, bytearray] = {}
+    num_bytes = 0
     async for part in parts:
+        num_bytes += len(part.data)
+        if num_bytes > MAX_TOKENIZER_BYTES:
+            raise ValueError(f"{part.file_name} and the files before it have more than {MAX_TOKENIZER_BYTES >> 20} MiB")
         files.setdefault(part.file_name, bytearray()).extend(part.data)
     return {name: bytes(data) for name, data in files.items()}
 

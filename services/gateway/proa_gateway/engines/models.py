@@ -67,6 +67,7 @@ class LoraRegistry:
 
 
 ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
+"""Raises `ValueError` for too many bytes."""
 
 
 class EngineRefused(Exception):
@@ -174,7 +175,10 @@ class ModelRegistry:
         elif not info.tokenizer_digest:
             raise EngineRefused("engine has no tokenizer, and --tokenizer is not set")
         else:
-            files = await read_files()
+            try:
+                files = await read_files()
+            except ValueError as error:
+                raise EngineRefused(f"tokenizer cannot be loaded: {error}") from error
             if digest(files) != info.tokenizer_digest:
                 raise EngineRefused("tokenizer files do not match the engine's tokenizer digest")
         if self._chat_template is not None:
