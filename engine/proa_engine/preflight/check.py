@@ -34,7 +34,7 @@ from proa_engine.models.sources import (
     resolve_module,
     resolve_tokenizer,
 )
-from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, read_gpus, runs_on_cpu
+from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, check_torch, read_gpus, runs_on_cpu
 from proa_engine.preflight.ports import check_address
 from proa_engine.preflight.tokenizers import check_vocabulary, read_prompt_templates, read_tokenizer
 from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
@@ -73,6 +73,7 @@ def check_start(config: EngineConfig) -> None:
 
 
 def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
+    check_torch(config.device)
     if config.device == "cuda":
         check_driver()
     check_gpus(config.device, config.ranks_here, gpus)

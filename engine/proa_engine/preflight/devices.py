@@ -6,9 +6,11 @@ that are forked later, such as those that compile kernels, could not use it.
 
 import ctypes
 import os
+import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -75,6 +77,19 @@ def check_gpus(device: str, num_ranks: int, gpus: Gpus | None) -> None:
         f"the engine needs {num_ranks} GPUs here, one for each rank, but this process has {len(gpus.memory)}{hint}: "
         "lower tensor_parallel_size, or give the container more GPUs"
     )
+
+
+def check_torch(device: str) -> None:
+    """Raise ValueError if torch is built for AMD's GPUs and the engine is to use them. `device`: the option."""
+    spec = find_spec("torch")
+    if device == "cpu" or spec is None or spec.origin is None:
+        return
+    torch_version = runpy.run_path(str(Path(spec.origin).with_name("version.py")))  # which imports nothing of torch
+    if hip := torch_version.get("hip"):
+        raise ValueError(
+            f"torch {torch_version['__version__']} is built for AMD GPUs (ROCm {hip}), which are not supported: set "
+            "device cpu, or install torch for CUDA on a machine with an NVIDIA GPU"
+        )
 
 
 def check_driver() -> None:

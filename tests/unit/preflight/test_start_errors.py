@@ -363,6 +363,25 @@ def test_a_start_that_cannot_work_imports_no_torch(options: str) -> None:
     assert "does not exist" in done.stdout or "needs an NVIDIA driver" in done.stdout
 
 
+@pytest.mark.parametrize(("device", "is_refused"), [("cuda", True), ("auto", True), ("cpu", False)])
+def test_torch_for_amd_is_refused_before_it_is_imported(
+    device: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.13.0+rocm7.1'\nhip = '7.1.25424'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    if is_refused:
+        with pytest.raises(
+            ValueError, match=r"torch 2.13.0\+rocm7.1 is built for AMD GPUs \(ROCm 7.1.25424\), which are"
+        ):
+            check_start(EngineConfig(model="builtin", device=device))
+    else:
+        check_start(EngineConfig(model="builtin", device=device))
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
