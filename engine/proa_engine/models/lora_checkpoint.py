@@ -6,8 +6,9 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -105,15 +106,27 @@ class LoraCheckpoint:
         self._is_rank_stabilized = bool(config.get("use_rslora"))
         self._max_rank = max_rank
         self._dtype = dtype  # that the matrices are converted to
+        self._targets = _Targets.read(config)
         self._names: dict[str, dict[str, str]] = {}  # module -> "A" and "B" -> the tensor's name
         for name in list(weights.keys()):
             module, matrix = _parse(name, folder)
-            self._names.setdefault(module, {})[matrix] = name
+            other = self._names.setdefault(module, {}).setdefault(matrix, name)
+            if other != name:
+                raise LoraInvalid(f"the adapter at {folder} has lora_{matrix} of {module} twice: {other} and {name}")
+        if not self._names:
+            raise LoraInvalid(
+                f"the adapter at {folder} has no matrices: {LORA_WEIGHTS_FILE} holds no tensors, which ZeRO-3 writes "
+                "if the weights were not gathered before they were saved; save the adapter again"
+            )
 
     @property
     def modules(self) -> set[str]:
         """Names of the modules with matrices, as `module_name` gives them."""
         return set(self._names)
+
+    def missing(self, modules: Collection[str]) -> list[str]:
+        """Those of the model's `modules` that the configuration names and the adapter has no matrices for."""
+        return sorted(each for each in modules if each not in self._names and self._targets.include(each))
 
     def read(self, segment: LoraSegment) -> SegmentMatrices | None:
         """This rank's part of a module's matrices; None if the adapter has none for it."""
@@ -211,6 +224,44 @@ def _read_ranks(config: dict[str, Any]) -> frozenset[int]:
     pattern = config.get("rank_pattern")
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
     return frozenset(rank for rank in ranks if isinstance(rank, int))
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """The modules that an adapter is for, as its configuration names them. Of patterns nothing is known: a stranger's
+    regular expression may run for ever."""
+
+    ends: tuple[str, ...] | None  # of the modules' names; None: nothing is known
+    excluded: tuple[str, ...]
+    layers: frozenset[str] | None  # None: all
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> "_Targets":
+        targets, excluded = _strings(config.get("target_modules")), _strings(config.get("exclude_modules") or [])
+        if config.get("target_modules") == "all-linear":
+            targets = ("",)
+        numbers = config.get("layers_to_transform")
+        numbers = [numbers] if isinstance(numbers, int) else numbers
+        layers = frozenset(map(str, numbers)) if isinstance(numbers, list) and numbers else None
+        return cls(None if excluded is None else targets, excluded or (), layers)
+
+    def include(self, module: str) -> bool:
+        """Whether a module, named from `layers.` on, certainly belongs to them."""
+        number = module.removeprefix("layers.").partition(".")[0]
+        if self.ends is None or (self.layers is not None and number not in self.layers):
+            return False
+        return _has_end(module, self.ends) and not _has_end(module, self.excluded)
+
+
+def _strings(value: object) -> tuple[str, ...] | None:
+    """The modules' names in a list, from `layers.` on if they are whole; None if it is no list of strings."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return None
+    return tuple(map(module_name, value))
+
+
+def _has_end(module: str, ends: tuple[str, ...]) -> bool:
+    return any(not end or module == end or module.endswith(f".{end}") for end in ends)
 
 
 def _parse(name: str, folder: Path) -> tuple[str, str]:

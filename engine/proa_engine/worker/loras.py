@@ -1,6 +1,7 @@
 """Adapters: this rank's adapters in host memory, the device slots that they are copied into, and the adapter of each
 token of a step. A slot here belongs to an adapter, not to a request; requests share it."""
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from proa_engine.worker.decode_graphs import GraphShape
 from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer
 
+_log = logging.getLogger(__name__)
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
 Prepared = list[object]  # by product
 LoraFill = Callable[[], None]  # device work that puts an adapter into a slot
@@ -84,6 +86,15 @@ class LoraAdapters:
                 raise LoraInvalid(
                     f"the adapter at {folder} has matrices for {', '.join(unknown[:5])}"
                     f"{' and others' if len(unknown) > 5 else ''}, to which this model cannot apply adapters"
+                )
+            if missing := checkpoint.missing(known):
+                _log.warning(
+                    "the adapter at %s has no matrices for %d modules that its target_modules names, which stay the "
+                    "model's own: %s%s",
+                    folder,
+                    len(missing),
+                    ", ".join(missing[:5]),
+                    " and others" if len(missing) > 5 else "",
                 )
             return [
                 adapters.prepare([checkpoint.read(segment) for segment in product])

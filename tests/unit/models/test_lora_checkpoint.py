@@ -35,6 +35,16 @@ def read(folder: Path, a: torch.Tensor = A, b: torch.Tensor = B, **config: Any) 
     return matrices.scale
 
 
+def products_of(*modules: str) -> LoraProducts:
+    """A model's products, each of one module of the shape of `SEGMENT`."""
+    products = LoraProducts(1, 16, torch.float32, torch.device("cpu"))
+    source = RandomWeights(0, torch.float32, torch.device("cpu"))
+    for module in modules:
+        weights = Weights(source, LoraMethod(Unquantized(), products)) / "model" / module
+        weights.method.load([Projection(weights, 6, 4, Slice(0, 0, 6))], None)
+    return products
+
+
 def opened(folder: Path) -> AbstractContextManager[LoraCheckpoint]:
     return open_lora(folder, 16, torch.float16)
 
@@ -133,6 +143,55 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> 
         pass
     with pytest.raises(LoraInvalid, match="changed while it was read"), unchanged(tmp_path):
         read(tmp_path, b=torch.ones(6, 3), a=torch.ones(3, 4))
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    read(tmp_path)
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(LoraInvalid, match=r"has no matrices: .* holds no tensors, which ZeRO-3 writes"):
+        LoraAdapters(products_of(MODULE)).load(1, str(tmp_path))
+
+
+def test_two_tensors_for_one_matrix_are_refused(tmp_path: Path) -> None:
+    read(tmp_path)
+    names = [f"base_model.model.{prefix}{MODULE}.lora_A.weight" for prefix in ("", "model.")]
+    save_file({names[0]: A, names[1]: A.clone()}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(LoraInvalid, match=f"has lora_A of {MODULE} twice: {names[0]} and"), opened(tmp_path):
+        pass
+
+
+OTHERS = ("layers.0.mlp.down_proj", "layers.1.mlp.up_proj", "layers.1.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"target_modules": ["up_proj"]}, OTHERS[1:2]),
+        ({"target_modules": ["up_proj", "down_proj", "absent", "proj"]}, OTHERS[:2]),
+        ({"target_modules": ["up_proj"], "layers_to_transform": [0]}, ()),
+        ({"target_modules": ["up_proj"], "layers_to_transform": 1}, OTHERS[1:2]),
+        ({"target_modules": ["model.layers.1.mlp.up_proj", "mlp.up_proj"]}, OTHERS[1:2]),
+        ({"target_modules": ["up_proj", "q_proj"], "exclude_modules": ["layers.1.self_attn.q_proj"]}, OTHERS[1:2]),
+        ({"target_modules": "all-linear"}, OTHERS),
+        ({"target_modules": "(.*)*up_proj"}, ()),  # not run
+        ({"target_modules": ["up_proj"], "exclude_modules": "(.*)*down_proj"}, ()),
+        ({"target_modules": 5}, ()),
+        ({}, ()),
+    ],
+    ids=str,
+)
+def test_modules_that_the_configuration_names_and_the_file_lacks_are_logged(
+    config: dict[str, Any], missing: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(tmp_path, **config)
+    LoraAdapters(products_of(MODULE, *OTHERS)).load(1, str(tmp_path))
+    lines = [record.getMessage() for record in caplog.records]
+    if not missing:
+        assert lines == []
+        return
+    (line,) = lines
+    assert f"has no matrices for {len(missing)} modules that its target_modules names" in line
+    assert line.endswith(f": {', '.join(missing)}")
 
 
 TOWERS = ["model.visual.blocks.0.attn.proj", "vision_tower.vision_model.encoder.layers.0.mlp.up_proj"]
