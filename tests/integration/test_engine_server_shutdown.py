@@ -1,10 +1,11 @@
 """Shutdown of the engine server: on a signal, after a failure, or during a hung step. Health changes first."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -214,6 +215,19 @@ async def test_probes_at_the_health_port_see_a_late_step() -> None:
             hang.release.set()
             await session.read_until_finished(1)
             await until_ready(True)
+
+
+async def test_idle_connections_do_not_take_the_health_port_away() -> None:
+    health_port = free_port()
+    with running_server(health_port=health_port), ExitStack() as stack:
+        for begun in (b"", b"PRI * HTTP/2.0\r\n") * 32:
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", health_port), timeout=30))
+            idle.sendall(begun)
+        for _ in range(25):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{health_port}") as channel:
+                request = health_pb2.HealthCheckRequest(service="liveness")
+                answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:

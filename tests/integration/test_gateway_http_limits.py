@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -187,6 +188,17 @@ async def test_a_connection_without_a_request_is_closed(
     monkeypatch.setattr(HttpProtocol, "head_seconds", 0.2)
     with pytest.raises(asyncio.IncompleteReadError):
         await exchange(gateway)
+
+
+async def test_idle_connections_do_not_take_the_metrics_away(gateway: RunningGateway) -> None:
+    async with AsyncExitStack() as stack:
+        for begun in (b"", b"GET /metrics HT") * 32:
+            _, idle = await asyncio.open_connection("127.0.0.1", gateway.port)
+            stack.callback(idle.close)
+            idle.write(begun)
+        for _ in range(25):
+            status, _, rest = await exchange(gateway, b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert (status, b"proa" in rest) == (200, True)
 
 
 async def test_a_request_that_waits_for_its_answer_is_not_given_up(

@@ -1,12 +1,15 @@
 """Probes: what the event loop said last, and for how long it may say nothing."""
 
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
-from proa.wsgi_server import serve_wsgi
+from proa.wsgi_server import MAX_CONNECTIONS, serve_wsgi
 from proa_gateway.http.probes import ALIVE_SECONDS, READY_SECONDS, Progress, probe_app
 from support.processes import free_port
 
@@ -60,17 +63,34 @@ def test_a_gateway_that_drains_is_not_ready_at_once_and_stays_alive(progress: Pr
     assert not progress.not_alive()
 
 
-def test_probes_are_answered_over_http(progress: Progress) -> None:
+@pytest.fixture
+def port(progress: Progress) -> Iterator[int]:
+    progress.beat(accepts=False)
     port = free_port()
     stop = serve_wsgi(probe_app(progress), "127.0.0.1", port, name="proa-probes")
+    yield port
+    stop()
+
+
+def status_of(port: int, path: str) -> int:
     try:
-        progress.beat(accepts=False)
-        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
-            assert json.load(answer) == {"ok": True, "reason": ""}
-        for path, status in (("/ready", 503), ("/other", 404)):
-            with pytest.raises(HTTPError) as raised:
-                urlopen(f"http://127.0.0.1:{port}{path}", timeout=10)
-            with raised.value as failed:
-                assert failed.status == status
-    finally:
-        stop()
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            status: int = answer.status
+            return status
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_probes_are_answered_over_http(port: int) -> None:
+    with urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+        assert json.load(answer) == {"ok": True, "reason": ""}
+    assert [status_of(port, path) for path in ("/health", "/ready", "/other")] == [200, 503, 404]
+
+
+def test_idle_connections_do_not_take_the_probes_away(port: int) -> None:
+    with ExitStack() as stack:
+        for begun in (b"", b"GET /health HTTP/1.1\r\nX: ") * MAX_CONNECTIONS:
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            idle.sendall(begun)
+        assert [status_of(port, "/health") for _ in range(25)] == [200] * 25
