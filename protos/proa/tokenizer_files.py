@@ -68,12 +68,12 @@ def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
         raise ValueError(f"{name} is not valid JSON: {error if data else 'it is empty'}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{name} must hold a JSON object")
-    if _depth(value) > MAX_DEPTH:
+    if depth(value) > MAX_DEPTH:
         raise ValueError(f"{name} nests more than {MAX_DEPTH} deep")
     return value
 
 
-def _depth(value: object) -> int:
+def depth(value: object) -> int:
     """The number of containers within each other, at most one more than `MAX_DEPTH`."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
