@@ -79,12 +79,17 @@ class DecoderOptions:
 
 
 @contextmanager
-def _named_if_missing() -> Iterator[None]:
-    """Raise ValueError for a field that config.json lacks."""
+def _explained() -> Iterator[None]:
+    """Raise ValueError for a field that config.json lacks, or with whose value an architecture cannot compute."""
     try:
         yield
     except KeyError as error:
         raise ValueError(missing_field(str(error.args[0]))) from error
+    except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
+        raise ValueError(
+            "config.json cannot be read: a field has the wrong type, or a value that no model has "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +178,7 @@ class ModelConfig:
         if config.get("architectures") == [COLBERT]:
             config = config | {"architectures": [COLBERT_ENCODER]}
             modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
-        files = None if language_model_only or "vision_config" not in config else ImageFiles.from_folder(Path(folder))
+        files = None if language_model_only or not config.get("vision_config") else ImageFiles.from_folder(Path(folder))
         read = cls.from_dicts(config, generation, quantization, runner, modules, files)
         if read.image_encoder is not None:
             names = tensor_names(Path(folder))
@@ -187,7 +192,7 @@ class ModelConfig:
         return read
 
     @classmethod
-    @_named_if_missing()
+    @_explained()
     def from_dicts(
         cls,
         config: Mapping[str, Any],

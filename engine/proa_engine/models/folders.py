@@ -5,27 +5,21 @@ Raises ValueError with a sentence for the user.
 """
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proa.tokenizer_files import read_tokenizer_files as read_files
+from proa.tokenizer_files import FILE_NAMES, MAX_DEPTH, TOKENIZER_FILE, depth
+from proa_engine.models.config_fields import check_eos, check_fields
 
 GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 MODELOPT_FILE = "hf_quant_config.json"
+MAX_JSON_BYTES = 32 << 20  # lists of what is not quantized may name every matrix of every expert: 3 MB
+MAX_INDEX_BYTES = 256 << 20  # of a model of a trillion parameters it has 20 MB
+MAX_TOKENIZER_BYTES = 256 << 20  # the largest published ones have 35 MB; gateways take as much
 STORED_DTYPES = ("float32", "float16", "bfloat16")  # names of torch's types in config.json
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
-_OBJECTS = ("text_config", "vision_config", "quantization_config", "rope_parameters", "rope_scaling")
 _LFS_POINTER = b"version https://git-lfs"
 # Weights in other formats, by the end of the file's name.
 _OTHER_WEIGHTS = {
@@ -50,7 +44,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dic
         config |= _other_quantization(folder, config)
     config = _overridden(config, overrides or {})
     for fields in (config, config.get("text_config")):
-        _check_types(fields or {})
+        check_fields(fields or {})
     return config
 
 
@@ -74,23 +68,24 @@ def missing_field(name: str) -> str:
 
 
 def stored_dtype(fields: Mapping[str, Any]) -> str:
-    """The type of unquantized weights, one of STORED_DTYPES. Raises ValueError for another."""
-    name = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    """The type of unquantized weights, one of STORED_DTYPES; config.json may also have it as `torch.bfloat16`. Raises
+    ValueError for another."""
+    name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in STORED_DTYPES:
         raise ValueError(f"dtype {name} is not supported; supported: {', '.join(STORED_DTYPES)}")
-    return str(name)
+    return name
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """The fields of generation_config.json, none if there is no such file."""
     fields = read_json(folder / GENERATION_FILE) or {}
-    _check_eos(fields, GENERATION_FILE)
+    check_eos(fields, GENERATION_FILE)
     return fields
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file."""
-    data = read_file(path)
+    data = read_file(path, max_bytes)
     if data is None:
         return None
     try:
@@ -99,23 +94,37 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is not valid JSON: {error if data else 'it is empty'}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a JSON object")
+    if depth(fields) > MAX_DEPTH:
+        raise ValueError(f"{path} nests more than {MAX_DEPTH} deep")
     return fields
 
 
-def read_file(path: Path) -> bytes | None:
-    """The content of a file; None if there is no such file. Raises ValueError for a Git LFS pointer or a link to a file
-    that does not exist."""
+def read_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
+    """The content of a file; None if there is no such file. Raises ValueError for what is not a regular file, a file of
+    more than `max_bytes`, a Git LFS pointer, or a link to a file that does not exist."""
     try:
-        data = path.read_bytes()
+        check_regular(path)
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         _refuse_broken_link(path)
         return None
-    except IsADirectoryError as error:
-        raise ValueError(f"{path} is a folder, not a file") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is too large: it has more than {max_bytes >> 20} MiB")
     refuse_lfs_pointer(path, data)
     return data
+
+
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a folder, a device or a pipe: opening or reading those could block, or never end. Raises
+    OSError if there is no such file."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is a folder, not a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is a device, a pipe or a socket, not a file")
 
 
 def refuse_lfs_pointer(path: Path, beginning: bytes) -> None:
@@ -134,13 +143,17 @@ def _refuse_broken_link(path: Path) -> None:
 
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
     """Return the tokenizer's files by name. Empty without a folder, or without a tokenizer.json in it."""
-    files = {} if folder is None else read_files(folder)
-    return files if "tokenizer.json" in files else {}
+    if folder is None:
+        return {}
+    limits = dict.fromkeys(FILE_NAMES, MAX_JSON_BYTES) | {TOKENIZER_FILE: MAX_TOKENIZER_BYTES}
+    read = {name: read_file(folder / name, limit) for name, limit in limits.items()}
+    files = {name: data for name, data in read.items() if data is not None}
+    return files if TOKENIZER_FILE in files else {}
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The *.safetensors files that the index lists, because a folder may hold others; without an index, all of them."""
-    index = read_json(folder / INDEX_FILE)
+    index = read_json(folder / INDEX_FILE, MAX_INDEX_BYTES)
     if index is not None:
         if not isinstance(index.get("weight_map"), Mapping):
             raise ValueError(f"{folder / INDEX_FILE} has no weight_map")
@@ -200,33 +213,6 @@ def _overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return result
 
 
-def _check_types(fields: Any) -> None:
-    if not isinstance(fields, dict):
-        raise ValueError(f"text_config in config.json must be an object, got {fields!r}")
-    for name in _OBJECTS:
-        if not isinstance(fields.get(name), dict | None):
-            raise ValueError(f"{name} in config.json must be an object, got {fields[name]!r}")
-    for name in _SIZES:
-        size = fields.get(name)
-        if size is None or isinstance(size, list):  # a list: by layer
-            continue
-        # Models whose layers all have experts may say that the size of the others is 0.
-        if type(size) is not int or size < (name != "intermediate_size"):
-            raise ValueError(f"{name} in config.json must be a whole number above zero, got {size!r}")
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    for name in ("rms_norm_eps", "rope_theta", "factor"):
-        value = rope.get(name) if name == "factor" else rope.get(name, fields.get(name))
-        if not isinstance(value, int | float | list | None):  # a list: by layer
-            raise ValueError(f"{name} in config.json must be a number, got {value!r}")
-    _check_eos(fields, "config.json")
-
-
-def _check_eos(fields: Mapping[str, Any], file: str) -> None:
-    eos = fields.get("eos_token_id")
-    if not all(type(each) is int for each in (eos if isinstance(eos, list) else [eos]) if each is not None):
-        raise ValueError(f"eos_token_id in {file} must be a token id or a list of them, got {eos!r}")
-
-
 def _decode_float(value: dict[str, Any]) -> Any:
     """transformers writes infinite numbers and NaN, which JSON has not, as {"__float__": "Infinity"}."""
-    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+    return float(str(value["__float__"])) if value.keys() == {"__float__"} else value

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from proa_engine.config import EngineConfig
-from proa_engine.models.folders import GENERATION_FILE, read_generation_config, read_tokenizer_files
+from proa_engine.models.folders import GENERATION_FILE, read_file, read_generation_config, read_tokenizer_files
 from proa_engine.models.sources import resolve_model_of
 
 
@@ -34,8 +34,8 @@ def read_prompt_files(config: EngineConfig, tokenizer_folder: Path | None) -> di
     folder = generation_folder(config, folder)
     if config.generation_config == "vllm":  # end tokens are the model's, but no sampling parameters
         files.pop(GENERATION_FILE, None)
-    elif (folder / GENERATION_FILE).is_file():
-        files[GENERATION_FILE] = (folder / GENERATION_FILE).read_bytes()
+    elif (data := read_file(folder / GENERATION_FILE)) is not None:
+        files[GENERATION_FILE] = data
     if config.override_generation_config:
         fields = {} if config.generation_config == "vllm" else read_generation_config(folder)
         files[GENERATION_FILE] = json.dumps({**fields, **config.override_generation_config}).encode()

@@ -1,6 +1,5 @@
 """ImageFiles: what a model's folder says of images besides config.json."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from proa_engine.layers.vision import PixelScaling
 from proa_engine.models.fields import require
+from proa_engine.models.folders import MAX_TOKENIZER_BYTES, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class ImageFiles:
     @classmethod
     def from_folder(cls, folder: Path) -> "ImageFiles":
         """Read processor_config.json or preprocessor_config.json, and the added tokens of the tokenizer."""
-        processor = _read(folder / "processor_config.json").get("image_processor")
-        return cls(processor or _read(folder / "preprocessor_config.json"), _added_tokens(folder))
+        processor = (read_json(folder / "processor_config.json") or {}).get("image_processor")
+        return cls(processor or read_json(folder / "preprocessor_config.json") or {}, _added_tokens(folder))
 
     def pixel_scaling(self, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScaling:
         """`mean` and `std` count where the processor's file has none. Raises ValueError, naming the field, for a
@@ -34,12 +34,11 @@ class ImageFiles:
 
 
 def _added_tokens(folder: Path) -> dict[int, str]:
-    added = _read(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    if added:
-        return {int(token_id): token["content"] for token_id, token in added.items()}
-    return {token["id"]: token["content"] for token in _read(folder / "tokenizer.json").get("added_tokens") or ()}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return fields
+    try:
+        added = (read_json(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")
+        if added:
+            return {int(token_id): token["content"] for token_id, token in added.items()}
+        tokenizer = read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES) or {}
+        return {token["id"]: token["content"] for token in tokenizer.get("added_tokens") or ()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"the added tokens in {folder} cannot be read: {type(error).__name__}: {error}") from error

@@ -113,10 +113,13 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> str:
     return f"{text}; docs/models.md lists what is supported"
 
 
+_MAX_NAME = 100  # characters that are compared, as comparing a megabyte with each known name takes a second
+
+
 def _similar(name: str) -> str | None:
     """The architecture with the most similar family, because the ends of all names are alike."""
     known = {each.partition("For")[0]: each for each in (*ENCODERS, *MODULES, *_plugins())}
-    close = get_close_matches(name.partition("For")[0], known, n=1, cutoff=0.8)
+    close = get_close_matches(name.partition("For")[0][:_MAX_NAME], known, n=1, cutoff=0.8)
     return known[close[0]] if close else None
 
 

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from proa_engine.models.folders import refuse_lfs_pointer
+from proa_engine.models.folders import check_regular, refuse_lfs_pointer
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MAX_NAME_CHARACTERS = 1000  # quantization's rules look at each run of a name's parts
+MAX_DIMS = 16
 # Bytes of a value
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -40,13 +43,17 @@ class Tensor:
         return self.size * ITEM_BYTES[self.dtype]
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+
+
 class _Entry(msgspec.Struct):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    dtype: Annotated[str, msgspec.Meta(max_length=20)]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMS)]
+    data_offsets: tuple[_Size, _Size]
 
 
-_header_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_header_decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw])
 _entry_decoder = msgspec.json.Decoder(_Entry)
 
 
@@ -61,6 +68,7 @@ def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name. Raises ValueError as `read_headers` does."""
+    check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         beginning = file.read(8)
@@ -72,7 +80,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         entries = _header_decoder.decode(header)
         entries.pop("__metadata__", None)
         tensors = {name: _entry_decoder.decode(entry) for name, entry in entries.items()}
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         reason = f"its header is invalid: {error}" if header else "its first bytes are not the length of a header"
         raise ValueError(f"{path} is not a readable safetensors file: {reason}") from error
     data_bytes = size - 8 - length
@@ -95,11 +103,19 @@ def _check_offsets(path: Path, tensors: dict[str, _Entry], data_bytes: int) -> N
         item_bytes = ITEM_BYTES.get(entry.dtype)
         if item_bytes is None:
             raise ValueError(f"{path}: {name} is stored as {entry.dtype}; supported: {', '.join(ITEM_BYTES)}")
-        if first < 0 or last < first or last - first != prod(entry.shape) * item_bytes:
+        if last - first != prod(entry.shape) * item_bytes:
             raise ValueError(
                 f"{path} is not a readable safetensors file: {name} has {last - first:,} bytes, which are not those of "
                 f"{entry.dtype} {_shown(entry.shape)}"
             )
+    begin, before = 0, "the header"
+    for name, (first, last) in sorted(((n, e.data_offsets) for n, e in tensors.items()), key=lambda each: each[1]):
+        if first != begin:
+            raise ValueError(
+                f"{path} is not a readable safetensors file: {name} begins at byte {first:,} of the data, but {before} "
+                f"ends at {begin:,}"
+            )
+        begin, before = last, name
 
 
 def _shown(shape: Sequence[int]) -> str:

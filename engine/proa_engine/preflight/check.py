@@ -35,6 +35,7 @@ from proa_engine.models.sources import (
     resolve_tokenizer,
 )
 from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, check_torch, read_gpus, runs_on_cpu
+from proa_engine.preflight.patterns import check_patterns
 from proa_engine.preflight.ports import check_address
 from proa_engine.preflight.tokenizers import check_vocabulary, read_prompt_templates, read_tokenizer
 from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
@@ -42,6 +43,7 @@ from proa_engine.worker.arena_memory import existing_bytes
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
 
+_MAX_SENTENCE = 1000  # characters
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +72,14 @@ def check_start(config: EngineConfig) -> None:
             _check_adapter(resolve_module(module.path, config.downloads))
     except OSError as error:
         raise ValueError(f"{error.filename or config.model} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(_sentence(str(error))) from error
+
+
+def _sentence(text: str) -> str:
+    """One line of a bounded length: files of a model's folder may have line breaks, and megabytes, in names."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_SENTENCE else f"{line[: _MAX_SENTENCE - 2]} …"
 
 
 def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
@@ -118,6 +128,8 @@ def _read_model(config: EngineConfig) -> _Model:
 
 def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> None:
     tensors = read_headers(weight_files(resolve_model_of(config)))
+    quantization = read_quantization(model.fields.get("quantization_config"), config.quantization)
+    check_patterns(quantization, dict.fromkeys(name.rpartition(".")[0] for name in tensors))
     if model.decoder is None:
         return
     check_tensors(tensors, model.fields, architecture=model.architecture, folder=str(model.folder))
@@ -125,7 +137,6 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
     dtype: str = config.dtype
     if dtype == "auto":
         dtype = "float32" if is_cpu else stored_dtype(model.fields)
-    quantization = read_quantization(model.fields.get("quantization_config"), config.quantization)
     check_experts(tensors, model.fields, quantization)
     least = least_bytes(tensors, model.fields, dtype=dtype, quantization=quantization, on_cpu=is_cpu is True)
     share = least // config.num_ranks  # of the ranks, which divide the weights, one has an equal share or more

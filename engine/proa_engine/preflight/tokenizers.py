@@ -11,7 +11,7 @@ import msgspec
 
 from proa.chat_template import ModelTemplates, read_templates
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, read_object, sampling_defaults
-from proa_engine.models.folders import read_file
+from proa_engine.models.folders import MAX_TOKENIZER_BYTES, read_file
 
 FILE = "tokenizer.json"
 _OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(_Tokenizer)
 
 def read_tokenizer(folder: Path) -> TokenizerFacts:
     """Raises ValueError if the folder has no tokenizer.json, or one that is not a tokenizer."""
-    data = read_file(folder / FILE)
+    data = read_file(folder / FILE, MAX_TOKENIZER_BYTES)
     if data is None:
         raise ValueError(f"{folder} has no {FILE}; {_way_without(folder)}")
     try:

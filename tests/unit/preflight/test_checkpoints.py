@@ -211,9 +211,9 @@ def test_added_tokens_may_be_beyond_the_vocabulary(good: Path, tmp_path: Path) -
 def test_a_file_that_may_not_be_read_is_named(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(good, tmp_path / "model")
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ValueError, match=r"config\.json cannot be read: Permission denied"):
         check_start(EngineConfig(model=str(folder)))

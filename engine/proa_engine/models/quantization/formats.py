@@ -7,6 +7,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Literal
 
+PATTERN = "re:"  # how an entry of a rule begins that is a pattern
+
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
@@ -107,26 +109,32 @@ Format = (
 class Rule:
     """The format of some modules; None: they are not quantized."""
 
-    modules: tuple[str, ...]  # each a module's name or parts of it, or "re:" and a pattern that begins like the name
+    modules: tuple[str, ...]  # each a module's name or parts of it, or PATTERN and one that begins like the name
     format: Format | None
 
     def names(self, module: str) -> bool:
         parts = module.split(".")
         runs = (".".join(parts[start:end]) for start, end in combinations(range(len(parts) + 1), 2))
-        return not self._names.isdisjoint(runs) or any(pattern.match(module) for pattern in self._patterns)
+        return not self._names.isdisjoint(runs) or any(pattern.match(module) for pattern in self.patterns)
 
     @cached_property
     def _names(self) -> frozenset[str]:
         """Looked up, because a list may name every matrix of every expert."""
-        return frozenset(entry for entry in self.modules if not entry.startswith("re:"))
+        return frozenset(entry for entry in self.modules if not entry.startswith(PATTERN))
 
     @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], ...]:
-        entries = [entry.removeprefix("re:") for entry in self.modules if entry.startswith("re:")]
-        try:
-            return tuple(re.compile(entry) for entry in entries)
-        except re.error as error:
-            raise ValueError(f"quantization_config has a pattern that cannot be read: {error.pattern!r}") from error
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Raises ValueError for an entry that is not a pattern."""
+        return tuple(_compile(entry.removeprefix(PATTERN)) for entry in self.modules if entry.startswith(PATTERN))
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"quantization_config has a pattern that cannot be read: {pattern[:200]!r}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
