@@ -289,20 +289,26 @@ FP4_FORMATS = {
 def write_quantized(source: Path, folder: Path, format: Format) -> tuple[Path, Path]:
     """Quantize the matrices of `source`'s layers; returns the quantized folder and that of its dense twin."""
     quantized, dense = folder / "quantized", folder / "dense"
-    stored: Tensors = {}
-    twin: Tensors = {}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        module, _, last = name.rpartition(".")
-        stored[name], twin[name] = tensor, tensor
-        if last == "weight" and module.endswith(("_proj", "_proj_with_mqa")) and not module.startswith(format.plain):
-            quantize = format.others.get(module.rpartition(".")[2], format.quantize)
-            parts, twin[name] = quantize(tensor)
-            del stored[name]
-            stored |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
+    stored, twin = quantized_tensors(load_file(source / "model.safetensors"), format)
     config = json.loads((source / "config.json").read_text())
     _write(source, dense, twin, config)
     _write(source, quantized, stored, config | {"quantization_config": format.config})
     return quantized, dense
+
+
+def quantized_tensors(tensors: Mapping[str, torch.Tensor], format: Format) -> tuple[Tensors, Tensors]:
+    """Quantize the matrices of a model's layers; returns the tensors of the checkpoint and those of its dense twin."""
+    stored: Tensors = {}
+    twin: Tensors = {}
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        stored[name], twin[name] = tensor, tensor
+        if last == "weight" and module.endswith(("_proj", "_proj_with_mqa")) and not module.startswith(format.plain):
+            quantize = format.others.get(module.rpartition(".")[2], format.quantize)
+            parts, twin[name] = quantize(tensor.float())
+            del stored[name]
+            stored |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
+    return stored, twin
 
 
 def _write(source: Path, folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ from support.quantized_models import (
     Format,
     write_quantized,
 )
+from support.rounded_inputs import Hook, round_to_floats, round_to_integers
 from support.stored_weights import StoredWeights
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
@@ -72,38 +73,7 @@ def logits_of_transformers(folder: Path, prepare: Callable[[str, torch.nn.Linear
     return result
 
 
-def round_inputs(group: int | None, static: bool) -> Callable[..., Any]:
-    """Forward pre-hook of a linear layer: round its input to 8-bit floats."""
-
-    def hook(module: torch.nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        (x,) = args
-        groups = x.unflatten(-1, (-1, group or x.shape[-1]))
-        scale = torch.tensor(INPUT_SCALE) if static else groups.abs().amax(-1, keepdim=True) / 448
-        return (((groups / scale).clamp(-448, 448).to(FP8).float() * scale).flatten(-2),)
-
-    return hook
-
-
-def round_inputs_to_integers(name: str) -> Callable[..., Any]:
-    """Forward pre-hook of a linear layer: round its input to 8-bit integers, by compressed-tensors' formulas."""
-
-    def hook(module: torch.nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        (x,) = args
-        zero: torch.Tensor | int = 0
-        if "static" in name:
-            scale, zero = torch.tensor(INPUT_SCALE), INPUT_ZERO if "asymmetric" in name else 0
-        elif "asymmetric" in name:
-            least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-            scale = (most - least) / 255
-            zero = (-128 - least / scale).round()
-        else:
-            scale = x.abs().amax(-1, keepdim=True) / 127.5
-        return (((x / scale + zero).clamp(-128, 127).round() - zero) * scale,)
-
-    return hook
-
-
-def with_rounded_inputs(folder: Path, format: Format, hook: Callable[..., Any]) -> torch.Tensor:
+def with_rounded_inputs(folder: Path, format: Format, hook: Hook) -> torch.Tensor:
     """Logits of a dense twin whose inputs are rounded before each matrix that is quantized."""
 
     def prepare(module_name: str, module: torch.nn.Linear) -> None:
@@ -130,7 +100,7 @@ def test_fp8_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_pat
     format = FP8_FORMATS[name]
     source = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
     quantized, dense = write_quantized(source, tmp_path, format)
-    hook = round_inputs(128 if "blocks" in name else None, "static" in name)
+    hook = round_to_floats(128 if "blocks" in name else None, INPUT_SCALE if "static" in name else None)
     ours = logits(quantized)
     assert_near(ours, with_rounded_inputs(dense, format, hook), logits(dense))
     assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
@@ -142,7 +112,9 @@ def test_checkpoints_of_8_bit_integers_give_the_logits_of_their_dense_twins(name
     source = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
     quantized, dense = write_quantized(source, tmp_path, format)
     ours = logits(quantized)
-    theirs = with_rounded_inputs(dense, format, round_inputs_to_integers(name))
+    symmetric, scale = "asymmetric" not in name, INPUT_SCALE if "static" in name else None
+    zero = INPUT_ZERO if scale is not None and not symmetric else 0
+    theirs = with_rounded_inputs(dense, format, round_to_integers(symmetric=symmetric, scale=scale, zero=zero))
     # The steps of integers are all equal, so more numbers lie near the middle than of floats.
     assert_near(ours, theirs, logits(dense), mean=0.3, median=0.3)
     assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
@@ -155,7 +127,7 @@ def test_online_fp8_gives_the_logits_of_weights_rounded_by_output(tmp_path: Path
         if module_name.endswith("_proj"):
             scale = module.weight.abs().amax(1, keepdim=True) / 448
             module.weight.data = (module.weight / scale).to(FP8).float() * scale
-            module.register_forward_pre_hook(round_inputs(None, static=False))
+            module.register_forward_pre_hook(round_to_floats(None, None))
 
     assert_near(logits(source, "fp8"), logits_of_transformers(source, prepare), logits(source))
 
