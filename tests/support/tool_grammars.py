@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import Grammar
 from proa_engine.core.grammar import GrammarCursor, Part
+from proa_engine.grammar.failures import failure
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.compiled_format import compile_format
@@ -63,6 +64,10 @@ class TestMatcher:
 
     def accept(self, token_id: int) -> bool:
         return self.matcher.try_consume_tokens([token_id]) == 1
+
+    @property
+    def error(self) -> str:
+        return failure(self.matcher)
 
     def restart(self) -> None:
         self.matcher.reset()

@@ -28,6 +28,10 @@ class CountingMatcher:
         self.num_tokens += 1
         return token_id == self.num_tokens
 
+    @property
+    def error(self) -> str:
+        return ""
+
     def forced(self) -> list[int]:
         return []
 
