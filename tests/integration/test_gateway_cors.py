@@ -66,6 +66,9 @@ async def test_a_root_path_is_served_with_and_without_it(tmp_path: Path) -> None
             headers = {"authorization": "Bearer secret"}
             assert (await gateway.http.post(f"{prefix}{CHAT}", json=chat_body(), headers=headers)).status_code == 200
         assert (await gateway.http.get("/llmx/health")).status_code in (401, 404)
+        page = await gateway.http.get("/llm")
+        assert (page.status_code, page.headers["location"]) == (307, "/llm/")
+        assert "chat.js" in (await gateway.http.get("/llm/")).text
 
 
 @pytest.mark.parametrize("text", ["*", "[1]", '"*"', "", "{}"])

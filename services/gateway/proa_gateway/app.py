@@ -21,7 +21,7 @@ from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
 from proa_gateway.http.errors import MessagesMiddleware, error_handlers
-from proa_gateway.http.middleware import AccessLogMiddleware, RequestIdMiddleware, RootPath
+from proa_gateway.http.middleware import AccessLogMiddleware, HeadAsGet, Paths, RequestIdMiddleware
 from proa_gateway.operators.dev import dev_router
 from proa_gateway.operators.lora import lora_router
 from proa_gateway.page import page_router
@@ -51,9 +51,11 @@ def create_app(config: GatewayConfig) -> FastAPI:
         version=version("proa-gateway"),
         lifespan=lifespan,
         routes=_routes(config),
+        redirect_slashes=False,  # `Paths` answers both
         exception_handlers=error_handlers(_observe_error),
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestBodies, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
@@ -63,8 +65,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     if config.access_log:
         app.add_middleware(AccessLogMiddleware)
     app.add_middleware(RequestIdMiddleware)
-    if config.root_path:
-        app.add_middleware(RootPath, path=config.root_path)
+    app.add_middleware(Paths, root_path=config.root_path)
     if config.cors.allowed_origins.values:
         app.add_middleware(
             CORSMiddleware,

@@ -85,7 +85,7 @@ def status_of(port: int, path: str) -> int:
 def test_probes_are_answered_over_http(port: int) -> None:
     with urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
         assert json.load(answer) == {"ok": True, "reason": ""}
-    assert [status_of(port, path) for path in ("/health", "/ready", "/other")] == [200, 503, 404]
+    assert [status_of(port, path) for path in ("/health", "/health/", "/ready", "/other")] == [200, 200, 503, 404]
 
 
 def test_idle_connections_do_not_take_the_probes_away(port: int) -> None:

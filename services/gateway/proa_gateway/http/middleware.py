@@ -1,4 +1,4 @@
-"""Middleware: the root path, request ids and the access log."""
+"""Middleware: paths, the method HEAD, request ids and the access log."""
 
 import logging
 import re
@@ -7,21 +7,46 @@ import sys
 import time
 from typing import Any, Final, Protocol
 
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa.logs import Format, make_handler, request_state, with_fields
 from proa_gateway.http.errors import route_path
 
 
-class RootPath:
-    """Middleware that serves the routes under `path` too."""
+class Paths:
+    """Middleware that serves the routes under `root_path` too, and with a slash at their end.
 
-    def __init__(self, app: ASGIApp, path: str) -> None:
+    A redirect would name `http://` behind a proxy that ends TLS, so Starlette's for slashes are off. The only one left,
+    to the page at the root path, whose links are relative, names the path alone.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
-        self._path = path
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["root_path"] = self._path  # Starlette ignores it for other paths
+        if scope["type"] == "http":
+            if self._root_path:
+                scope["root_path"] = self._root_path  # Starlette ignores it for other paths
+            path = route_path(scope)
+            if not path:
+                await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
+                return
+            if path.endswith("/") and path.strip("/"):
+                scope["path"] = scope["path"].rstrip("/")
+        await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD as GET. The server, whose scope still says HEAD, leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
 

@@ -62,7 +62,7 @@ def probe_app(progress: Progress) -> WSGIApplication:
     answers = {"/health": progress.not_alive, "/ready": progress.not_ready}
 
     def app(environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        answer = answers.get(environment["PATH_INFO"])
+        answer = answers.get(environment["PATH_INFO"].rstrip("/"))
         if answer is None:
             start_response("404 Not Found", [])
             return []
