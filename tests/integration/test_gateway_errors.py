@@ -81,7 +81,6 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "invalid_value"),
     ({"n": 1000}, "n", "invalid_value"),
     ({"seed": 2**64}, "seed", "invalid_value"),
-    ({"stop": ""}, "stop", "invalid_value"),
     ({"stop": ["a", ""]}, "stop", "invalid_value"),
     ({"stop": ["a"] * 65}, "stop", "invalid_value"),
     ({"stop": 1}, "stop", "invalid_value"),

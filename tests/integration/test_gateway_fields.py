@@ -38,6 +38,12 @@ async def test_numbers_are_coerced_as_vllm_does(gateway: RunningGateway, engine:
     assert len(response.json()["choices"]) == 2
 
 
+async def test_empty_settings_leave_the_answer_as_it_is(gateway: RunningGateway) -> None:
+    plain = (await gateway.chat()).json()["choices"]
+    response = await gateway.chat(stop="", stream_options={}, user="", tool_choice="", temperature="")
+    assert response.json()["choices"] == plain
+
+
 @pytest.mark.parametrize("role", ["tool", "function", "critic", "ipython"])
 async def test_a_message_may_have_any_role(gateway: RunningGateway, engine: FakeEngine, role: str) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": role, "tool_call_id": "1", "content": "5"}]

@@ -120,6 +120,12 @@ async def test_the_client_gets_the_same_message_streamed_and_whole(
         assert found == expected
 
 
+async def test_content_is_null_only_beside_calls(gateway: RunningGateway, engine: FakeEngine) -> None:
+    for text, content in (("", ""), ("<think>Hm.</think>", ""), ("<think>Hm.", ""), (CALL, None)):
+        says(engine, text)
+        assert (await whole(gateway)).choices[0].message.content == content
+
+
 async def test_the_chunks_of_a_call_have_the_form_of_openai(gateway: RunningGateway, engine: FakeEngine) -> None:
     says(engine, CALL)
     body = {"model": "fake", "messages": USER, "tools": [WEATHER]}

@@ -150,6 +150,36 @@ def test_each_form_of_an_image_is_read(part: dict[str, Any]) -> None:
     assert list(image_parts(request.messages, "messages")) == [ImagePart("https://a/b.png", "messages[1].content[0]")]
 
 
+THOUGHTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m.content }}{% if m.tool_calls %}!{% endif %}{% endfor %}"
+)
+REFUSAL = {"type": "refusal", "refusal": "No."}
+THINKING = {"type": "thinking", "thinking": "Hm."}
+MISTRALS = {"type": "thinking", "thinking": [{"type": "text", "text": "So?"}], "closed": True}
+CALLS = [{"function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rendered"),
+    [
+        ({"content": [PART_LIST[0], REFUSAL]}, "One.\nNo."),
+        ({"content": [THINKING, PART_LIST[0], MISTRALS]}, "(Hm.\nSo?)One."),
+        ({"content": [THINKING]}, "(Hm.)"),
+        ({"content": [THINKING], "tool_calls": CALLS}, "(Hm.)!"),
+        ({"content": [THINKING, REFUSAL], "reasoning": "Hm, hm."}, "(Hm, hm.)No."),
+    ],
+)
+def test_parts_of_the_assistant_are_read(answer: dict[str, Any], rendered: str) -> None:
+    assert render(THOUGHTS, [{"role": "assistant", **answer}]) == f"<assistant>{rendered}"
+    assert ChatTemplate(THOUGHTS).content_forms["assistant"] == TEXT
+
+
+def test_thinking_is_no_text_of_a_template_that_reads_parts() -> None:
+    messages = [{"role": "assistant", "content": [THINKING, PART_LIST[0], REFUSAL]}]
+    assert render(PARTS_ONLY, messages) == "<assistant>One.No.\n<assistant>"
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -162,6 +192,8 @@ def test_each_form_of_an_image_is_read(part: dict[str, Any]) -> None:
         ({"type": "input_audio", "input_audio": {}}, "'input_audio'"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "'video_url'"),
         ({"type": "file", "file": {}}, "'file'"),
+        (REFUSAL, "'refusal'.* in messages of the assistant"),
+        (THINKING, "'thinking'.* in messages of the assistant"),
         ({"image_url": "x"}, "objects with a type"),
     ],
 )

@@ -10,10 +10,7 @@ from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooC
 from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_of
-from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall
-
-# Names of an assistant's reasoning. Clients send one of them; templates read one of them.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+from proa_gateway.serving.conversation import REASONING_FIELDS, ChatMessage, Conversation, ReasoningFields, ToolCall
 
 
 class Arguments(dict[str, Any]):

@@ -21,6 +21,28 @@ class ImagePart:
     param: str = ""
 
 
+def read_answer(parts: Sequence[object]) -> tuple[list[object], str]:
+    """Return an assistant's content with its refusals as texts, and its reasoning, from parts of the type `thinking`.
+    Parts that are neither stay as they are."""
+    content: list[object] = []
+    thoughts: list[str] = []
+    for part in parts:
+        match part:
+            case {"type": "refusal", "refusal": str(text)}:
+                content.append({"type": "text", "text": text})
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts.append(text)
+            case {"type": "thinking", "thinking": [*blocks]}:  # Mistral's form
+                thoughts += [block["text"] for block in blocks if _is_text(block)]
+            case _:
+                content.append(part)
+    return content, "\n".join(thoughts)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 TextPart = dict[str, Any]
 """It has `text`; its other fields are for chat templates."""
 Part = TextPart | ImagePart
@@ -79,7 +101,10 @@ def _part(part: object) -> Part:
     if kind == "image_url":
         return _image_part(part)
     if kind != "text":
-        message = "has a part of type {kind}: only text and image_url are supported"
+        message = (
+            "has a part of type {kind}: only text and image_url are supported, and refusal and thinking in messages of "
+            "the assistant"
+        )
         raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
     if not isinstance(part.get("text"), str):
         raise PydanticCustomError("invalid_type", "has a text part without text")
@@ -122,7 +147,26 @@ _IMAGE_PART = {
     },
     "required": ["type", "image_url"],
 }
-_PARTS = {"type": "array", "maxItems": MAX_PARTS, "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}
+_REFUSAL_PART = {
+    "type": "object",
+    "description": "In messages of the assistant; read as a text.",
+    "properties": {"type": {"enum": ["refusal"]}, "refusal": _STRING},
+    "required": ["type", "refusal"],
+}
+_THINKING_PART = {
+    "type": "object",
+    "description": "In messages of the assistant; read as `reasoning_content`.",
+    "properties": {
+        "type": {"enum": ["thinking"]},
+        "thinking": {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}]},
+    },
+    "required": ["type", "thinking"],
+}
+_PARTS = {
+    "type": "array",
+    "maxItems": MAX_PARTS,
+    "items": {"anyOf": [_TEXT_PART, _IMAGE_PART, _REFUSAL_PART, _THINKING_PART]},
+}
 Content = Annotated[
     str | list[Part] | None,
     PlainValidator(_content),

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
-from proa_gateway.serving.content import Content
+from proa_gateway.serving.content import Content, read_answer
 from proa_gateway.serving.fields import Effort, TemplateValue, TemplateVariables, Text, Unsupported
 
 MAX_NAME = 128
@@ -167,6 +167,8 @@ def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
 
 
 MAX_MESSAGES = 4096  # of a conversation
+# Names of an assistant's reasoning. Clients send one of them; templates read one of them.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class FunctionCall(BaseModel):
@@ -200,6 +202,19 @@ class ChatMessage(BaseModel):
     tool_call_id: Text | None = None
     function_call: Unsupported = None
     audio: Unsupported = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_answer(cls, value: Any) -> Any:
+        """Read the parts that only the assistant's content has. Reasoning that has a field of its own is kept."""
+        match value:
+            case {"role": "assistant", "content": [_, *_] as parts}:
+                content, reasoning = read_answer(parts)
+                fields = {**value, "content": content or None}
+                if reasoning and not any(value.get(name) for name in REASONING_FIELDS):
+                    fields["reasoning_content"] = reasoning
+                return fields
+        return value
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from proa.contract import RepetitionDetectionParams
@@ -222,3 +231,16 @@ class RequestFields(BaseModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Name | None = None
     session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_empty_texts(cls, values: Any) -> Any:
+        """Clients send `""` for settings that their user left empty: it stands for null, in fields that may be null."""
+        if not isinstance(values, dict) or "" not in values.values():
+            return values
+        return {name: value for name, value in values.items() if value != "" or not cls._may_be_null(name)}
+
+    @classmethod
+    def _may_be_null(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        return field is not None and field.default is None

@@ -41,7 +41,7 @@ class GenerationCall(ApiCall):
         request, limit = self.fields, self.settings.max_choices
         if self.num_prompts * self.num_choices > limit:
             raise InvalidRequest(f"n times the number of prompts must not be above {limit}.", param="n")
-        if request.stream_options is not None and not request.stream:
+        if request.stream_options and request.stream_options.changes_stream and not request.stream:
             raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
         if request.stream and request.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs cannot be streamed.", param="prompt_logprobs")

@@ -47,6 +47,11 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
 
+    @property
+    def changes_stream(self) -> bool:
+        """Whether an option is set to more than its default. Options without effect count too."""
+        return any(self.model_dump().values())
+
 
 class SamplingParameters(BaseModel):
     """Sampling parameters that have one name in OpenAI's, vLLM's and SGLang's APIs. None: the model's default."""
@@ -103,11 +108,11 @@ class GenerationRequest(SamplingParameters, ConstraintFields, RequestFields):
         """Whether every event of a stream has the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def token_names(self, vocabulary: Vocabulary, *, as_ids: bool) -> TokenName:
+    def token_names(self, vocabulary: Vocabulary, *, as_ids: bool, shows_bytes: bool = False) -> TokenName:
         """Return the function that names tokens in log probabilities. `as_ids`: name them by their ids, unless the
-        request says otherwise."""
+        request says otherwise. `shows_bytes`: as for `logprobs.token_names`."""
         given = self.return_tokens_as_token_ids
-        return token_names(vocabulary, as_token_ids=as_ids if given is None else given)
+        return token_names(vocabulary, as_token_ids=as_ids if given is None else given, shows_bytes=shows_bytes)
 
     def chat_logprobs(self, vocabulary: Vocabulary, *, as_ids: bool) -> ChatLogprobs:
         """Log probabilities in OpenAI's form for chats: beside tokens that the request names, of the sampled one."""

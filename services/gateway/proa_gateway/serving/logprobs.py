@@ -16,9 +16,16 @@ ChatLogprobs = Callable[[Sequence[TokenLogprobs]], dict[str, Any]]
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
-def token_names(vocabulary: Vocabulary, *, as_token_ids: bool) -> TokenName:
-    """Names are the tokens' texts, or with `as_token_ids` vLLM's `token_id:5`, which no two tokens share."""
-    return "token_id:{}".format if as_token_ids else lambda token_id: _text(token_id, vocabulary)
+def token_names(vocabulary: Vocabulary, *, as_token_ids: bool, shows_bytes: bool = False) -> TokenName:
+    """Names are the tokens' texts, or with `as_token_ids` vLLM's `token_id:5`, which no two tokens share.
+
+    `shows_bytes`: a token whose bytes are not UTF-8 is called `bytes:\\xe2\\x80`, as in OpenAI's completions, whose
+    `top_logprobs` are by name. Else all such tokens have the same text.
+    """
+    if as_token_ids:
+        return "token_id:{}".format
+    name = _text_or_bytes if shows_bytes else _text
+    return lambda token_id: name(token_id, vocabulary)
 
 
 def chat_logprobs(
@@ -109,6 +116,14 @@ def _pairs(entry: TokenLogprobs) -> list[tuple[int, float]]:
 
 def _text(token_id: int, vocabulary: Vocabulary) -> str:
     return vocabulary.token_bytes(token_id).decode(errors="replace")
+
+
+def _text_or_bytes(token_id: int, vocabulary: Vocabulary) -> str:
+    data = vocabulary.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def finite(logprob: float) -> float:

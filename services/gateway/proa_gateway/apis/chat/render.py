@@ -91,7 +91,7 @@ class ChatChoice:
                 case ArgumentsDelta(index, text):
                     calls[index]["function"]["arguments"] += text
         self._has_calls = bool(calls)
-        message: dict[str, Any] = {"role": form.role, "content": (content or None) if form.is_parsed else content}
+        message: dict[str, Any] = {"role": form.role, "content": content or (None if calls else "")}
         message |= {**_ABSENT, "reasoning": reasoning or None}
         if form.is_parsed:
             message["reasoning_content"] = reasoning or None

@@ -107,8 +107,9 @@ class CompletionRenderer:
             id=id, object="text_completion", created=created, model=model.name, include_usage=usage
         )
         vocabulary = model.tokenizer.vocabulary
-        has_logprobs = body.logprobs is not None
-        names = body.token_names(vocabulary, as_ids=settings.tokens_as_ids) if has_logprobs else None
+        names = None
+        if body.logprobs is not None:
+            names = body.token_names(vocabulary, as_ids=settings.tokens_as_ids, shows_bytes=True)
         self._form = CompletionForm(body, vocabulary, names, self._envelope)
         self.wants_tokens = body.logprobs is not None or bool(body.return_token_ids) or body.prompt_logprobs is not None
         self.last_events, self.error_events = self._envelope.last_events, self._envelope.error_events
