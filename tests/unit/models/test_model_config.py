@@ -9,6 +9,7 @@ import torch
 
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.folders import stored_dtype, text_fields
 
 
 def config(**overrides: Any) -> dict[str, Any]:
@@ -39,6 +40,15 @@ def test_defaults_are_filled_in() -> None:
     [attention] = {layer.attention for layer in layers(config())}
     assert (attention.num_kv_heads, attention.head_dim, attention.window) == (4, 16, None)
     assert (model.torch_dtype, model.eos_token_ids, model.tie_word_embeddings) == (torch.float32, (), False)
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("prefix", ["", "torch."])
+def test_the_type_of_weights_may_have_torchs_name(name: str, prefix: str) -> None:
+    fields = {key: value for key, value in config().items() if key not in ("dtype", "torch_dtype")}
+    assert stored_dtype(fields | {name: f"{prefix}bfloat16"}) == "bfloat16"
+    nested = text_fields({"text_config": {name: f"{prefix}float16"}, name: f"{prefix}bfloat16"})
+    assert stored_dtype(nested) == "float16"
 
 
 @pytest.mark.parametrize(
