@@ -250,14 +250,14 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
         return None, None
     folder = resolve_tokenizer(config)
     files = read_tokenizer_files(folder)
-    model_folder = resolve_model_of(config)
-    model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
-    eos_token_ids = model.eos_token_ids
-    of_grammars = make_tokenizer(files["tokenizer.json"], vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
     try:
         load_tokenizer(files)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+    model_folder = resolve_model_of(config)
+    model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
+    eos_token_ids = model.eos_token_ids
+    of_grammars = make_tokenizer(files["tokenizer.json"], vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
     return folder, of_grammars
 
 

@@ -98,6 +98,9 @@ ODD_FILES = {
     "a tokenizer without a model": _tokenizer("{}"),
     "a tokenizer that is no text": _tokenizer(b'{"a": "\xff"}'),
     "a deep tokenizer": _tokenizer(DEEP),
+    "a tokenizer with a name that is no text": _tokenizer(
+        TOKENIZER_JSON.replace('"version":"1.0"', '"version":"1.0","name":"?"').encode().replace(b"?", b"\xff", 1)
+    ),
     "added tokens that are a text": _tokenizer(added_tokens="x"),
     "added tokens that are null": _tokenizer(added_tokens=None),
     "added tokens without ids": _tokenizer(added_tokens=[{"content": "a"}]),

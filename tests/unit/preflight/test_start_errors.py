@@ -326,6 +326,23 @@ def test_an_odd_file_of_the_tokenizer_works_or_is_named(
     assert odd.chat_error is None or odd.chat_error in caplog.text
 
 
+TOKENIZERS = {name: odd for name, odd in ODD_FILES.items() if odd.name == "tokenizer.json" and odd.refusal is not None}
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with an embedding for each token of the odd tokenizers."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "roomy", vocab_size=400)
+
+
+@pytest.mark.parametrize("odd", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_an_odd_tokenizer_ends_the_start_with_its_name(odd: OddFile, roomy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(roomy, tmp_path / "model")
+    (folder / odd.name).write_bytes(odd.data)
+    with pytest.raises(ValueError, match=re.escape(str(folder)) + r"[^\n]*tokenizer\.json[^\n]*\Z"):
+        load_engine(EngineConfig(model=str(folder), device="cpu"), lambda line: None)
+
+
 def test_a_good_folder_passes(good: Path) -> None:
     check_start(EngineConfig(model=str(good)))
     check_start(EngineConfig(model="builtin"))
