@@ -59,7 +59,7 @@ class Selection:
         except FileNotFoundError:
             single = self.index.removesuffix(".index.json")
             return {single} if single in present else None
-        except (ValueError, KeyError, AttributeError, TypeError):  # refused where the weights are read
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # refused where the weights are read
             return None
 
 

@@ -10,9 +10,14 @@ from threading import Event, Thread
 _GRACE_SECONDS = 1.0  # for threads to see `stop` after an interrupt
 
 
-def run(jobs: Iterable[Callable[[], None]], num_threads: int, stop: Event) -> None:
+class NotDone(Exception):
+    """Jobs have not ended in time."""
+
+
+def run(jobs: Iterable[Callable[[], None]], num_threads: int, stop: Event, *, seconds: float | None = None) -> None:
     """Run the jobs in daemon threads. After an error `stop` is set, no further job begins, and the first error is
-    raised when the jobs that run have ended. An interrupt of the calling thread sets `stop` and waits for 1 s only.
+    raised when the jobs that run have ended. An interrupt of the calling thread sets `stop` and waits for 1 s only. So
+    does NotDone, which is raised if the jobs have not ended after `seconds`.
     """
     waiting, errors = deque(jobs), list[BaseException]()
 
@@ -35,8 +40,11 @@ def run(jobs: Iterable[Callable[[], None]], num_threads: int, stop: Event) -> No
     try:
         for each in threads:
             each.start()
+        end = None if seconds is None else time.monotonic() + seconds
         for each in threads:
-            each.join()
+            each.join(None if end is None else max(end - time.monotonic(), 0))
+        if any(each.is_alive() for each in threads):
+            raise NotDone
     except BaseException:
         stop.set()
         deadline = time.monotonic() + _GRACE_SECONDS

@@ -36,6 +36,8 @@ from proa_engine.models.object_store import (
 )
 from proa_engine.observability.progress import Progress, gigabytes
 
+_MAX_SMALL_BYTES = 256 << 20  # of a file that is no weights: a tokenizer of the largest published ones has 35 MB
+_MAX_BYTES = 16 << 40  # of all files: a model of a trillion parameters has 2 TB
 _NUM_TRIES = 3  # of a model that is replaced while it is downloaded
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class DownloadCache:
             version = kept
         else:
             _check_listed(source.url, files, selection)
+            _check_sizes(source.url, files, selection)
             version = Version.of(model, selection.all(files))
             model.mkdir(parents=True, exist_ok=True)
         in_use, is_kept = version.use(), False
@@ -203,6 +206,19 @@ def _check_listed(url: str, files: Sequence[ObjectFile], selection: Selection) -
     inner = sorted((each for each in names if each.endswith(f"/{selection.needed}")), key=lambda each: each.count("/"))
     hint = f"; did you mean {url.rstrip('/')}/{inner[0].rpartition('/')[0]}?" if inner else ""
     raise ObjectStoreError(f"there is no {selection.needed} under {url}{hint}")
+
+
+def _check_sizes(url: str, files: Sequence[ObjectFile], selection: Selection) -> None:
+    """Raise ObjectStoreError for sizes that no model has, before room for them is looked for."""
+    for each in selection.small(files):
+        if each.size > _MAX_SMALL_BYTES:
+            raise ObjectStoreError(
+                f"{url}: {each.name} has {each.size:,} bytes; supported: at most {_MAX_SMALL_BYTES:,} for a file that "
+                "holds no weights"
+            )
+    total = sum(each.size for each in selection.all(files))
+    if total > _MAX_BYTES:
+        raise ObjectStoreError(f"{url}: the files have {total:,} bytes; supported: at most {_MAX_BYTES:,}")
 
 
 def _report_unnamed(url: str, selection: Selection, files: Iterable[ObjectFile], large: Collection[ObjectFile]) -> None:

@@ -122,6 +122,8 @@ class _FileDownload:
             for piece in self._source.read(self._file, start, end):
                 if self._stop.is_set():
                     raise DownloadStopped
+                if at + len(piece) > end:
+                    raise ObjectStoreError(f"{self._source.url}: {self._file.name} did not end at byte {end:,}")
                 _write(part.fileno(), piece, at)
                 at += len(piece)
                 self._add_bytes(len(piece))

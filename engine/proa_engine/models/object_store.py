@@ -10,6 +10,7 @@ Endpoint and credentials come from the environment (AWS_*, GOOGLE_*, AZURE_*), t
 `aws configure`, then from the workload's identity.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -58,6 +59,10 @@ _DENIED = frozenset(
 )
 _OTHER_REGION = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"})
 _MIN_CHUNK = 1 << 20  # bytes that are passed on at once
+_MAX_OBJECTS = 100_000  # under a prefix; a model has at most some hundreds
+_LIST_SECONDS = 600.0  # 1,000 objects come in a fraction of a second; a store that does not answer is tried for minutes
+_MAX_ERROR = 20_000  # characters of a store's answer that are looked at
+_log = logging.getLogger(__name__)
 
 
 class ObjectStoreError(ValueError):
@@ -112,17 +117,30 @@ class ObjectFolder:
 
     def files(self) -> list[ObjectFile]:
         """Return the objects under the prefix, also those in folders, by name."""
-        found = list[Any]()
+        found, stop = list[Any](), Event()
 
         def list_all() -> None:
             for page in obstore.list(self._store):
                 found.extend(page)
+                if stop.is_set():
+                    return
+                if len(found) > _MAX_OBJECTS:
+                    raise ObjectStoreError(f"{self.url}: there are more than {_MAX_OBJECTS:,} objects under the prefix")
 
         try:
-            daemon_threads.run([list_all], 1, Event())  # a store that cannot be reached is tried for minutes
+            daemon_threads.run([list_all], 1, stop, seconds=_LIST_SECONDS)
+        except daemon_threads.NotDone as error:
+            raise StoreUnreachable(
+                f"{self.url}: the list of objects has not ended after {_LIST_SECONDS:.0f} s"
+            ) from error
         except (BaseError, OSError) as error:
             raise explain(self.url, error) from error
-        files = (ObjectFile(each["path"], each["size"], _version(each)) for each in found)
+        files = [ObjectFile(each["path"], each["size"], _version(each)) for each in found]
+        if refused := [each.name for each in files if not _is_relative(each.name)]:
+            count = len(refused)
+            _log.warning(
+                "%s: not reading %d objects whose names no file can have, first %r", self.url, count, refused[0]
+            )
         return sorted((each for each in files if _is_relative(each.name)), key=lambda each: each.name)
 
     def read(self, file: ObjectFile, start: int, end: int) -> Iterator[bytes]:
@@ -146,7 +164,7 @@ class ObjectFolder:
 
 def explain(url: str, error: BaseException) -> ObjectStoreError:
     """Return the sentence for an error of obstore."""
-    text, _, details = str(error).partition("\n\nDebug source:")
+    text, _, details = str(error)[:_MAX_ERROR].partition("\n\nDebug source:")
     found = _CODE.search(text)
     code = found[1] if found else ""
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
@@ -198,8 +216,8 @@ def _version(meta: Any) -> str:
 
 
 def _is_relative(name: str) -> bool:
-    """False for a name that is no file in a folder, such as one with `..`."""
-    return bool(name) and not any(part in ("", ".", "..") for part in name.split("/"))
+    """False for a name that is no file in a folder, such as one with `..` or a line break."""
+    return name.isprintable() and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def _reason(text: str, details: str) -> str:

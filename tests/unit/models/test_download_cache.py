@@ -69,6 +69,41 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_download, "NUM_THREADS", 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "sentence"),
+    [
+        ("tokenizer.json", 2**60, "tokenizer.json has 1,152,921,504,606,846,976 bytes; supported: at most 268,435,456"),
+        (
+            "model.safetensors",
+            2**60,
+            "the files have 1,152,921,504,606,846,978 bytes; supported: at most 17,592,186,044",
+        ),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_before_anything_is_written(
+    name: str, size: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [ObjectFile("config.json", 2, "v"), ObjectFile(name, size, "v")]
+    bucket = Bucket()
+    monkeypatch.setattr(bucket, "files", lambda: listed)
+    with pytest.raises(ObjectStoreError, match=f"s3://bucket/model: {sentence}"):
+        DownloadCache(tmp_path).fetch(bucket, MODEL)
+    assert not files_of(tmp_path)
+
+
+def test_an_object_that_does_not_end_is_not_written_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(file: ObjectFile, start: int, end: int) -> Iterator[bytes]:
+        while True:
+            yield b"x" * (end - start)
+
+    bucket = Bucket()
+    monkeypatch.setattr(bucket, "read", read)
+    with pytest.raises(ObjectStoreError, match=r"s3://bucket/model: .*config\.json did not end at byte \d"):
+        DownloadCache(tmp_path).fetch(bucket, MODEL)
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 

@@ -10,6 +10,7 @@ from obstore.store import MemoryStore, S3Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.models import object_store
 from proa_engine.models.object_store import (
     ObjectChanged,
     ObjectFile,
@@ -42,8 +43,8 @@ class FakeStore(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeStore]]:
-    handler = type("Handler", (FakeStore,), {})
+def store(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[type[FakeStore]]:
+    handler = type("Handler", (getattr(request, "param", FakeStore),), {})
     server = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -92,6 +93,53 @@ def test_an_endpoint_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyP
     sentence = rf"the store cannot be reached: .*Connection refused.*; AWS_ENDPOINT_URL is http://127.0.0.1:{port}$"
     with pytest.raises(StoreUnreachable, match=sentence):
         ObjectFolder.open(URL).files()
+
+
+class ListingStore(FakeStore):
+    """Answers each request for a list with a page of `keys`, as if more pages followed."""
+
+    keys: tuple[str, ...] = ()
+    num_pages = 0
+
+    def do_GET(self) -> None:
+        type(self).num_pages += 1
+        date = "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>1</Size>"
+        contents = "".join(f"<Contents><Key>model/{key}</Key>{date}</Contents>" for key in self.keys)
+        more = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
+        body = f"<ListBucketResult>{contents}{more}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("store", [ListingStore], indirect=True)
+def test_a_list_that_does_not_end_is_refused(store: type[ListingStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "_MAX_OBJECTS", 5000)
+    store.keys = tuple(f"{number}.json" for number in range(1000))
+    with pytest.raises(ObjectStoreError, match=f"{URL}: there are more than 5,000 objects under the prefix"):
+        ObjectFolder.open(URL).files()
+    assert store.num_pages < 100
+
+    monkeypatch.setattr(object_store, "_LIST_SECONDS", 0.2)
+    store.keys = ()
+    with pytest.raises(StoreUnreachable, match=f"{URL}: the list of objects has not ended after 0 s"):
+        ObjectFolder.open(URL).files()
+
+
+def test_names_that_no_file_can_have_are_not_read() -> None:
+    names = [
+        "../up.json",
+        "a/../../b.json",
+        "/etc/x.json",
+        "a//b.json",
+        "./c.json",
+        "two\nlines.json",
+        "nul\0.json",
+        "",
+    ]
+    assert not [name for name in names if object_store._is_relative(name)]
+    assert object_store._is_relative("1_Pooling/config.json")
 
 
 @pytest.mark.parametrize(
