@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench import OWN
+
 from engine import TABLE, THROUGHPUT
 
 _HERE = Path(__file__).parent
@@ -24,6 +26,7 @@ _LAST_TESTS = ("models", "invariance", "engine")
 START = frozenset({"start", "serve-start"})  # workloads that begin with an empty Triton cache
 _DECODES = ("decode-1", "decode-64", "decode-256")
 _FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")  # of a model; the rest of its table comes after them
+_OWN_MIXED = f"{OWN}mixed"
 _LONG_PREFILL = "prefill-8x8192"
 _FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
 _PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
@@ -97,18 +100,18 @@ def calls() -> list[tuple[Step, ...]]:
     """
     return [
         (
-            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 80),
-            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 40),
-            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 60),
-            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 85),
+            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 110),
+            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, _OWN_MIXED, *_profiles(*_FIRST_PROFILES)), 65),
+            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 90),
             _engine("Llama-3.1-8B", ("restart",), 12),
             _engine("Qwen3-0.6B", ("restart",), 10),
         ),
         (
-            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2"), 80),
-            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 110),
-            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 50),
-            _engine("Llama-3.1-8B", ("closed-64", "closed-256"), 80),
+            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 135),
+            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2", "own-http-64x1"), 75),
+            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 90),
+            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 40),
+            _engine("Llama-3.1-8B", ("closed-64", "closed-256", _OWN_MIXED), 105),
             _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),
         ),
         (
@@ -153,7 +156,7 @@ def steps_of(call: int | None) -> list[Step]:
 def small_steps(model: Path, tests: Path) -> list[Step]:
     """The same programs on a tiny model and other tests, to see that all of it runs, on any machine."""
     small = (f"--model={model}", "--max-model-len=128", "--small")
-    workloads = ("start", "mixed", "decode-2", "prefill-2x16", "repetitive-2", "closed-2")
+    workloads = ("start", "mixed", "decode-2", "own-decode-2", "prefill-2x16", "repetitive-2", "closed-2")
     return [
         Step(
             stage="correctness",
@@ -174,7 +177,7 @@ def small_steps(model: Path, tests: Path) -> list[Step]:
         Step(
             stage="Qwen3-0.6B",
             program="serve.py",
-            workloads=("serve-start", "http-2x1", "http-4x2"),
+            workloads=("serve-start", "http-2x1", "own-http-2x1", "http-4x2"),
             arguments=small,
             seconds=90,
             needs="http",

@@ -1,9 +1,10 @@
-"""Figures of `make gpu-report` as Markdown tables, beside other engines' figures, goals and floors of h200.json.
+"""Figures of `make gpu-report` as Markdown tables, beside the goals and floors of h200.json.
 
     python benchmarks/report_tables.py
 
 rewrites the tables of docs/performance.md between their marks, from the results.json of a run in docs/measured. Missing
-figures are shown as not measured yet.
+figures are shown as not measured yet. A `peer` in h200.json, the name of another engine and its figures, adds a column:
+only of figures that it reached with the requests of same_work.json, on the same card in the same hours.
 """
 
 import argparse
@@ -27,6 +28,8 @@ ROWS = {
     **{f"decode-{batch}": f"decode, ms a step, batch {batch}" for batch in (1, 8, 32, 64, 128, 256)},
     "prefill-1x1024": "prefill 1x1024, ms to the first token",
     **{f"prefill-{size}": f"prefill {size}, ms" for size in ("1x8192", "32x1024", "8x8192")},
+    **{f"own-decode-{batch}": f"own sampling: decode, ms a step, batch {batch}" for batch in (1, 64, 256)},
+    "own-mixed": "own sampling: offline mixed, output tok/s",
     "start": "start to ready, nothing cached, s",
 }
 _HTTP = {"http-1x1": "closed-1", "http-16x1": "closed-16", "http-64x1": "closed-64", "http-256x2": "closed-256"}
@@ -70,12 +73,13 @@ def insert(text: str, block: str) -> str:
 
 def _model_table(records: Record, model: Record) -> str:
     """Rows of what is known or measured of the model."""
+    peer = ["peer"] if "peer" in model else []
     rows = []
     for name, title in ROWS.items():
         if name in model or name in records:
-            peer, goal, floor = (_known(model, name, kind) for kind in ("peer", "goal", "floor"))
-            rows.append([title, peer, _ours(records, name), "no slower" if goal and goal == peer else goal, floor])
-    return _table([model["title"], model["peer"], "Proa", "goal", "floor"], rows)
+            peers, goals = ([_known(model, name, kind) for kind in kinds] for kinds in (peer, ("goal", "floor")))
+            rows.append([title, *peers, _ours(records, name), *goals])
+    return _table([model["title"], *(model[each] for each in peer), "Proa", "goal", "floor"], rows)
 
 
 def _http_table(results: Results, known: Yardstick) -> str:
@@ -91,10 +95,10 @@ def _http_table(results: Results, known: Yardstick) -> str:
             share = ""
             if name in records and offline in records:
                 share = f"{records[name]['value'] / records[offline]['value']:.1%}"
-            figures = [_known(model, name, "peer"), _ours(records, name), _ours(records, offline), share]
+            figures = [_ours(records, name), _ours(records, offline), share]
             rows.append([title, *figures, *(_latency(records.get(name), kind) for kind in _LATENCIES)])
     latencies = [f"{title}, p50 / p99" for title in _LATENCIES.values()]
-    return _table(["over HTTP, tok/s", "vLLM", "Proa", "Proa offline", "HTTP / offline", *latencies], rows)
+    return _table(["over HTTP, tok/s", "Proa", "Proa offline", "HTTP / offline", *latencies], rows)
 
 
 def _tests(stage: str, records: Record) -> Iterator[str]:
@@ -156,9 +160,9 @@ def _ours(records: Record, name: str) -> str:
 
 
 def _known(model: Record, name: str, kind: str) -> str:
-    """A published figure; empty if there is none."""
-    value = model.get(name, {}).get(kind)
-    return "" if value is None else f"{value:,}"
+    """A figure of h200.json; empty if there is none."""
+    value = model.get(name, {}).get(kind, "")
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def _latency(record: Record | None, kind: str) -> str:

@@ -12,6 +12,7 @@ import kv_tiers
 import load_weights
 import prefill_decode
 import pytest
+import serve
 from gpu_report import Reporter
 from records import Results, write_json
 from report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
@@ -40,22 +41,35 @@ def test_the_limits_of_a_call_fit_its_time() -> None:
         assert sum(step.seconds for step in call) <= CALL_SECONDS
 
 
-def test_the_first_call_starts_each_model_once_for_its_table_and_profiles() -> None:
+def test_a_model_starts_once_for_its_table_and_profiles() -> None:
     models = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.1-8B-fp8", "Qwen3-30B-A3B")
     profiles = {"profile-decode-1", "profile-decode-64", "profile-prefill-1x1024"}
-    in_order = [(step.stage, step.workloads) for step in calls()[0]]
-    assert [(stage, set(workloads)) for stage, workloads in in_order[: len(models)]] == [
+    first = [(step.stage, step.workloads) for step in calls()[0]]
+    in_order = [*first[:3], *((step.stage, step.workloads) for step in calls()[1][:1])]
+    assert [(stage, set(workloads) - {"own-mixed"}) for stage, workloads in in_order] == [
         (model, {*engine.TABLE, *profiles}) for model in models
     ]
-    assert in_order[len(models) :] == [(model, ("restart",)) for model in models[:2]]
-    for _, workloads in in_order[: len(models)]:
+    assert first[3:] == [(model, ("restart",)) for model in models[:2]]
+    for _, workloads in in_order:
         assert workloads[:3] == ("start", "decode-1", "decode-64")
         assert set(workloads[-3:]) == profiles
 
 
+def test_two_calls_measure_the_sampling_that_models_have_by_default() -> None:
+    own = {each for call in (1, 2) for each in figures(call) if each[1].startswith("own-")}
+    models = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.1-8B-fp8", "Qwen3-30B-A3B")
+    assert own == {
+        *((model, f"own-decode-{batch}") for model in models for batch in (1, 64, 256)),
+        *((model, "own-mixed") for model in models[:2]),
+        ("Qwen3-0.6B", "own-http-64x1"),
+    }
+    check_commands(2, {"engine.py": engine, "serve.py": serve})
+
+
 def test_the_second_call_measures_what_the_tables_still_lack() -> None:
     http = ["serve-start", "http-64x1", "http-256x2"]
-    assert figures(2)[:6] == [(model, name) for model in ("Qwen3-0.6B", "Llama-3.1-8B") for name in http]
+    over_http = [each for each in figures(2) if each[1] in http]
+    assert over_http == [(model, name) for model in ("Qwen3-0.6B", "Llama-3.1-8B") for name in http]
     measured = {each for call in (1, 2) for each in figures(call)}
     wanted = {(stage, name) for stage, model in yardstick()["models"].items() for name in model}
     missing = {name for _, name in wanted - measured} - {"title", "peer"}
@@ -81,9 +95,13 @@ def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None
         "engine.py": engine,
         "load_weights.py": load_weights,
     }
-    for step in calls()[4]:
-        program = programs[step.program]
-        parsed = program.parser().parse_args(step.command(step.workloads, Path("out.json"))[2:])
+    check_commands(5, programs)
+
+
+def check_commands(call: int, programs: Mapping[str, Any]) -> None:
+    """The programs of a call read their commands."""
+    for step in calls()[call - 1]:
+        parsed = programs[step.program].parser().parse_args(step.command(step.workloads, Path("out.json"))[2:])
         assert tuple(parsed.workloads) == step.workloads
 
 

@@ -1,4 +1,4 @@
-"""The tables of benchmark figures: Proa's beside the others', missing ones marked, the document as generated."""
+"""The tables of benchmark figures: Proa's beside goals and floors, missing ones marked, the document as generated."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ def row(text: str, title: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"| {title}"))
 
 
-def test_figures_stand_beside_the_others_and_missing_ones_are_marked() -> None:
+def test_figures_stand_beside_goals_and_floors_and_missing_ones_are_marked() -> None:
     text = tables(results(decode_1=4.1234), yardstick()).partition("Llama-3.1-8B bf16")[2]
-    assert row(text, "decode, ms a step, batch 1 ") == "| decode, ms a step, batch 1 | 4.98 | **4.12** | 3.9 | 3.53 |"
-    assert NOT_YET in row(text, "decode, ms a step, batch 8")
+    assert row(text, "decode, ms a step, batch 1 ") == "| decode, ms a step, batch 1 | **4.12** | 3.9 | 3.53 |"
+    assert row(text, "prefill 1x8192") == f"| prefill 1x8192, ms | {NOT_YET} | no slower |  |"
     noted = results(decode_8=5.0)
     noted["Llama-3.1-8B"]["records"]["decode-8"]["note"] = "without CUDA graphs"
     assert "| **5.00** (without CUDA graphs) |" in row(
@@ -29,12 +29,23 @@ def test_figures_stand_beside_the_others_and_missing_ones_are_marked() -> None:
     assert "2026-01-01, a card" in tables(results(decode_1=4.1), yardstick())
 
 
+def test_another_engine_that_did_the_same_work_has_a_column() -> None:
+    known = {"models": {"Llama-3.1-8B": {"title": "8B", "peer": "vLLM", "decode-1": {"peer": 4.98}, "mixed": {}}}}
+    table = tables(results(decode_1=4.1234), known).partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert table == [
+        "| 8B | vLLM | Proa | goal | floor |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        f"| offline mixed, output tok/s |  | {NOT_YET} |  |  |",
+        "| decode, ms a step, batch 1 | 4.98 | **4.12** |  |  |",
+    ]
+
+
 def test_http_is_compared_with_the_same_requests_offline() -> None:
     measured = results(closed_64=10_000.0)
     over_http = {"value": 9_800.0, "ttft_ms_p50": 1, "ttft_ms_p99": 2, "inter_token_ms_p50": 3, "inter_token_ms_p99": 4}
     measured["Llama-3.1-8B"]["records"]["http-64x1"] = over_http
     line = row(tables(measured, yardstick()), "Llama-3.1-8B, 64 clients, 1 gateway")
-    assert line.endswith("| 9,490 | **9,800** | **10,000** | 98.0% | 1 / 2 | 3 / 4 |")
+    assert line.endswith("| **9,800** | **10,000** | 98.0% | 1 / 2 | 3 / 4 |")
 
 
 def test_only_the_text_between_the_marks_is_replaced() -> None:
