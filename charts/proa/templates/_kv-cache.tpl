@@ -45,6 +45,7 @@
 {{- end }}
 {{- if .pool.kvTransfer.enabled }}
 - --kv-transfer-address=:{{ .root.Values.engine.kvPort }}
+- --kv-transfer-sources={{ include "proa.fullname" .root }}-engine.{{ .root.Release.Namespace }}
 {{- end }}
 {{- if ne .pool.role "both" }}
 - --role={{ .pool.role }}

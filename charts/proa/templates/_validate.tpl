@@ -56,7 +56,7 @@
 {{- fail (printf "%s servedModelAliases has %s, which is the name of a model already." $at .) -}}
 {{- end -}}
 {{- end -}}
-{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--pipeline-parallel-size" "--enable-expert-parallel" "--nnodes" "--node-rank" "--master-addr" "--master-port" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" "--kv-offloading-path" "--kv-disk-path" "--kv-disk-size" "--kv-disk-write-mb-per-second" "--kv-transfer-address" "--role" -}}
+{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--pipeline-parallel-size" "--enable-expert-parallel" "--nnodes" "--node-rank" "--master-addr" "--master-port" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" "--kv-offloading-path" "--kv-disk-path" "--kv-disk-size" "--kv-disk-write-mb-per-second" "--kv-transfer-address" "--kv-transfer-sources" "--role" -}}
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}

@@ -15,6 +15,7 @@ from threading import Lock, Thread
 from proa_engine.core.mover import Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.arena import Arena
+from proa_engine.mover.deadline import Deadline
 from proa_engine.mover.disk import Disk
 from proa_engine.mover.disk_records import CheckpointRecord
 from proa_engine.mover.disk_segments import Damaged, Place, Segments
@@ -65,6 +66,7 @@ class DiskReader:
 
     def _run(self, job: FetchJob, num_resets: int) -> None:
         filled, error, segments = Filled(), "", self._disk.segments
+        deadline = Deadline(job.max_ms / 1000, clock=self._clock)
         try:
             if segments is None:
                 raise _Ended("the disk is not read yet")
@@ -72,7 +74,7 @@ class DiskReader:
                 raise _Ended("the disk did not answer a short time ago")
             if not self._index.clear_for(job):
                 raise _Ended("copies of earlier steps did not end in time")
-            self._fill(segments, job, filled)
+            self._fill(segments, job, filled, deadline)
         except (_Ended, OSError) as problem:
             error = str(problem)
         except Damaged as problem:
@@ -87,13 +89,13 @@ class DiskReader:
             self._disk.report()
         self._on_end(filled.end(job.job_id, error))
 
-    def _fill(self, segments: Segments, job: FetchJob, filled: Filled) -> None:
+    def _fill(self, segments: Segments, job: FetchJob, filled: Filled, deadline: Deadline) -> None:
         """Fill the job's pages, in order, up to the first block that is not on disk; then those of a checkpoint.
 
         Raises `Damaged`, `OSError` or `_Ended`; what is whole is in `filled`.
         """
         blocks = [(0, block_hash) for block_hash in job.chain[job.num_held :]]
-        with closing(self._read(segments, blocks, job.wait_ms / 1000)) as contents:
+        with closing(self._read(segments, blocks, job.wait_ms / 1000, deadline)) as contents:
             for page, content in zip(job.pages, contents, strict=False):
                 self._put(page, content, job, filled)
                 filled.num_blocks += 1
@@ -106,7 +108,7 @@ class DiskReader:
         units = [page for tail in tails for page, _ in tail]
         if checkpoint.record.has_state:
             units.append(self._arena.unit_of_slot(job.state))
-        with closing(self._read(segments, checkpoint.keys, job.wait_ms / 1000)) as contents:
+        with closing(self._read(segments, checkpoint.keys, job.wait_ms / 1000, deadline)) as contents:
             num_before = len(filled.units)
             for unit, content in zip(units, contents, strict=False):
                 self._put(unit, content, job, filled)
@@ -114,9 +116,12 @@ class DiskReader:
             filled.checkpoint = StoredCheckpoint(checkpoint.record.block_hash, tails, job.state)
 
     def _read(
-        self, segments: Segments, keys: Iterable[Key], seconds: float
+        self, segments: Segments, keys: Iterable[Key], seconds: float, deadline: Deadline
     ) -> Generator[tuple[Key, Place, memoryview]]:
-        """Yield the units with their places, in order, up to the first one that is not there, reading some ahead."""
+        """Yield the units with their places, in order, up to the first one that is not there, reading some ahead.
+
+        Raises `_Ended` if one takes more than `seconds`, or all more than the deadline.
+        """
         reads: deque[tuple[Key, Place, Future[memoryview]]] = deque()
         remaining = iter(keys)
         try:
@@ -130,13 +135,16 @@ class DiskReader:
                 if not reads:
                     return
                 key, place, content = reads.popleft()
+                limit = 0.0
                 try:
-                    yield key, place, content.result(seconds)
+                    limit = min(seconds, deadline.left())
+                    yield key, place, content.result(limit)
                 except FileNotFoundError:  # the segment was deleted
                     return
                 except TimeoutError:
                     now = self._clock()
-                    if now - self._answered >= seconds:  # otherwise the reads of other jobs took that time
+                    # Otherwise the job's own time is over, or the reads of other jobs took that time.
+                    if limit == seconds and now - self._answered >= seconds:
                         self._reads_at = now + _PAUSE_SECONDS
                     raise _Ended("the disk did not answer in time") from None
         finally:

@@ -30,8 +30,9 @@ from proa_engine.mover.messages import Init
 from proa_engine.tls import Tls
 
 MAX_CONNECTIONS = 256  # that are answered: one for each request of an engine that drains, or that waits for blocks
-MAX_SILENT = 64  # connections whose request has not come
-MAX_CHAIN_BYTES = 1 << 25  # of the requests that are answered, together
+MAX_SILENT = 64  # connections whose whole request has not come
+MAX_CHAIN_BYTES = 1 << 25  # of all requests with long chains, together
+SHORT_CHAIN_BYTES = 1 << 16  # 65,000 tokens at 16 tokens a block
 REQUEST_SECONDS = 10.0  # from the connection to its whole request, the TLS handshake included
 _REFUSAL_SECONDS = 1.0  # until the peer has read a refusal
 _END_SECONDS = 1.0  # beyond the request's own limit, so that the target ends it
@@ -68,19 +69,30 @@ class _Limits:
                 self._silent.pop(number, None)
                 handle.close()
 
-    def begin_answer(self, num_bytes: int) -> bool:
-        """Take one of `MAX_CONNECTIONS` places, and memory for a chain. Returns False if there is not enough."""
+    @contextmanager
+    def chain(self, num_bytes: int) -> Iterator[bool]:
+        """Hold memory for a chain. False: there is not enough. Short chains are limited by the connections alone."""
+        counted = num_bytes if num_bytes > SHORT_CHAIN_BYTES else 0
         with self._lock:
-            if self._num_answered >= MAX_CONNECTIONS or self._num_bytes + num_bytes > MAX_CHAIN_BYTES:
-                return False
-            self._num_answered += 1
-            self._num_bytes += num_bytes
-            return True
+            has_room = self._num_bytes + counted <= MAX_CHAIN_BYTES
+            self._num_bytes += counted * has_room
+        try:
+            yield has_room
+        finally:
+            with self._lock:
+                self._num_bytes -= counted * has_room
 
-    def end_answer(self, num_bytes: int) -> None:
+    @contextmanager
+    def answered(self) -> Iterator[bool]:
+        """Hold one of `MAX_CONNECTIONS` places. False: there is none."""
         with self._lock:
-            self._num_answered -= 1
-            self._num_bytes -= num_bytes
+            has_room = self._num_answered < MAX_CONNECTIONS
+            self._num_answered += has_room
+        try:
+            yield has_room
+        finally:
+            with self._lock:
+                self._num_answered -= has_room
 
 
 class Server:
@@ -111,24 +123,24 @@ class Server:
         """Answer the request of one connection. Whatever is wrong with it ends the connection."""
         with suppress(OSError, BadFrame), connection, ExitStack() as at_end:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            deadline = Deadline(REQUEST_SECONDS)
             with self._limits.silent(connection):
-                connection.settimeout(REQUEST_SECONDS)  # of the whole handshake
+                deadline = Deadline(REQUEST_SECONDS)
                 if self._tls is not None:
+                    connection.settimeout(REQUEST_SECONDS)  # of the whole handshake
                     connection = at_end.enter_context(self._tls.accept(connection))
                 stream = BufferedReader(TimedReader(connection, deadline))
                 request = read_request(stream)
                 if request is None:
                     return
-                num_bytes = request.num_blocks * HASH_BYTES
                 refusal = refusal_of(request, self._init, self._index.since)
-                if refusal is None and not self._limits.begin_answer(num_bytes):
-                    refusal = Refusal.BUSY
-                if refusal is not None:
-                    _refuse(connection, refusal)
+                has_memory = refusal is None and at_end.enter_context(
+                    self._limits.chain(request.num_blocks * HASH_BYTES)
+                )
+                chain = read_chain(stream, request.num_blocks) if has_memory else None
+                if chain is None or not at_end.enter_context(self._limits.answered()):
+                    _refuse(connection, refusal or Refusal.BUSY)
                     return
-            at_end.callback(self._limits.end_answer, num_bytes)
-            self._answer(connection, request, read_chain(stream, request.num_blocks))
+            self._answer(connection, request, chain)
 
     def _answer(self, connection: socket.socket, request: BlocksRequest, chain: Chain) -> None:
         """Send what the request asks for. Raises `OSError`, also if the target takes it too slowly."""

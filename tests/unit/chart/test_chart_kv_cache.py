@@ -67,6 +67,17 @@ def test_the_port_of_each_rank_is_on_the_container_that_runs_it() -> None:
     assert worker["ports"] == [{"name": "kv-1", "containerPort": 50062}]
 
 
+def test_engines_fetch_from_the_pods_of_their_release_alone() -> None:
+    objects = render({**PREFILL_AND_DECODE, "networkPolicy.enabled": False})
+    for name in ("prompts", "answers"):
+        spec = lookup(objects, "Deployment", f"proa-engine-{name}", "spec", "template", "spec")
+        (argument,) = [each for each in spec["containers"][0]["args"] if each.startswith("--kv-transfer-sources=")]
+        service, namespace = argument.removeprefix("--kv-transfer-sources=").split(".")
+        assert lookup(objects, "Service", service, "spec", "clusterIP") == "None", "its name has the pods' addresses"
+        assert lookup(objects, "Service", service, "spec", "publishNotReadyAddresses"), "also of one that drains"
+        assert namespace == "here"
+
+
 def test_shared_memory_has_room_for_a_host_cache_that_survives_restarts() -> None:
     values = pool(hostCache__sizeGb=1.5)
     assert volume(pod(values), "shm")["emptyDir"]["sizeLimit"] == "1Gi"

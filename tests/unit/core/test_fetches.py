@@ -114,6 +114,61 @@ def test_two_requests_with_the_same_prompt_wait_for_one_job() -> None:
     assert run.last("b").num_cached_tokens == 32
 
 
+OTHER = KvSource(addresses=("other:50061",))
+
+
+def test_a_request_does_not_wait_for_another_source() -> None:
+    """That of the first one may have nothing."""
+    run, requests = run_with_source(), [fetching("a", source=OTHER), fetching("b")]
+    run.submit(*requests)
+    run.steps(2)
+    assert [job.addresses for job in jobs(run)] == [OTHER.addresses, PEER.addresses]
+    run.finish()
+    run.assert_complete(requests)
+    assert run.last("b").num_cached_tokens == 32
+
+
+def test_a_request_does_not_wait_for_one_that_is_more_patient() -> None:
+    run, requests = run_with_source(), [fetching("a", source=replace(PEER, wait_ms=60_000)), fetching("b")]
+    run.submit(*requests)
+    run.steps(2)
+    assert [job.wait_ms for job in jobs(run)] == [60_000, 2000]
+    run.finish()
+    run.assert_complete(requests)
+
+
+def test_a_request_waits_for_one_with_a_longer_prompt() -> None:
+    run = run_with_source()
+    run.submit(fetching("a"), fetching("b", PROMPT[:30]))
+    run.steps(2)
+    assert len(jobs(run)) == 1
+
+
+def test_the_longest_wait_has_a_limit() -> None:
+    run = run_with_source()
+    run.submit(fetching(source=replace(PEER, wait_ms=2**32 - 1)))
+    run.steps(1)
+    assert jobs(run)[0].wait_ms == 60_000
+
+
+@pytest.mark.parametrize(("tokens_per_second", "max_ms"), [(0.0, 2064), (320.0, 3000), (0.01, 600_000)])
+def test_a_job_may_take_ten_times_as_long_as_computing_its_blocks(tokens_per_second: float, max_ms: int) -> None:
+    run = run_with_source()
+    run.core._scheduler.prefill_rate.tokens_per_second = tokens_per_second
+    run.submit(fetching())
+    run.steps(1)
+    assert jobs(run)[0].max_ms == max_ms
+
+
+def test_no_more_jobs_run_than_a_source_answers() -> None:
+    run = make_run(num_pages=1000, num_blocks=2000)
+    requests = [fetching(str(index), [1000 + index] * 5) for index in range(257)]
+    run.submit(*requests)
+    run.steps(2)
+    assert len(jobs(run)) == 256
+    assert run.batches()[0] == {"256": 5}, "it is computed"
+
+
 def test_a_request_waits_for_its_grammar_and_its_blocks() -> None:
     for compile_first in (True, False):
         run = run_with_source()

@@ -397,6 +397,25 @@ def test_a_job_that_ends_because_others_are_read_first_stops_no_later_ones(
         assert read_chain(mover, CHAIN, job_id=41) == (6, "")
 
 
+def test_a_disk_whose_blocks_come_slowly_ends_the_job_after_its_whole_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block comes in time; all of them would take too long."""
+    with running_mover(disk=settings(tmp_path)) as mover:
+        written(mover, CHAIN)
+        read = Segments.read
+
+        def slow(self: Segments, key: tuple[int, bytes], place: object) -> memoryview:
+            time.sleep(0.1)
+            return read(self, key, place)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patches:
+            patches.setattr(Segments, "read", slow)
+            mover.fetch(make_job("", CHAIN, first_page=10, num_ranks=0, wait_ms=20_000, max_ms=50))
+            assert mover.fetched().error == "the disk did not answer in time"
+        assert read_chain(mover, CHAIN, job_id=2) == (6, ""), "it is asked again"
+
+
 def test_a_read_that_hangs_ends_the_job_and_writes_nothing_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,8 @@ def test_a_source_that_cannot_accept_a_connection_accepts_the_next() -> None:
         Server(listener, arena, Index(arena, 0.0), init).serve_forever()
         target.sendall(blocks_request(hashes(1), wait_ms=0))
         expected = FINGERPRINT_FRAME + Header(Kind.END).encode()
-        assert target.makefile("rb").read(len(expected)) == expected
+        with target.makefile("rb") as answer:
+            assert answer.read(len(expected)) == expected
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 100, 3000])
