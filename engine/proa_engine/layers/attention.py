@@ -129,6 +129,9 @@ class Attention:
         self.norm_values = options.norm_values
         self.values_are_keys = options.values_are_keys and not options.only_reads
         self.only_reads = options.only_reads
+        if self.only_reads:
+            for name in ("k_proj", "v_proj", "k_norm", "v_norm"):  # checkpoints have them all the same
+                (weights / name).leave()
         self.cache_scales = _cache_scale(weights, "k"), _cache_scale(weights, "v")
 
     @property

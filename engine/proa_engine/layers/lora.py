@@ -14,7 +14,9 @@ from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
 # Parts of models whose decoder is not all: encoders, and what fits their outputs to the decoder.
-_ENCODERS = {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower"}
+ENCODERS = frozenset(
+    ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +153,4 @@ def module_name(prefix: str) -> str:
 
 
 def _is_in_encoder(prefix: str) -> bool:
-    return not _ENCODERS.isdisjoint(prefix.split("."))
+    return not ENCODERS.isdisjoint(prefix.split("."))

@@ -42,7 +42,7 @@ class WeightSource(Protocol):
         ...
 
     def leave(self, prefix: str) -> None:
-        """Leave the tensors under `prefix` to other ranks."""
+        """Leave the tensors under `prefix` to other ranks, or to none."""
         ...
 
     def __contains__(self, name: str) -> bool: ...
@@ -65,7 +65,7 @@ class Weights:
         return self.source.take((self / name).prefix, shape, part, dtype)
 
     def leave(self) -> None:
-        """Leave these weights to other ranks."""
+        """Leave these weights to other ranks, or to none."""
         self.source.leave(self.prefix)
 
     def has(self, name: str) -> bool:

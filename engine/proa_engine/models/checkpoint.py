@@ -2,7 +2,7 @@
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -13,7 +13,7 @@ from proa_engine.layers.weights import Slice
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.folders import read_json, weight_files
 from proa_engine.models.read_ahead import ReadAhead
-from proa_engine.models.safetensors_headers import read_header
+from proa_engine.models.safetensors_headers import Tensor, read_header
 from proa_engine.observability.progress import Progress, gigabytes
 
 DUMMY_STD = 0.02
@@ -52,7 +52,7 @@ class SafetensorsCheckpoint:
         self.device = device
         self._folder = folder
         self._paths = weight_files(folder)
-        self._stored = {name: (path, tensor) for path in self._paths for name, tensor in read_header(path).items()}
+        self._stored = _read_headers(self._paths)
         self._reader = ReadAhead(self._stored, device, digest)
         self._taken: set[str] = set()
         self._counted: set[str] = set()  # whose bytes are loaded, unlike those of `take_names`
@@ -229,6 +229,17 @@ def tensor_shape(folder: Path, name: str) -> list[int]:
         if name in tensors:
             return list(tensors[name].shape)
     raise ValueError(f"{folder} has no tensor {name}")
+
+
+def _read_headers(paths: Sequence[Path]) -> dict[str, tuple[Path, Tensor]]:
+    """Raises ValueError for a tensor that is in two files, of which only one can be loaded."""
+    stored: dict[str, tuple[Path, Tensor]] = {}
+    for path in paths:
+        for name, tensor in read_header(path).items():
+            first, _ = stored.setdefault(name, (path, tensor))
+            if first != path:
+                raise ValueError(f"{path.parent} has {name} in {first.name} and in {path.name}; remove one of these")
+    return stored
 
 
 def _prefixes(name: str) -> list[str]:

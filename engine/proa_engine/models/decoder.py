@@ -1,6 +1,7 @@
 """The decoder of all architectures here. Each architecture declares its layers, and what is around them, in a
 `DecoderOptions`."""
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.fields import Fields
 from proa_engine.models.text_prefix import text_prefix
 
+_log = logging.getLogger(__name__)
 _OF_LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}  # packages whose objects are not parts of models
 
 
@@ -59,8 +61,9 @@ class DecoderForCausalLM:
         if stage.is_first:
             self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
             if config.has_lm_head:
-                if not config.tie_word_embeddings:
-                    rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
+                if not config.tie_word_embeddings or head.has("weight"):
+                    own = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
+                    rows = rows if config.tie_word_embeddings and _are_tied(rows, own, head) else own
                 self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.prompt_embeds_scale = options.embedding_scale if options.scales_prompt_embeds else 1.0
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
@@ -115,6 +118,19 @@ class DecoderForCausalLM:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
+
+
+def _are_tied(embedding: torch.Tensor, own: torch.Tensor, head: Weights) -> bool:
+    """Whether the LM head's rows are those of the embedding, as config.json says. If not, they are kept, as
+    `transformers` does; each rank decides for its own rows."""
+    if torch.equal(embedding, own):
+        return True
+    _log.warning(
+        "%s.weight differs from the embedding, though config.json has tie_word_embeddings: it is used, as transformers "
+        "does",
+        head.prefix,
+    )
+    return False
 
 
 def text_weights(weights: Weights) -> tuple[Weights, Weights]:

@@ -1,8 +1,8 @@
 """Build a model's architecture with the weights of its folder."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from proa_engine.models.decoder import text_weights
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
+from proa_engine.models.unread import why_unread
 
 
 def load_model(
@@ -43,8 +44,14 @@ def load_model(
     started = time.monotonic()
     with SafetensorsCheckpoint(folder, dtype, device, digest) as checkpoint:
         weights = Weights(checkpoint, config.linear_method)
-        layers = (text_weights(weights)[0] / "layers" / "").prefix
-        checkpoint.begin(lambda name: _is_redundant(name, config) or _is_of_other_stage(name, config, layers), report)
+        decoder, head = ((part / "").prefix for part in text_weights(weights))
+        checkpoint.begin(
+            lambda name: (
+                why_unread(name, config, decoder, head) is not None
+                or _is_of_other_stage(name, config, f"{decoder}layers.")
+            ),
+            report,
+        )
         model = build(config, weights, parallel)
         checkpoint.finish()
     report(f"weights loaded in {time.monotonic() - started:.1f} s")
@@ -63,19 +70,27 @@ def load_pooling_heads(
     """Load what follows the pooling of `model`: sentence-transformers' layers, and a decoder's `score`, where an
     encoder has a head of its own. Raises ValueError or FileNotFoundError as `load_model` does."""
 
-    with ExitStack() as sources:
+    @contextmanager
+    def source(of: Path, prefix: str) -> Iterator[WeightSource]:
+        """The weights in a folder, of which all whose names begin with `prefix` must be taken."""
+        if load_format == "dummy":
+            yield RandomWeights(seed, torch.float32, device)
+            return
+        with SafetensorsCheckpoint(of, torch.float32, device) as checkpoint:
+            checkpoint.begin(lambda name: not name.startswith(prefix), lambda _: None)
+            yield checkpoint
+            checkpoint.finish()
 
-        def make_source(of: Path) -> WeightSource:
-            if load_format == "dummy":
-                return RandomWeights(seed, torch.float32, device)
-            return sources.enter_context(SafetensorsCheckpoint(of, torch.float32, device))
-
-        pooling = config.pooling
-        dense = [DenseHead.load(each, make_source(each.folder)) for each in pooling.dense]
-        if isinstance(model, Classifier):
-            return PoolingHeads(pooling, dense, model.classify)
-        score = Score.load(pooling, config.hidden_size, make_source(folder)) if pooling.labels else None
-        return PoolingHeads(pooling, dense, score)
+    pooling, dense = config.pooling, []
+    for each in pooling.dense:
+        with source(each.folder, "linear." if each.folder == folder else "") as weights:
+            dense.append(DenseHead.load(each, weights))
+    if isinstance(model, Classifier):
+        return PoolingHeads(pooling, dense, model.classify)
+    if not pooling.labels:
+        return PoolingHeads(pooling, dense)
+    with source(folder, "score.") as weights:
+        return PoolingHeads(pooling, dense, Score.load(pooling, config.hidden_size, weights))
 
 
 def _is_of_other_stage(name: str, config: ModelConfig, layers: str) -> bool:
@@ -83,20 +98,3 @@ def _is_of_other_stage(name: str, config: ModelConfig, layers: str) -> bool:
     if not name.startswith(layers):
         return not config.stage.is_first
     return name.removeprefix(layers).partition(".")[0] in config.stage.others(len(config.layers))
-
-
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text, or
-    predicts several tokens (Qwen's `mtp`, DeepSeek's layers behind the last one), or pools an image (SigLIP's head)."""
-    drafting = range(len(config.layers), len(config.layers) + config.num_nextn_layers)
-    if name.startswith(("mtp.", *(f"model.layers.{number}." for number in drafting))):
-        return True
-    if "vision_tower." in name and ".head." in name:
-        return True
-    if name.startswith("score.") and config.pooling.labels:  # a head of `load_pooling_heads`
-        return True
-    if name.endswith("lm_head.weight") and not config.has_lm_head:
-        return True
-    if name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name.endswith("lm_head.weight")):
-        return True
-    return config.is_text_part and "language_model" not in name and not name.startswith("lm_head")

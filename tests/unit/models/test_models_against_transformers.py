@@ -190,6 +190,29 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
             torch.testing.assert_close(ours.compute_logits(torch.cat(part)), logits, atol=TOLERANCE, rtol=0)
 
 
+def test_an_own_lm_head_is_kept_though_the_configuration_ties_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path, seed=3, tie_word_embeddings=True)
+    path, prompt = folder / "model.safetensors", list(range(30))
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    logits = []
+    for head in (None, embedding.clone(), embedding.flip(0).clone()):
+        save_file(tensors | ({} if head is None else {"lm_head.weight": head}), path, metadata={"format": "pt"})
+        assert not caplog.records
+        model = load(folder)
+        logits.append(model.compute_logits(PagedModel(model).prefill(prompt)))
+    assert torch.equal(logits[0], logits[1])
+    with torch.inference_mode():
+        theirs = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits[2], theirs, atol=TOLERANCE, rtol=0)
+    assert torch.equal(logits[2].argmax(-1), theirs.argmax(-1))
+    assert "lm_head.weight differs from the embedding" in caplog.text
+
+
 @pytest.mark.parametrize("names", [("model.", "model.language_model."), ("model.", "language_model.model.")])
 def test_the_text_model_of_a_larger_checkpoint_is_loaded(names: tuple[str, str], tmp_path: Path) -> None:
     text = make_tiny_model(tmp_path / "text", "gemma3_text", tie_word_embeddings=True)
