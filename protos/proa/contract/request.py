@@ -105,17 +105,27 @@ class PoolingParams:
             raise ValueError("use_activation does not apply to log probabilities")
 
 
+_MAX_SOURCE_RANKS = 1024
+_MAX_ADDRESS_CHARACTERS = 300  # a host name has at most 253
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSource:
-    """An engine from which blocks of the KV cache may be fetched. Raises `ValueError` without addresses."""
+    """An engine from which blocks of the KV cache may be fetched. Raises `ValueError` without addresses, and for more
+    or longer ones than an engine can have."""
 
     addresses: tuple[str, ...]  # host:port of each rank's mover
     num_blocks: int = 0  # of the prompt, that it has or is about to compute; 0: all
-    wait_ms: int = 0  # longest time without a block; 0: 2000
+    wait_ms: int = 0  # longest time without a block, at most 60,000, for which more counts; 0: 2000
 
     def __post_init__(self) -> None:
         if not self.addresses:
             raise ValueError("kv_source must have the addresses of the source's movers")
+        if len(self.addresses) > _MAX_SOURCE_RANKS or max(map(len, self.addresses)) > _MAX_ADDRESS_CHARACTERS:
+            raise ValueError(
+                f"kv_source must have at most {_MAX_SOURCE_RANKS} addresses, of at most {_MAX_ADDRESS_CHARACTERS} "
+                "characters"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
