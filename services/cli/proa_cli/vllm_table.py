@@ -286,7 +286,7 @@ _ELSEWHERE = (
     | rows(Kind.ELSEWHERE, "`rope_parameters` in `--hf-overrides`", "--rope-scaling --rope-theta")
     | rows(
         Kind.ELSEWHERE,
-        "`--kv-transfer-address`, with `--kv-offloading-size` and `--role`, see docs/kv-cache.md",
+        "`--kv-transfer-address`, with `--kv-transfer-sources`, `--kv-offloading-size` and `--role`, see docs/kv-cache.md",
         "--kv-transfer-config",
     )
     | rows(
@@ -301,7 +301,7 @@ _ELSEWHERE = (
     )
     | rows(
         Kind.ELSEWHERE,
-        "`--step-timeout` is the time after which a step makes the engine not ready",
+        "`--step-timeout` is the time, beyond what a step should take, after which it makes the engine not ready",
         "--watchdog-config",
     )
     | rows(
