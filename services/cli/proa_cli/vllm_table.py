@@ -286,7 +286,8 @@ _ELSEWHERE = (
     | rows(Kind.ELSEWHERE, "`rope_parameters` in `--hf-overrides`", "--rope-scaling --rope-theta")
     | rows(
         Kind.ELSEWHERE,
-        "`--kv-transfer-address`, with `--kv-transfer-sources`, `--kv-offloading-size` and `--role`, see docs/kv-cache.md",
+        "`--kv-transfer-address`, with `--kv-transfer-sources`, `--kv-offloading-size` and `--role`, "
+        "see docs/kv-cache.md",
         "--kv-transfer-config",
     )
     | rows(
