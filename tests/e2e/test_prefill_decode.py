@@ -27,7 +27,8 @@ LOAD = (
 )
 RESET = (
     "from urllib.request import Request, urlopen; "
-    "urlopen(Request('http://127.0.0.1:8000/reset_prefix_cache', method='POST'), timeout=60)"
+    "urlopen(Request('http://127.0.0.1:8000/reset_prefix_cache', method='POST', "
+    "headers={'Content-Type': 'application/json'}), timeout=60)"
 )
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 50061), 3).close(); print('connected')"
 

@@ -22,6 +22,7 @@ from support.fake_engine import FakeEngine
 from support.full_values import full
 from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway, until
 
+JSON = {"content-type": "application/json"}
 ROUTES = [
     ("POST", "/reset_prefix_cache"),
     ("POST", "/sleep"),
@@ -47,7 +48,7 @@ async def gateway(server: RunningServer) -> AsyncIterator[RunningGateway]:
 
 
 async def post(gateway: RunningGateway, path: str, **params: Any) -> None:
-    answer = await gateway.http.post(path, params=params)
+    answer = await gateway.http.post(path, params=params, headers=JSON)
     assert (answer.status_code, answer.content) == (200, b""), answer.text
 
 
@@ -173,14 +174,15 @@ async def test_server_info_shows_all_that_an_engine_may_have(
 async def test_what_is_not_supported_is_refused_by_name(
     gateway: RunningGateway, path: str, params: dict[str, Any], param: str
 ) -> None:
-    answer = await gateway.http.post(path, params=params)
+    answer = await gateway.http.post(path, params=params, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
 async def test_a_model_that_no_engine_serves_is_not_found(gateway: RunningGateway) -> None:
     for method, path in ROUTES:
-        assert (await gateway.http.request(method, path, params={"model": "other"})).status_code == 404
+        answer = await gateway.http.request(method, path, params={"model": "other"}, headers=JSON)
+        assert answer.status_code == 404
 
 
 async def test_operators_endpoints_need_their_flag_and_an_operators_key(server: RunningServer, tmp_path: Path) -> None:
@@ -234,4 +236,4 @@ async def test_no_page_error_or_log_shows_an_api_key(
 async def test_without_engines_operators_endpoints_are_unavailable() -> None:
     async with running_gateway("127.0.0.1:1", ready=False, enable_dev_endpoints=True) as gateway:
         for method, path in ROUTES:
-            assert (await gateway.http.request(method, path)).status_code == 503
+            assert (await gateway.http.request(method, path, headers=JSON)).status_code == 503

@@ -94,6 +94,17 @@ proa/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{- /* The names under which clients reach the gateway. Without hosts, an Ingress and an HTTPRoute have any. Context: $ */ -}}
+{{- define "proa.gateway.hostArguments" -}}
+{{- $service := printf "%s-gateway.%s" (include "proa.fullname" .) .Release.Namespace -}}
+{{- $hosts := list $service (printf "%s.svc" $service) (printf "%s.svc.cluster.local" $service) -}}
+{{- with .Values.gateway.ingress }}{{- if .enabled }}{{- $hosts = concat $hosts (.hosts | default (list "*")) }}{{- end }}{{- end }}
+{{- with .Values.gateway.httpRoute }}{{- if .enabled }}{{- $hosts = concat $hosts (.hostnames | default (list "*")) }}{{- end }}{{- end }}
+{{- range concat $hosts (.Values.gateway.allowedHosts | default list) | uniq }}
+- --allowed-hosts={{ . }}
+{{- end }}
+{{- end -}}
+
 {{- /* The arguments of both programs for their logs. Context: `gateway` or a pool */ -}}
 {{- define "proa.logArguments" -}}
 - --log-level={{ .logLevel }}

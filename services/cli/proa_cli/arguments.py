@@ -58,6 +58,7 @@ class Arguments:
     notes: tuple[str, ...] = ()
     log_format: Format = "text"
     host: str = "0.0.0.0"  # on which the gateway listens
+    needs_key: bool = False  # requests need an API key
     api_key: str = field(default="", repr=False)  # that the gateway takes, empty if no flag or variable has one
     key_variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the gateway, in place of flags
 
@@ -139,6 +140,7 @@ def read_arguments(words: Sequence[str], environment: Mapping[str, str] | None =
         tuple(notes),
         options.logs.log_format,
         config.host,
+        config.api_keys is not None or bool(config.api_key or config.operator_key),
         next(iter((*config.api_key, *config.operator_key)), ""),
         key_variables,
     )

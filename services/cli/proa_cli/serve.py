@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -25,6 +25,10 @@ from proa_cli.output import Output, TextOutput, make_output, print_line
 from proa_cli.programs import Program
 
 _HOST = "127.0.0.1"
+_OPEN = (
+    "listens on all addresses of this machine without an API key, for all who reach one of them; --host 127.0.0.1 is "
+    "for this machine alone, --api-key KEY requires a key"
+)
 
 
 class _Failed(Exception):
@@ -53,8 +57,8 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     except (ValueError, _Failed) as error:
         return _fail(str(error))
     output = make_output(arguments.log_format)
-    for note in arguments.notes:
-        output.own(note, level="warning")
+    for warning in warnings_of(arguments):
+        output.own(warning, level="warning")
     gateway = Gateway(arguments.url, arguments.model, arguments.api_key)
     return run(_commands(arguments), gateway, command, output)
 
@@ -84,6 +88,13 @@ def run(
             if program.error and program.error != failure:
                 output.of_program(program.name, f"error: {program.error}")
     return _fail(failure, output)  # the last line, below what the other programs say of it
+
+
+def warnings_of(arguments: Arguments) -> Iterator[str]:
+    """Yield what the user should know before the model is loaded."""
+    yield from arguments.notes
+    if arguments.host in ("0.0.0.0", "::") and not arguments.needs_key:
+        yield _OPEN
 
 
 def _fail(reason: str, output: Output | None = None) -> int:

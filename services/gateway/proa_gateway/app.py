@@ -1,6 +1,6 @@
 """The FastAPI application around one gateway: routes, middleware, exception handlers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -12,12 +12,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
+from proa_gateway.admission.auth import ApiKeyMiddleware, Caller, authorization
 from proa_gateway.apis.models import public_router
 from proa_gateway.apis.routes import ROUTERS
 from proa_gateway.apis.tokenize import tokenizer_info_router
 from proa_gateway.config import GatewayConfig
-from proa_gateway.errors import InvalidApiKey
+from proa_gateway.errors import HostNotAllowed, InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
 from proa_gateway.http.errors import MessagesMiddleware, error_handlers
@@ -98,12 +98,14 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return document
 
 
-def _authenticate(scope: Scope, authorization: str | None) -> Caller:
+def _authenticate(scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
     gateway: Gateway = scope["state"]["gateway"]
     try:
-        return gateway.api_keys.authenticate(authorization)
-    except InvalidApiKey:
-        gateway.metrics.observe_rejection("api_key")
+        if not gateway.api_keys.needs_key:
+            gateway.hosts.check(headers.get(b"host", b"").decode("latin-1"))
+        return gateway.api_keys.authenticate(authorization(headers))
+    except (InvalidApiKey, HostNotAllowed) as error:
+        gateway.metrics.observe_rejection("api_key" if isinstance(error, InvalidApiKey) else "host")
         raise
 
 

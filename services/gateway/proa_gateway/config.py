@@ -10,6 +10,7 @@ from proa.logs import LogOptions
 from proa.lora_module import LoraModule
 from proa.options import check_options, masked_repr, option, parse_count
 from proa.tls import TlsFiles
+from proa_gateway.http.hosts import parse_host_pattern
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
 from proa_gateway.scaler.config import ScalerOptions
@@ -171,6 +172,14 @@ class GatewayConfig:
     )
     host: str = option("0.0.0.0", "address to listen on")
     port: int = option(8000, "port to listen on", minimum=0, maximum=65535)
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "name under which clients reach the gateway, such as llm.example.com; *.example.com: all names below it; *: "
+        "any name. Without API keys, requests under other names get 403; IP addresses, localhost, names without a dot, "
+        "this machine's name and that of --host need not be given; repeat for several",
+        metavar="NAME",
+        parse=parse_host_pattern,
+    )
     health_port: int = option(
         0,
         "port that answers /health and /ready for probes, also while the gateway is very busy; 0: none",

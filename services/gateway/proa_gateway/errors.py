@@ -11,6 +11,8 @@ GatewayError
 ├── MalformedHttp        400  the bytes of the connection are not HTTP
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── NotAnOperator        403  the API key lacks the role that the endpoint needs
+├── HostNotAllowed       403  a gateway without API keys does not answer under this name
+├── HeaderMissing        403  a header is missing by which a request is known not to come from any web page
 ├── ModelNotFound        404  no engine serves the model
 ├── ResponseNotFound     404  the response is not stored in this gateway process
 ├── RequestTimeout       408  the request did not arrive in time
@@ -114,6 +116,18 @@ class NotAnOperator(GatewayError):
     status = 403
     type = "invalid_request_error"
     code = "insufficient_permissions"
+
+
+class HostNotAllowed(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "host_not_allowed"
+
+
+class HeaderMissing(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "header_missing"
 
 
 class ModelNotFound(GatewayError):

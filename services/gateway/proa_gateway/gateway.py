@@ -29,8 +29,9 @@ from proa_gateway.engines.discovery import (
 from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import LoraRegistry, ModelRegistry
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import NotAnOperator
+from proa_gateway.errors import HeaderMissing, NotAnOperator
 from proa_gateway.http.bodies import LargeBodies
+from proa_gateway.http.hosts import AllowedHosts
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
@@ -64,6 +65,7 @@ class Gateway:
     admission: AdmissionControl
     serving: Serving
     api_keys: ApiKeyStore
+    hosts: AllowedHosts
     config: GatewayConfig
     settings: ApiSettings
     responses: ResponseStore
@@ -78,8 +80,16 @@ def gateway_of(request: HTTPConnection) -> Gateway:
 
 
 async def require_operator(request: HTTPConnection) -> None:
-    """A route's dependency. Raises `NotAnOperator`."""
+    """A route's dependency. Raises `NotAnOperator`, and `HeaderMissing` for a request that changes something and that
+    any web page could send: without keys it needs a header for which browsers ask the gateway first (CORS)."""
     caller: Caller = request.state.caller
+    if not gateway_of(request).api_keys.needs_key and request.scope["method"] != "GET":
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json" and "authorization" not in request.headers:
+            raise HeaderMissing(
+                f"Without API keys, {request.scope['method']} {request.url.path} needs the header Content-Type: "
+                "application/json or Authorization, which no form of a web page can send."
+            )
     if caller.role != "operator":
         raise NotAnOperator(
             "The endpoint needs an operator's key: one with that role in the key file, or --operator-key."
@@ -167,6 +177,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             admission=admission,
             serving=serving,
             api_keys=api_keys,
+            hosts=AllowedHosts.of_machine(config.host, config.allowed_hosts),
             config=config,
             responses=ResponseStore(
                 max_responses=config.max_stored_responses,

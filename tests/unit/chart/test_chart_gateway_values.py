@@ -1,8 +1,22 @@
 """Each value outside of pools and what it changes."""
 
+from typing import Any
+
 import pytest
 
-from support.chart import ENGINE, ENGINE_POD, GATEWAY, GATEWAY_POD, LEADER, TWO_NODES, Case, needs_helm
+from proa_gateway.http.hosts import AllowedHosts, parse_host_pattern
+from support.chart import (
+    ENGINE,
+    ENGINE_POD,
+    GATEWAY,
+    GATEWAY_POD,
+    LEADER,
+    TWO_NODES,
+    Case,
+    lookup,
+    needs_helm,
+    render,
+)
 
 pytestmark = needs_helm
 ARGUMENTS = (*GATEWAY, "args")
@@ -75,6 +89,7 @@ CASES = {
         value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
     ),
     "gateway.apiKeys.separatePrefixCaches": Case(value=True, at=ARGUMENTS, contains="--separate-prefix-caches"),
+    "gateway.allowedHosts": Case(value=["*.example.com"], at=ARGUMENTS, contains="--allowed-hosts=*.example.com"),
     "gateway.images.allowedMediaDomains": Case(
         value=["cats.example"], at=ARGUMENTS, contains="--allowed-media-domains=cats.example"
     ),
@@ -248,6 +263,33 @@ CASES = {
         value={"OTEL_SDK_DISABLED": True}, at=(*ENGINE, "env"), contains={"name": "OTEL_SDK_DISABLED", "value": "true"}
     ),
 }  # fmt: skip
+
+
+HOSTS = ("gateway.ingress.hosts", "gateway.httpRoute.hostnames")
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, []),
+        ({host: ["llm.example"] for host in HOSTS}, []),  # neither is enabled
+        ({**WITH_INGRESS, "gateway.ingress.hosts": ["llm.example", "*.a.example"]}, ["llm.example", "*.a.example"]),
+        ({**WITH_ROUTE, "gateway.httpRoute.hostnames": ["llm.example"]}, ["llm.example"]),
+        (WITH_INGRESS, ["*"]),  # for all hosts
+        (WITH_ROUTE, ["*"]),
+        ({**WITH_INGRESS, **WITH_ROUTE, **{host: ["a.example"] for host in HOSTS}}, ["a.example"]),
+    ],
+)
+def test_gateways_answer_under_the_names_that_the_chart_gives_them(values: dict[str, Any], names: list[str]) -> None:
+    flag = "--allowed-hosts="
+    arguments = lookup(render(values), *ARGUMENTS)
+    hosts = AllowedHosts(given := [each.removeprefix(flag) for each in arguments if each.startswith(flag)])
+    assert given[3:] == names
+    for name in ("proa-gateway", "proa-gateway.here", "proa-gateway.here.svc", "proa-gateway.here.svc.cluster.local"):
+        hosts.check(f"{name}:80")
+    for name in names:
+        hosts.check(name.replace("*", "any"))
+        assert parse_host_pattern(name) == name
 
 
 @pytest.mark.parametrize("path", CASES)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from proa_cli.arguments import Arguments, program_environments, read_arguments
+from proa_cli.serve import warnings_of
 from support import variables_page
 
 
@@ -191,7 +192,14 @@ def test_variables_are_read_by_the_program_that_has_the_flag() -> None:
     }
     arguments = read_arguments(["--max-model-len=64"], environment)
     assert arguments == Arguments(
-        ("--model=/m", "--max-model-len=64"), (), "/m", "http://127.0.0.1:8003", 7.0, 7.0, api_key="sk-1"
+        ("--model=/m", "--max-model-len=64"),
+        (),
+        "/m",
+        "http://127.0.0.1:8003",
+        7.0,
+        7.0,
+        needs_key=True,
+        api_key="sk-1",
     )
     of_both = {"PATH": "/bin", "PROA_DRAIN_TIMEOUT": "7", "PROA_DEPENDENT_LAUNCH": "0"}
     engine, gateway = program_environments(environment)
@@ -232,6 +240,28 @@ def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
     assert arguments.url == "http://127.0.0.1:8000"
     assert [note.partition(" is ")[0] for note in arguments.notes] == ["PROA_MAX_MODEL_LENGTH", "PROA_PORT"]
     assert program_environments(environment) == ({"PROA_SERVICE_HOST": "10.0.0.1"},) * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "warns"),
+    [
+        ([], {}, True),
+        (["--host=::"], {}, True),
+        (["--host=127.0.0.1"], {}, False),
+        (["--api-key=sk-1"], {}, False),
+        (["--operator-key=sk-1"], {}, False),
+        (["--api-keys=/keys.json"], {}, False),
+        ([], {"PROA_API_KEY": "sk-1"}, False),
+        ([], {"PROA_HOST": "localhost"}, False),
+    ],
+)
+def test_one_line_says_that_all_addresses_are_open_without_a_key(
+    words: list[str], environment: dict[str, str], warns: bool
+) -> None:
+    arguments = read_arguments(["/m", *words], environment)
+    warnings = list(warnings_of(arguments))
+    assert [line.partition(" without")[0] for line in warnings] == ["listens on all addresses of this machine"] * warns
+    assert not any("\n" in line for line in warnings)
 
 
 def test_vllms_variable_of_a_key_is_noted_unless_there_is_a_key() -> None:

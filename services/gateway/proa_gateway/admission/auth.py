@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
-from proa_gateway.errors import InvalidApiKey
+from proa_gateway.errors import HostNotAllowed, InvalidApiKey
 from proa_gateway.http.errors import gateway_error_response, route_path
 
 POLL_INTERVAL = 1.0  # seconds between two checks of the key file
 INDEX_BYTES = 16  # of a key's digest
-Authenticate = Callable[[Scope, str | None], "Caller"]
-"""From a request's scope and `Authorization` header. Raises `InvalidApiKey`."""
+Authenticate = Callable[[Scope, Mapping[bytes, bytes]], "Caller"]
+"""From a request's scope and headers. Raises `InvalidApiKey`, `HostNotAllowed`."""
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +103,11 @@ class Caller:
         self.priority, self.weight, self.role = key.priority, key.weight, key.role
         self.limiter.set_limits(key)
 
+    @property
+    def tenant(self) -> str:
+        """What engines know the caller by, without its name or key. Empty if no key is needed."""
+        return hashlib.sha256(self.owner.encode()).hexdigest()[:16] if self.owner else ""
+
     def cache_salt(self, requested: str | None) -> str:
         """The salt of the prefix cache for a request of this caller. `requested`: by the client."""
         if not self._separates_cache:
@@ -144,6 +149,10 @@ class ApiKeyStore:
             self._fingerprint = _fingerprint(path)
             self._load(read_keys(path))
 
+    @property
+    def needs_key(self) -> bool:
+        return self._needs_key
+
     def authenticate(self, authorization: str | None) -> Caller:
         """The caller of an `Authorization` header. Raises `InvalidApiKey`."""
         if not self._needs_key:
@@ -166,11 +175,11 @@ class ApiKeyStore:
             fingerprint = await asyncio.to_thread(_fingerprint, self._path)
             if fingerprint == self._fingerprint:
                 continue
-            self._fingerprint = fingerprint
             try:
                 self._load(await asyncio.to_thread(read_keys, self._path))
             except ValueError as error:
                 _log.error("API keys not reloaded, the current ones are kept: %s", error)
+            self._fingerprint = fingerprint  # not after other exceptions: the file is read again
 
     def _load(self, keys: list[ApiKey]) -> None:
         """A caller whose name stays keeps what it has used of its limits."""
@@ -200,8 +209,8 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            caller = self._authenticate(scope, _authorization(dict(scope["headers"])))
-        except InvalidApiKey as error:
+            caller = self._authenticate(scope, dict(scope["headers"]))
+        except (InvalidApiKey, HostNotAllowed) as error:
             scope["state"]["error_type"] = error.code
             await gateway_error_response(error)(scope, receive, send)
             return
@@ -216,7 +225,7 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send_with_limits if caller.name else send)
 
 
-def _authorization(headers: Mapping[bytes, bytes]) -> str | None:
+def authorization(headers: Mapping[bytes, bytes]) -> str | None:
     """The `Authorization` header, or one made from the header in which Anthropic's clients send the key."""
     if header := headers.get(b"authorization"):
         return header.decode("latin-1")

@@ -348,7 +348,7 @@ class GatewayMetrics:
         """Count a rejected request.
 
         `reason`: the gateway limit that was exceeded (`requests`, `tokens`, `waiting`, `images`), `rate_limit` of the
-        API key, `api_key` missing or unknown, `queue_timeout`, `draining` or `no_engine`.
+        API key, `api_key` missing or unknown, `host` not allowed, `queue_timeout`, `draining` or `no_engine`.
         """
         self._rejections.labels(reason).inc()
 
