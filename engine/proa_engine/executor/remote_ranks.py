@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from ipaddress import IPv6Address, ip_address
-from threading import BoundedSemaphore, Lock, Thread
+from threading import Lock, Thread
 
 from proa_engine.config import EngineConfig
 from proa_engine.framing import Stream, encode, receive
+from proa_engine.strangers import Strangers
 from proa_engine.tls import Tls
 from proa_engine.worker.handshake import MAX_BYTES, SECONDS, Hello, Refused, Welcome, hello_decoder, refusal
 from proa_engine.worker.tcp import deadline, open_stream
 
-_MAX_HANDSHAKES = 64  # at once; ranks that find all taken try again
+_MAX_HANDSHAKES = 64  # at once; a rank whose handshake is ended for a newer one tries again
 _MAX_LOGGED = 256  # addresses whose refusal is logged
 _TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS connection (RFC 8446, 5.1)
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
@@ -33,7 +34,7 @@ class RemoteRanks:
         self._config = config
         self._log = log
         self._tls = None if config.peer_tls is None else Tls(config.peer_tls)
-        self._slots = BoundedSemaphore(_MAX_HANDSHAKES)
+        self._strangers = Strangers(_MAX_HANDSHAKES)
         self._lock = Lock()
         self._addresses: dict[int, str] = {}  # by rank that is accepted: of its node
         self._streams: dict[int, Stream] = {}  # by rank: not taken yet
@@ -78,24 +79,17 @@ class RemoteRanks:
             except OSError:  # closed; or for example no file descriptor is free
                 time.sleep(_RETRY_SECONDS)
                 continue
-            if not self._begin(connection, host := _plain(address[0])):
+            host = _plain(address[0])
+            try:
+                Thread(target=self._handshake, args=(connection, host), name="proa-node", daemon=True).start()
+            except RuntimeError as error:  # the container's limit of threads is reached
                 connection.close()
-                self._log_refusal(host, RuntimeError("too many peers connect at once, it may try again"))
-
-    def _begin(self, connection: socket.socket, address: str) -> bool:
-        """Do the handshake on a thread of its own. Returns False if there are as many as there can be."""
-        if not self._slots.acquire(blocking=False):
-            return False
-        try:
-            Thread(target=self._handshake, args=(connection, address), name="proa-node", daemon=True).start()
-        except RuntimeError:  # the container's limit of threads is reached
-            self._slots.release()
-            return False
-        return True
+                self._log_refusal(host, error)
 
     def _handshake(self, connection: socket.socket, address: str) -> None:
         try:
-            with deadline(connection, SECONDS), ExitStack() as unless_accepted:
+            with deadline(connection, SECONDS), ExitStack() as unless_accepted, ExitStack() as until_known:
+                until_known.enter_context(self._strangers.hold(connection))
                 local_address = _plain(connection.getsockname()[0])
                 tls = self._tls
                 if tls is not None and connection.recv(1, socket.MSG_PEEK) != _TLS_HANDSHAKE:
@@ -107,6 +101,7 @@ class RemoteRanks:
                     if tls is not self._tls:
                         raise ValueError("node 0 demands TLS: give --tls-cert, --tls-key and --tls-ca on all nodes")
                     self._reserve(hello, address)
+                    until_known.close()
                 except ValueError as error:
                     self._log_refusal(address, error)
                     _refuse(stream, str(error))
@@ -126,8 +121,6 @@ class RemoteRanks:
         except OSError as error:
             text = f"it ended, or took longer than {SECONDS:g} s to say what it is: {error}"
             self._log_refusal(address, ConnectionError(text))
-        finally:
-            self._slots.release()
 
     def _reserve(self, hello: Hello, address: str) -> None:
         """Keep a rank for one peer. Raises `ValueError` with the reason if node 0 does not accept it."""

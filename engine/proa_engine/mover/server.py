@@ -27,6 +27,7 @@ from proa_engine.mover.frames import (
 )
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
+from proa_engine.strangers import Strangers
 from proa_engine.tls import Tls
 
 MAX_CONNECTIONS = 256  # that are answered: one for each request of an engine that drains, or that waits for blocks
@@ -47,27 +48,7 @@ class _Limits:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._silent: dict[int, socket.socket] = {}  # by number of the connection, the oldest first
-        self._num_accepted = self._num_answered = self._num_bytes = 0
-
-    @contextmanager
-    def silent(self, connection: socket.socket) -> Iterator[None]:
-        """Hold one of `MAX_SILENT` places. If there is none, shut down the connection that has held one for the longest
-        time."""
-        handle = connection.dup()  # a TLS handshake takes the socket away from `connection`
-        with self._lock:
-            number = self._num_accepted = self._num_accepted + 1
-            if len(self._silent) >= MAX_SILENT:
-                oldest = self._silent.pop(next(iter(self._silent)))
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._silent[number] = handle
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._silent.pop(number, None)
-                handle.close()
+        self._num_answered = self._num_bytes = 0
 
     @contextmanager
     def chain(self, num_bytes: int) -> Iterator[bool]:
@@ -104,6 +85,7 @@ class Server:
         self._index = index
         self._init = init
         self._tls = tls
+        self._strangers = Strangers(MAX_SILENT)
         self._limits = _Limits()
         self._batch_blocks = min(max(_BATCH_BYTES // init.layout.page_bytes, 1), _BATCH_BLOCKS)
 
@@ -123,7 +105,7 @@ class Server:
         """Answer the request of one connection. Whatever is wrong with it ends the connection."""
         with suppress(OSError, BadFrame), connection, ExitStack() as at_end:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._limits.silent(connection):
+            with self._strangers.hold(connection):
                 deadline = Deadline(REQUEST_SECONDS)
                 if self._tls is not None:
                     connection.settimeout(REQUEST_SECONDS)  # of the whole handshake

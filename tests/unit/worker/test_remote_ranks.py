@@ -4,7 +4,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from proa_engine.config import EngineConfig, PeerTls
 from proa_engine.executor import remote_ranks
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.framing import Stream
-from proa_engine.worker import connect as connecting
 from proa_engine.worker.connect import NodeRank, RankRefused, connect
 from proa_engine.worker.handshake import make_hello
 from support.certificates import Certificate, signed
@@ -203,12 +202,14 @@ def test_peers_that_say_nothing_are_dropped_and_delay_no_rank(
         node.wait_for_line("it ended, or took longer than")
 
 
-def test_ranks_try_again_while_all_handshakes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_ranks, "_MAX_HANDSHAKES", 1)
-    monkeypatch.setattr(remote_ranks, "SECONDS", 0.5)
-    monkeypatch.setattr(connecting, "_RETRY_SECONDS", 0.05)
-    with node_0() as node, socket.create_connection(("127.0.0.1", node.config.master_port), DEADLINE):
+def test_peers_that_say_nothing_give_way_to_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_ranks, "_MAX_HANDSHAKES", 4)
+    monkeypatch.setattr(remote_ranks, "SECONDS", 1000.0)
+    with node_0() as node, ExitStack() as stack:
+        port = node.config.master_port
+        peers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)) for _ in range(8)]
         assert_accepts_rank_2(node)
+        assert not peers[0].recv(1), "the oldest is closed"
 
 
 def test_a_port_in_use_is_named_with_its_flag() -> None:
