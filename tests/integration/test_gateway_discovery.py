@@ -9,6 +9,7 @@ from kubernetes.client import Configuration
 
 from proa.engine.v1 import service_pb2
 from proa_gateway import gateway as gateway_module
+from proa_gateway import keep_running
 from proa_gateway.engines import client as breaker
 from proa_gateway.engines import deletion_costs
 from proa_gateway.engines.client import THRESHOLD, EngineClient
@@ -95,6 +96,25 @@ async def test_a_new_pod_at_the_same_address_starts_with_a_closed_breaker(
     assert len(failing.requests) > THRESHOLD
 
 
+async def test_engines_are_found_after_an_exception(
+    api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_running, "FIRST_PAUSE", 0.01)
+    num_failures = 0
+
+    def fail(addresses: dict[str, str]) -> None:
+        nonlocal num_failures
+        num_failures += 1
+        raise KeyError("name")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(gateway.gateway.pool, "set_engines", fail)
+        api.put("slice", *(endpoint(host, pod=f"pod-{host}") for host in HOSTS))
+        await until(lambda: num_failures >= 2)
+        assert usable(gateway) == addresses(engines[:3])
+    await until(lambda: usable(gateway) == addresses(engines))
+
+
 async def test_no_request_fails_while_the_api_server_is_unreachable(
     api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway
 ) -> None:
@@ -136,6 +156,7 @@ async def test_pods_are_annotated_with_the_use_of_their_caches(
         return [(path.rpartition("-")[2], *body["metadata"]["annotations"].values()) for path, body in api.patches]
 
     async with running_gateway(ready=False, engine_service="engine.proa:50051", pod_deletion_cost=True):
-        await until(lambda: sorted(costs()) == [(HOSTS[0], "0"), (HOSTS[1], "0")])
+        # The first annotation imports hundreds of modules.
+        await until(lambda: sorted(costs()) == [(HOSTS[0], "0"), (HOSTS[1], "0")], seconds=60)
         engines[1].prefix_cache_hits = 1000
         await until(lambda: (HOSTS[1], "10") in costs())

@@ -80,6 +80,24 @@ async def test_an_engine_with_a_bad_tokenizer_file_hurts_no_other_model_and_is_u
             await repaired.stop()
 
 
+async def test_an_engine_is_tried_again_where_its_process_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_watches = 0
+
+    async def fail(channel: Any) -> bool:
+        nonlocal num_watches
+        num_watches += 1
+        raise KeyError("name")
+
+    monkeypatch.setattr(convert, "wait_until_gone", fail)
+    async with (
+        FakeEngine(script=say("fine"), files={**tokenizer_files(), "tokenizer.json": b"{"}) as engine,
+        running_gateway(engine, ready=False) as gateway,
+    ):
+        await until(lambda: num_watches >= 2)
+        (client,) = gateway.gateway.pool.engines
+        assert "tokenizer.json" in client.refusal
+
+
 async def test_an_engine_whose_tokenizer_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "MAX_TOKENIZER_BYTES", 2000)
     async with FakeEngine() as engine, running_gateway(engine, ready=False) as gateway:

@@ -7,8 +7,9 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.requests import HTTPConnection
@@ -34,6 +35,7 @@ from proa_gateway.http.bodies import LargeBodies
 from proa_gateway.http.hosts import AllowedHosts
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
+from proa_gateway.keep_running import keep_running
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.parsing.known_formats import known_formats
@@ -200,11 +202,12 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             ),
         )
         tasks = [
-            asyncio.create_task(_follow(discovery, pool), name="discovery"),
-            asyncio.create_task(api_keys.watch(), name="API keys"),
+            asyncio.create_task(keep_running("discovery", partial(_follow, discovery, pool)), name="discovery"),
+            asyncio.create_task(keep_running("watching the API keys", api_keys.watch), name="API keys"),
         ]
         if config.pod_deletion_cost:
-            tasks.append(asyncio.create_task(write_deletion_costs(pool.engines, discovery), name="deletion costs"))
+            write = partial(write_deletion_costs, pool.engines, discovery)
+            tasks.append(asyncio.create_task(keep_running("writing deletion costs", write), name="deletion costs"))
         try:
             async with serve_scaler(config.scaler, config.host, name, demand):
                 yield gateway
@@ -229,10 +232,7 @@ def make_discovery(config: GatewayConfig) -> Discovery:
 
 async def _follow(discovery: Discovery, pool: EnginePool) -> None:
     """Connect to the engines that discovery finds, and disconnect from those that are terminating or gone."""
-    try:
-        async for endpoints in discovery.endpoints():
+    async with aclosing(discovery.endpoints()) as found:
+        async for endpoints in found:
             staying = sorted((each for each in endpoints if not each.terminating), key=lambda each: each.uid)
             pool.set_engines({each.address: each.uid for each in staying})
-    except Exception:
-        _log.exception("discovery failed, changes of engines are no longer noticed")
-        raise

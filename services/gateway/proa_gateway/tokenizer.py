@@ -22,7 +22,6 @@ CUT_TOKENS = 16  # by which a piece may have more
 MAX_UNCHECKED_CHARACTERS = 1_000_000  # for which encoding takes up to 200 MB
 MAX_PREFIX_CHARACTERS = 2**25  # of all beginnings of special tokens; Gemma's have 500,000
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
-# The sampling parameters whose defaults a model's generation_config.json may set.
 
 MARK: Final = "\ufdd0"
 """Divides a text that is encoded by `encode_marked`, and is no part of it. A noncharacter: no text should have it."""
@@ -39,8 +38,6 @@ class ControlTokens:
         tokens = {token for token in tokens if len(token) > 1}
         if sum(len(token) ** 2 // 2 for token in tokens) > MAX_PREFIX_CHARACTERS:
             raise ValueError("tokenizer.json has special tokens that are too long")
-        if sum(len(token) ** 2 // 2 for token in tokens) > MAX_PREFIX_CHARACTERS:
-            raise ValueError("tokenizer.json has too long special tokens")
         firsts = sorted({token[0] for token in tokens})
         rests = {first: {token[1:] for token in tokens if token[0] == first} for first in firsts}
         # Not one lookahead for all tokens: a pattern that begins with a character is searched ten times as fast.

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from proa_gateway import keep_running
 from proa_gateway.admission import auth
-from proa_gateway.admission.auth import ApiKeyStore, read_keys
+from proa_gateway.admission.auth import ApiKey, ApiKeyStore, read_keys
 from proa_gateway.errors import InvalidApiKey
 
 A = {"name": "team-a", "key": "sk-aaaa", "requests_per_minute": 10}
@@ -133,6 +134,31 @@ async def test_a_rotated_secret_is_loaded_and_an_invalid_one_is_not(
         assert _known(store, "sk-new")
         mount("4", B)
         await _until(lambda: not _known(store, "sk-new"))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_keys_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(keep_running, "FIRST_PAUSE", 0.01)
+    path = tmp_path / "keys.json"
+    write(path, A)
+    store = ApiKeyStore(path)
+    num_failures = 0
+
+    def fail(path: Path) -> list[ApiKey]:
+        nonlocal num_failures
+        num_failures += 1
+        raise KeyError("name")
+
+    following = asyncio.create_task(keep_running.keep_running("watching the keys", store.watch))
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(auth, "read_keys", fail)
+            write(path, A, B)
+            await _until(lambda: num_failures >= 2)
+        await _until(lambda: _known(store, "sk-bbbb"))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -7,6 +7,7 @@ import pytest
 
 from proa.blocks import hash_blocks, root_hash
 from proa.engine.v1 import service_pb2
+from proa_gateway import keep_running
 from proa_gateway.routing.index import PrefixIndex
 from support.fake_engine import FakeEngine
 from support.gateway import RunningGateway, running_gateway, until
@@ -103,6 +104,18 @@ async def test_a_gap_or_a_lost_stream_leads_to_a_new_subscription() -> None:
         await engine.until(lambda fake: fake.num_kv_subscriptions == 3)
         send_event(engine, 1, stored=HASHES[:3], snapshot=True)
         await until(lambda: index.count_cached(engine.address, HASHES) == 3)
+
+
+async def test_events_are_followed_again_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_running, "FIRST_PAUSE", 0.01)
+    async with engine_with_events() as engine, running_gateway(engine) as gateway:
+        index = index_of(gateway)
+        with monkeypatch.context() as broken:
+            broken.setattr(index, "add_confirmed", lambda address, hashes: {}[address])
+            send_event(engine, 1, stored=HASHES[:5], snapshot=True)
+            await engine.until(lambda fake: fake.num_kv_subscriptions >= 2)
+        send_event(engine, 1, stored=HASHES[:4], snapshot=True)
+        await until(lambda: index.count_cached(engine.address, HASHES) == 4)
 
 
 async def test_an_engine_without_events_is_matched_by_the_requests_sent_to_it() -> None:

@@ -323,16 +323,19 @@ class EngineClient:
         so is another process at the address of one that is not used."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                if attempt.has_answered:
-                    async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
-                        with suppress(grpc.aio.AioRpcError):  # the next attempt reports what is wrong with the engine
-                            if await convert.wait_until_loaded(channel):
-                                return
-                elif attempt.refusal:
-                    async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
-                        if await convert.wait_until_gone(channel):
-                            return
+                if (attempt.has_answered or attempt.refusal) and await self._has_changed(attempt):
+                    return
                 await asyncio.sleep(seconds)
+
+    async def _has_changed(self, attempt: Attempt) -> bool:
+        """Wait until the engine has loaded its model, or until the process of one that is not used ends. Returns False
+        if neither can be found out."""
+        wait = convert.wait_until_loaded if attempt.has_answered else convert.wait_until_gone
+        try:
+            async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
+                return await wait(channel)
+        except Exception:  # the next attempt reports what is wrong with the engine
+            return False
 
     async def _run_session(self) -> "Attempt":
         """Connect once, and serve the session until it ends."""

@@ -5,7 +5,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,7 +92,7 @@ class Endpoint:
 class Discovery(Protocol):
     """A source of endpoints."""
 
-    def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
+    def endpoints(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Yield all endpoints once they are known and after each change; never ends.
 
         Only the latest set is kept for a slow consumer.
@@ -111,7 +111,7 @@ class StaticDiscovery:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
 
-    async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
+    async def endpoints(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         yield self._endpoints
         await asyncio.Event().wait()
 
@@ -154,18 +154,19 @@ class EndpointSliceDiscovery:
         self._latest: frozenset[Endpoint] | None = None  # used in the event loop only
         self._changed = asyncio.Event()
 
-    async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """Starts the thread, so it can have one consumer only."""
-        loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="discovery", daemon=True)
-        self._thread.start()
+    async def endpoints(self) -> AsyncGenerator[frozenset[Endpoint], None]:
+        """Starts the thread. There can be one consumer at a time."""
+        if self._thread is None:
+            arguments = (asyncio.get_running_loop(),)
+            self._thread = threading.Thread(target=self._run, args=arguments, name="discovery", daemon=True)
+            self._thread.start()
         last: frozenset[Endpoint] | None = None
         while True:
-            await self._changed.wait()
-            self._changed.clear()
             if self._latest is not None and self._latest != last:
                 last = self._latest
                 yield last
+            await self._changed.wait()
+            self._changed.clear()
 
     async def set_deletion_costs(self, costs: Mapping[str, int]) -> None:
         """Writes those that have changed, at most `_MAX_ANNOTATIONS` of them; the rest is written by later calls. Stops

@@ -6,9 +6,11 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from proa.blocks import hash_blocks
 from proa.contract import Hello, Image, KvEvents, Lora, PromptEmbeds, extra_keys
+from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.hints import HashChain, RoutingHints, hash_chain
 from proa_gateway.routing.policies import make_policy
 from proa_gateway.routing.tiers import TieredIndex
@@ -119,7 +121,5 @@ class Router:
         """Keep the index up to date while an engine's session is open; cancelled when the session ends.
         `host_weight`: as for `TieredIndex.add_engine`."""
         if self.policy.needs_hashes:
-            try:
-                await follow_kv_events(self.index, address, hello, subscribe, host_weight)
-            except Exception:
-                _log.exception("KV events of engine %s are no longer followed", address)
+            follow = partial(follow_kv_events, self.index, address, hello, subscribe, host_weight)
+            await keep_running(f"following the KV events of engine {address}", follow)

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
 from proa.addresses import host_and_port
+from proa_gateway.keep_running import keep_running
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.v1 import waiting_pb2, waiting_pb2_grpc
 
@@ -36,7 +38,8 @@ async def follow_peers(names: Sequence[str], own_name: str, demand: Demand) -> N
                 addresses[name] = await _resolve(name, addresses[name])
             found = set().union(*addresses.values())
             for address in found - streams.keys():
-                streams[address] = asyncio.create_task(_follow(address, own_name, demand), name=f"peer {address}")
+                follow = keep_running(f"following gateway {address}", partial(_follow, address, own_name, demand))
+                streams[address] = asyncio.create_task(follow, name=f"peer {address}")
             for address in streams.keys() - found:
                 streams.pop(address).cancel()
             await asyncio.sleep(RESOLVE_INTERVAL)

@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import grpc
 
 from proa.addresses import host_and_port
+from proa_gateway.keep_running import keep_running
 from proa_gateway.scaler.config import ScalerOptions
 from proa_gateway.scaler.demand import Demand
 from proa_gateway.scaler.peers import follow_peers
@@ -45,7 +47,8 @@ async def serve_scaler(options: ScalerOptions, host: str, name: str, demand: Dem
         raise ScalerPortInUse(f"cannot listen on {address} (--scaler-port)") from error
     await server.start()
     _log.info("external scaler for KEDA on %s", address)
-    peers = asyncio.create_task(follow_peers(options.scaler_peers, name, demand), name="other gateways")
+    follow = partial(follow_peers, options.scaler_peers, name, demand)
+    peers = asyncio.create_task(keep_running("looking for other gateways", follow), name="other gateways")
     try:
         yield
     finally:
