@@ -239,7 +239,9 @@ class CoreRun:
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
             if self._fetches is not None and self._fetches.random() < 0.7:
-                request = replace(request, kv_source=KvSource(addresses=("peer:1",)))
+                addresses = (self._fetches.choice(["peer:1", "peer:1", "peer:2"]),)
+                source = KvSource(addresses=addresses, wait_ms=self._fetches.choice([0, 0, 60_000]))
+                request = replace(request, kv_source=source)
             if request.prompt_embeds:
                 self.executor.prompt_embeds[request.request_id] = request.prompt_embeds
             self.core.submit(request)
