@@ -59,7 +59,7 @@ test: setup tools ## all checks, unit and integration tests: under six minutes o
 	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
 
 test-all: export PROA_THOROUGH_TESTS = 1
-test-all: test system ## test with more random cases, then the tests that start processes or compile for Hopper
+test-all: test system real ## test with more random cases, then the tests that start processes or compile for Hopper, then a real model
 
 # One thread a process: tests share the cores with the processes they start, and torch's idle threads spin. Three
 # workers keep two cores busy while tests wait. A worker begins with a third of the tests in their order, so that most
@@ -71,6 +71,10 @@ unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=3)
 system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
 	@scripts/with-tool versitygw true
 	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
+
+# Workers begin with half of the tests each, of whole files; tests of the other half move to a worker that is done.
+real: setup real-model ## SmolLM2-135M-Instruct against transformers: tokens, HTTP, formats of 8 and 4 bits (PYTEST_ARGS)
+	OMP_NUM_THREADS=1 pytest tests/real --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 browser: setup ## the chat page in headless Chromium, which must be installed
 	proa serve builtin --host 127.0.0.1 --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)
@@ -147,4 +151,4 @@ clean: ## remove the environment, the tools and all caches; build/ is kept
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run real-model bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run real-model bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help

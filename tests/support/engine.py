@@ -24,7 +24,7 @@ from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.layers.cache_layers import StateLayer
 
-DEADLINE = 60.0  # seconds for one run
+DEADLINE = 60.0  # seconds for one run, unless it says otherwise
 
 
 class Watched:
@@ -182,12 +182,12 @@ def pooled(request_id: str, prompt: Sequence[int], params: PoolingParams) -> Eng
     )
 
 
-def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Result]:
+def run(engine: Engine, requests: Sequence[EngineCoreRequest], *, seconds: float = DEADLINE) -> dict[str, Result]:
     """Submit all requests, step until they are finished, and check the core after every step."""
     results = {wanted.request_id: Result() for wanted in requests}
     for wanted in requests:
         engine.core.submit(wanted)
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + seconds
     while engine.core.has_unfinished_requests() or any(each.finish_reason is None for each in results.values()):
         assert time.monotonic() < deadline, "the engine does not finish"
         engine.core.wait_for_work(timeout=1.0)  # while grammars are compiled
