@@ -129,6 +129,15 @@ def test_a_name_has_all_its_addresses() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_blocks_come_from_an_address_of_a_name_that_is_listed(host: str) -> None:
+    with running_mover() as source, running_mover(sources=["localhost"]) as target:
+        source.store(hashes(3))
+        target.fetch(make_job(f"{host}:{source.port}", hashes(3)))
+        fetched = target.fetched()
+        assert (fetched.num_blocks, fetched.error) == (3, "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_blocks_of_a_stranger_are_not_kept_and_it_is_not_connected_to(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger, running_mover(sources=[SERVICE]) as target:
         target.fetch(make_job(f"{host}:{stranger.getsockname()[1]}", hashes(3)))
