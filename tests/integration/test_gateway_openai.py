@@ -7,6 +7,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2
 from proa.sampling import choice_key
+from proa_gateway.serving import generation_job
 from support.fake_engine import EOS, FakeEngine, Reply, echo, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 from support.sampling_params import EXAMPLES
@@ -385,6 +386,23 @@ async def test_completions_default_to_sixteen_tokens(gateway: RunningGateway, en
     answer = (await gateway.complete()).json()
     assert answer["usage"]["completion_tokens"] == 16
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({"prompt_logprobs": 2}, 18), ({"echo": True, "logprobs": 2}, 18), ({"prompt_logprobs": 2, "n": 2}, 36)],
+)
+async def test_more_prompt_logprobs_than_a_response_may_have_are_refused(
+    fields: dict[str, Any], count: int, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    monkeypatch.setattr(generation_job, "MAX_PROMPT_LOGPROBS", count)
+    assert (await gateway.complete(prompts, max_tokens=1, **fields)).status_code == 200
+
+    monkeypatch.setattr(generation_job, "MAX_PROMPT_LOGPROBS", count - 1)
+    answer = await gateway.complete(prompts, max_tokens=1, **fields)
+    assert answer.status_code == 400
+    assert f"2 alternatives to each are more than {count - 1}; send fewer prompts" in answer.json()["error"]["message"]
 
 
 async def test_token_ids_and_prompt_logprobs_come_on_request(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -45,7 +45,6 @@ class MessageCollector:
                     self._calls.append((event, []))
                 case ArgumentsDelta(index, text):
                     self._calls[index][1].append(text)
-        self.delta.prompt_logprobs += delta.prompt_logprobs
         self.delta.merge(delta)
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
 from proa_gateway.errors import GatewayError, InternalError
+from proa_gateway.output.logprob_columns import LogprobColumns
 from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
 from support.tokenizers import byte_level_tokenizer
 
@@ -194,7 +195,7 @@ def test_a_discarded_output_has_prompt_logprobs_and_finish_reason_length(reason:
     stop_reason = 5 if reason is FinishReason.STOP else None
     last = EngineCoreOutput(new_token_ids=[5], logprobs=logprobs([5]), finish_reason=reason, stop_reason=stop_reason)
     sequence.output(last)
-    assert recorder.deltas == [Delta(prompt_logprobs=logprobs([1, 2]), finish_reason="length")]
+    assert recorder.deltas == [Delta(prompt_logprobs=LogprobColumns(logprobs([1, 2])), finish_reason="length")]
     assert recorder.events == ["started", "ended"]
     assert sequence.num_tokens == 0
     assert list(sequence.received) == [5]

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from proa.contract import EngineCoreOutput, EventType, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_gateway.errors import GatewayError, GrammarFailed
+from proa_gateway.output.logprob_columns import LogprobColumns
 
 FinishName = Literal["stop", "length", "abort", "repetition"]
 
@@ -23,7 +24,7 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # empty unless the sink's response has them, like `logprobs`
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # all of them, in the first delta
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # all of them, in the first delta
     finish_reason: FinishName | None = None
     stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
     num_tokens: int = 0  # of `text`, if the sequence has `markers`
@@ -33,7 +34,7 @@ class Delta:
         """Append `later`, except its text: repeated concatenation takes quadratic time, so callers join texts."""
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
-        self.prompt_logprobs += later.prompt_logprobs
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.num_tokens += later.num_tokens
@@ -186,7 +187,7 @@ class OutputProcessor:
         self._plain = None if wants_tokens or self._is_parsed else self._stream.plain  # sends text as it comes
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: LogprobColumns | None = None  # None: none have come since the last delta
         self.received = array("I")
         self.num_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens from the prefix cache of the engine that sent the first token
@@ -222,7 +223,9 @@ class OutputProcessor:
             self.num_cached_tokens = output.num_cached_tokens
         for event in output.events:
             self.times.setdefault(event.type, event.timestamp)
-        self._prompt_logprobs += output.prompt_logprobs
+        if output.prompt_logprobs:
+            self._prompt_logprobs = self._prompt_logprobs or LogprobColumns()
+            self._prompt_logprobs.extend(output.prompt_logprobs)
         token_ids = output.new_token_ids
         if not self.received and (token_ids or output.finish_reason is not None):
             self._listener.started(self)
@@ -249,7 +252,7 @@ class OutputProcessor:
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         if not self.received:
-            self._prompt_logprobs.clear()  # the next engine sends all of them again
+            self._prompt_logprobs = None  # the next engine sends all of them again
         self._listener.failed(self, error, retryable=retryable)
 
     def _push_up_to_last_marker(self, token_ids: Sequence[int]) -> Sequence[int]:
@@ -288,7 +291,7 @@ class OutputProcessor:
         elif finish_reason is not None:
             emitted.finish_reason, emitted.stop_reason = _NAMES[finish_reason], stop_reason
         if emitted.text or emitted.token_ids or emitted.num_tokens or emitted.finish_reason is not None:
-            emitted.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+            emitted.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs or (), None
             emitted.num_cached_tokens = self.num_cached_tokens
             self._sink.delta(emitted)
         if emitted.finish_reason is not None:

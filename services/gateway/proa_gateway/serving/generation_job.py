@@ -24,6 +24,11 @@ MakeRenderer = Callable[[str, int], Renderer]
 """Makes a response's renderer from its id and the time of its creation, in Unix seconds."""
 
 
+# In a response, where each takes about 70 bytes of JSON, and as much while the response is put together. A prompt of
+# 131,072 tokens with 5 alternatives to each has fewer.
+MAX_PROMPT_LOGPROBS = 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationCall(ApiCall):
     fields: GenerationRequest  # whatever the API calls them
@@ -91,6 +96,20 @@ class GenerationJob(Job):
             if not prompt.token_ids:
                 raise InvalidRequest("The prompt has no tokens.", param=self.param)
             check_context(len(prompt.token_ids), self.max_tokens, model, self.param)
+        self._check_prompt_logprobs()
+
+    def _check_prompt_logprobs(self) -> None:
+        """Raise `InvalidRequest` if the response would have too many log probabilities of the prompt's tokens."""
+        count = self.params[0].prompt_logprobs
+        if count is None:
+            return
+        num_tokens = len(self.params) * sum(len(prompt.token_ids) for prompt in self.prompts)
+        if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"The log probabilities of {num_tokens:,} prompt tokens and {count:,} alternatives to each are more "
+                f"than {MAX_PROMPT_LOGPROBS:,}; send fewer prompts in one request, or ask for fewer alternatives.",
+                param=self.param,
+            )
 
     async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
         renderer = self.renderer(served.id, int(served.created))
