@@ -135,7 +135,7 @@ class ChatTemplate:
         stopped.
         """
         if len(source) > MAX_SOURCE:
-            raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
+            raise ChatTemplateError(f"the chat template has more than {MAX_SOURCE:,} characters")
         environment = TemplateEnvironment([_GenerationTag], {"tojson": _to_json})
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now

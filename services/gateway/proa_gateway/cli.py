@@ -42,10 +42,6 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         from proa_gateway.parsing.known_formats import known_formats  # not needed by --help
 
         known_formats().check(config.tool_call_parser, config.reasoning_parser)
-        if config.chat_template is not None:
-            from proa.chat_template import ChatTemplate
-
-            ChatTemplate(config.chat_template)  # checks that it compiles
     except ValueError as error:
         parser.error(str(error))
     _prepare(config.logs)

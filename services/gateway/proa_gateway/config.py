@@ -87,12 +87,21 @@ def parse_tokenizer_folder(text: str) -> Path:
 
 
 def _chat_template(text: str) -> str:
-    """The template in the file called `text`, or `text` if it is a template itself."""
-    if "{" in text or "\n" in text:
-        return text
-    if not Path(text).is_file():
-        raise ValueError(f"{text!r} is neither a file nor a template")
-    return Path(text).read_text()
+    """The template in the file called `text`, or `text` if it is a template itself. Raises `ValueError` for one that
+    cannot be used."""
+    from proa.chat_template import MAX_SOURCE, ChatTemplate  # imports Jinja, which --help does not need
+
+    source = text
+    if "{" not in text and "\n" not in text:
+        if not Path(text).is_file():
+            raise ValueError(f"{text!r} is neither a file nor a template")
+        try:
+            with Path(text).open(encoding="utf-8") as file:
+                source = file.read(MAX_SOURCE + 1)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{text!r} is not valid UTF-8: {error}") from error
+    ChatTemplate(source)
+    return source
 
 
 def _api_key(text: str) -> str:
@@ -260,7 +269,7 @@ class GatewayConfig:
         parse=_chat_template,
     )
     trust_request_chat_template: bool = option(
-        False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"
+        False, "run the chat templates of requests: programs in a sandbox, at most 2 s of CPU time each"
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = option(
         "auto", "contents of messages for chat templates: text (string), lists of parts (openai), or what each reads"

@@ -74,6 +74,29 @@ def test_a_chat_template_is_read_from_a_file_or_given_as_text(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"{% if %}", "the chat template does not compile: Expected an expression"),
+        (b"\xff", "chat.jinja' is not valid UTF-8"),
+        (b"x" * 1_000_000, "the chat template has more than 131,072 characters"),
+        (b"{{ " + b"(" * 999 + b"1" + b")" * 999 + b" }}", "the chat template does not compile: it nests too deeply"),
+        (None, "chat.jinja' is neither a file nor a template"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused_with_its_flag(
+    data: bytes | None, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chat.jinja"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(SystemExit):
+        main(["serve", "--engine", "a:1", "--chat-template", str(file)])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --chat-template: " in line
+    assert error in line
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["serve"],
