@@ -20,7 +20,7 @@ from support.engine_client import DEADLINE, SessionClient, generate, generate_re
 from support.processes import engine_process
 
 SERVICE = "proa.engine.v1.EngineService"
-LONG = 60.0  # seconds; a step is late after ten warm-up steps, which are slow on a busy machine
+LONG = 300.0  # seconds; a step hangs after a minute and fifty times what it took in the warm-up, on a busy machine
 PROMPT = list(b"proa")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -84,7 +84,7 @@ async def test_sigterm_lets_a_running_request_finish(model: tuple[str, ...]) -> 
         assert await asyncio.to_thread(child.wait, DEADLINE) == 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_lost_rank_fails_the_engine_with_its_name(model: tuple[str, ...], number: signal.Signals) -> None:
     flags = (*model, "--tensor-parallel-size", "2", "--step-timeout", "1")

@@ -27,7 +27,7 @@ class ServeOptions:
     drain_timeout: float = option(60.0, "seconds from SIGTERM until requests that still run are failed", parse=_seconds)
     step_timeout: float = option(
         5.0,
-        "seconds, beyond ten times the longest warm-up step, after which a step is late and the engine not ready",
+        "seconds, beyond ten times what a step should take, after which it is late and the engine not ready",
         parse=_seconds,
     )
     health_port: int = option(
