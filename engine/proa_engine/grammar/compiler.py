@@ -1,108 +1,34 @@
 """GrammarCompiler: compiles the grammars of requests on two threads, and keeps compiled ones.
 
-GrammarBuilder: a grammar's text to a matcher, which is tried on random outputs.
+Tenants take turns, by the time that compiling their grammars has taken.
 """
 
 import logging
 import math
-import random
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
 
 from proa.contract import EngineCoreRequest, Grammar
-from proa.grammar import GrammarError, check_complexity, clean, is_panic
+from proa.grammar import GrammarError
 from proa_engine.core.grammar import GrammarCursor, GrammarReady
-from proa_engine.grammar.masks import WORD, GrammarTokenizer, LLGuidanceMatcher, Words, allow, num_words
+from proa_engine.grammar.builder import TooComplex, Unsatisfiable
+from proa_engine.grammar.compiled import CompiledGrammar, GrammarCache, Outcome
+from proa_engine.grammar.masks import WORD, LLGuidanceMatcher
 from proa_engine.grammar.stats import GrammarStats
-
-NUM_WALKS = 4
-WALK_TOKENS = 24
-MASK_SECONDS = 0.005  # processor time of a mask in a walk
-SPARE_SECONDS = 0.05  # by which all masks of the walks together may exceed it
-
-_LIMITS = LLParserLimits(max_lexer_states=30_000, verbose_errors=False)
 
 SMALL_BYTES = 8 * 1024  # texts that have a thread of their own, which large ones never hold up
 STACK_BYTES = 128 * 1024 * 1024  # of address space; what `check_complexity` accepts uses less than half of it
-CACHE_ENTRIES = 1024
-CACHE_BYTES = 4 * 1024 * 1024  # of text; a compiled grammar takes about 40 times as much
 
 Ready = Callable[[GrammarReady], None]
 IsWanted = Callable[[], bool]
-Build = Callable[[str], LLMatcher]
+Build = Callable[[str], CompiledGrammar]
 
 _log = logging.getLogger(__name__)
-
-
-class TooComplex(GrammarError):
-    """The grammar can be compiled, but llguidance fails or takes too long to compute masks."""
-
-    def __init__(self) -> None:
-        super().__init__("the grammar is too complex")
-
-
-class GrammarBuilder:
-    """Builds matchers for one tokenizer. Thread-safe. A thread that calls it needs a stack of 64 MiB."""
-
-    def __init__(self, tokenizer: GrammarTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._one_byte_tokens = np.zeros(num_words(tokenizer), np.uint32)
-        allow(self._one_byte_tokens, [i for i in range(tokenizer.vocab_size) if len(tokenizer.decode_bytes([i])) == 1])
-
-    def build(self, text: str) -> LLMatcher:
-        """Returns a matcher at the grammar's beginning, whose first mask is computed.
-
-        Raises `GrammarError` with a sentence for the client. Releases the interpreter lock most of the time.
-        """
-        check_complexity(text)
-        try:
-            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-            if matcher.is_error():
-                raise GrammarError(clean(matcher.get_error()))
-            matcher.compute_bitmask()
-            self._try(matcher)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise TooComplex from None
-        return matcher
-
-    def _try(self, matcher: LLMatcher) -> None:
-        """Walk through the grammar at random: some grammars fail, or get slow, only after a few tokens."""
-        rng, spare = random.Random(0), SPARE_SECONDS
-        for _ in range(NUM_WALKS):
-            for seconds in self._walk(matcher.deep_copy(), rng):
-                spare -= max(0.0, seconds - MASK_SECONDS)
-                if spare < 0:
-                    raise TooComplex
-
-    def _walk(self, matcher: LLMatcher, rng: random.Random) -> Iterator[float]:
-        """Consume random tokens, every second one of a single byte if possible. Yields the times of the masks."""
-        for step in range(WALK_TOKENS):
-            started = time.thread_time()
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: len(self._one_byte_tokens)]
-            yield time.thread_time() - started
-            if not mask.any():
-                raise TooComplex
-            one_byte = mask & self._one_byte_tokens
-            matcher.consume_token(_random_token(one_byte if step % 2 and one_byte.any() else mask, rng))
-            if matcher.is_error():
-                raise TooComplex
-            if matcher.is_stopped():
-                return
-
-
-def _random_token(mask: Words, rng: random.Random) -> int:
-    """A token of the mask, which is not empty: first a word, then a bit of it."""
-    index = int(rng.choice(mask.nonzero()[0]))
-    word = int(mask[index])
-    return index * WORD + rng.choice([bit for bit in range(WORD) if word >> bit & 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +53,8 @@ class _Refusal:
 _QUEUE_FULL = _Refusal("queue_full", "the engine is busy compiling grammars", retryable=True)
 _QUEUE_TIMEOUT = _Refusal("queue_timeout", "the grammar waited too long for its compilation", retryable=True)
 _WRONG_RESUMED = _Refusal("resumed", "resumed_token_ids do not match the grammar")
-_Outcome = LLMatcher | _Refusal
+_MEMORY_FULL = _Refusal("memory_full", "the grammars of running requests use all memory for grammars", retryable=True)
+_NO_TOKEN = _Refusal("unsatisfiable", "none of allowed_token_ids can begin an output that matches the grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +66,10 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Compilation:
-    """One text, and the requests that wait for it."""
+    """One text, and the requests that wait for it. `tenant`: of the first."""
 
     text: str
+    tenant: str
     is_small: bool
     added_at: float
     waiting: list[_Waiting] = field(default_factory=list)
@@ -151,37 +79,96 @@ class _Compilation:
         return any(each.is_wanted() for each in self.waiting)
 
 
+class _Queue:
+    """Jobs that wait. The next one is of the tenant with the fewest jobs running, then of the one whose jobs have taken
+    the least time. Start-time fair queuing (Goyal et al., 1996), as in the gateway, with times known afterwards."""
+
+    def __init__(self) -> None:
+        self.jobs: list[_Compilation] = []
+        self._running: Counter[str] = Counter()
+        self._used: dict[str, float] = {}  # seconds, of tenants with jobs and of those ahead of the virtual time
+        self._virtual_time = 0.0
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def push(self, job: _Compilation) -> None:
+        if job.tenant not in self._used or not self._has_jobs(job.tenant):
+            self._used[job.tenant] = max(self._used.get(job.tenant, 0.0), self._virtual_time)
+        self.jobs.append(job)
+
+    def pop(self, only_small: bool) -> _Compilation | None:
+        """Take the next job, to be ended by `finish`."""
+        eligible = [job for job in self.jobs if job.is_small or not only_small]
+        if not eligible:
+            return None
+        job = min(eligible, key=lambda each: (self._running[each.tenant], self._used[each.tenant]))
+        self._virtual_time = max(self._virtual_time, self._used[job.tenant])
+        self.jobs.remove(job)
+        self._running[job.tenant] += 1
+        return job
+
+    def finish(self, job: _Compilation, seconds: float) -> None:
+        self._running[job.tenant] -= 1
+        self._used[job.tenant] += seconds
+        self._running += Counter()  # without zeros
+        for tenant in [each for each, used in self._used.items() if used <= self._virtual_time]:
+            if not self._has_jobs(tenant):
+                del self._used[tenant]
+
+    def pop_last_of_largest(self, tenant: str) -> _Compilation | None:
+        """Take out the last job of the tenant with the most, if these are more than `tenant` would have."""
+        counts = Counter(job.tenant for job in self.jobs)
+        largest, count = counts.most_common(1)[0]
+        if count <= counts[tenant] + 1:
+            return None
+        job = next(job for job in reversed(self.jobs) if job.tenant == largest)
+        self.jobs.remove(job)
+        return job
+
+    def _has_jobs(self, tenant: str) -> bool:
+        return self._running[tenant] > 0 or any(job.tenant == tenant for job in self.jobs)
+
+
 class GrammarCompiler:
-    """`build` returns a matcher or raises `GrammarError`, and is called on two threads. `clock` is monotonic."""
+    """`build` returns a grammar or raises `GrammarError`, and is called on two threads. `clock` is monotonic."""
 
     def __init__(
-        self, build: Build, stats: GrammarStats, limits: QueueLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        build: Build,
+        stats: GrammarStats,
+        limits: QueueLimits,
+        cache: GrammarCache,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._build = build
         self._stats = stats
         self._limits = limits
         self._clock = clock
         self._changed = threading.Condition()  # guards what follows
-        self._queue: list[_Compilation] = []
+        self._queue = _Queue()
         self._jobs: dict[str, _Compilation] = {}  # by text: queued and running ones
-        self._cache: OrderedDict[str, _Outcome] = OrderedDict()  # least recently used first
-        self._cached_bytes = 0
+        self._cache = cache
         self._closed = False
         self._threads = [_start_thread(self._work, only_small) for only_small in (False, True)]
 
     def prepare(self, request: EngineCoreRequest, ready: Ready, is_wanted: IsWanted) -> GrammarCursor | None:
         """Implement `core.grammar.Grammars.prepare`. Callable from any thread."""
         grammar = _grammar(request)
+        evicted: _Compilation | None = None
         with self._changed:
-            outcome = self._look_up(grammar.text)
+            outcome = self._cache.get(grammar.text)
             self._stats.observe_query(hit=outcome is not None)
-            if outcome is None or (request.resumed_token_ids and isinstance(outcome, LLMatcher)):
-                if self._enqueue(grammar.text, _Waiting(request, ready, is_wanted)):
-                    return None
-                outcome = _QUEUE_FULL
-        if isinstance(outcome, LLMatcher):
-            return _make_cursor(request, outcome)
-        self._refuse(request, ready, outcome)
+            if outcome is None or (request.resumed_token_ids and isinstance(outcome, CompiledGrammar)):
+                outcome, evicted = self._enqueue(grammar.text, _Waiting(request, ready, is_wanted))
+        for each in evicted.waiting if evicted is not None else ():
+            self._refuse(each.request, each.ready, _QUEUE_FULL)
+        if outcome is None:
+            return None
+        cursor = _make_cursor(request, outcome)
+        if isinstance(cursor, GrammarCursor):
+            return cursor
+        self._refuse(request, ready, cursor)
         return None
 
     def close(self) -> None:
@@ -192,48 +179,56 @@ class GrammarCompiler:
         for thread in self._threads:
             thread.join()
 
-    def _enqueue(self, text: str, waiting: _Waiting) -> bool:
-        job = self._jobs.get(text)
+    def _enqueue(self, text: str, waiting: _Waiting) -> tuple[_Refusal | None, _Compilation | None]:
+        """Return why the text cannot wait, and a job that its own took the place of."""
+        job, evicted = self._jobs.get(text), None
         if job is None:
+            if self._cache.is_full:
+                return _MEMORY_FULL, None
+            tenant = _tenant(waiting.request)
             if len(self._queue) >= self._limits.max_jobs:
                 self._drop_unwanted()
             if len(self._queue) >= self._limits.max_jobs:
-                return False
-            job = self._jobs[text] = _Compilation(text, len(text) < SMALL_BYTES, self._clock())
-            self._queue.append(job)
+                evicted = self._queue.pop_last_of_largest(tenant)
+                if evicted is None:
+                    return _QUEUE_FULL, None
+                del self._jobs[evicted.text]
+            job = self._jobs[text] = _Compilation(text, tenant, len(text) < SMALL_BYTES, self._clock())
+            self._queue.push(job)
             self._changed.notify_all()
         job.waiting.append(waiting)
-        return True
+        return None, evicted
 
     def _drop_unwanted(self) -> None:
-        for job in [job for job in self._queue if not job.is_wanted]:
-            self._queue.remove(job)
+        for job in [job for job in self._queue.jobs if not job.is_wanted]:
+            self._queue.jobs.remove(job)
             del self._jobs[job.text]
 
     def _work(self, only_small: bool) -> None:
         while (job := self._next_job(only_small)) is not None:
             is_late = self._clock() - job.added_at > self._limits.max_seconds
+            started = time.perf_counter()
             outcome = _QUEUE_TIMEOUT if is_late else self._run(job.text)
-            for each in self._end(job, outcome):
+            for each in self._end(job, outcome, time.perf_counter() - started):
                 self._settle(each.request, each.ready, outcome)
 
     def _next_job(self, only_small: bool) -> _Compilation | None:
         """Wait for a job that is wanted; None: the compiler is closed."""
         with self._changed:
             while not self._closed:
-                job = next((job for job in self._queue if job.is_small or not only_small), None)
+                job = self._queue.pop(only_small)
                 if job is None:
                     self._changed.wait()
                     continue
-                self._queue.remove(job)
                 if job.is_wanted:
                     return job
+                self._queue.finish(job, 0.0)
                 del self._jobs[job.text]
         return None
 
-    def _run(self, text: str) -> _Outcome:
+    def _run(self, text: str) -> Outcome:
         with self._changed:
-            outcome = self._look_up(text)
+            outcome = self._cache.get(text)
         if outcome is not None:  # a request with resumed tokens
             return outcome
         started = time.perf_counter()
@@ -241,6 +236,8 @@ class GrammarCompiler:
             outcome = self._build(text)
         except TooComplex as error:
             outcome = _Refusal("too_complex", str(error))
+        except Unsatisfiable as error:
+            outcome = _Refusal("unsatisfiable", str(error))
         except GrammarError as error:
             outcome = _Refusal("invalid", str(error))
         except Exception:  # the thread must go on with other requests' grammars
@@ -249,30 +246,20 @@ class GrammarCompiler:
         self._stats.observe_compile(time.perf_counter() - started)
         return outcome
 
-    def _end(self, job: _Compilation, outcome: _Outcome) -> list[_Waiting]:
+    def _end(self, job: _Compilation, outcome: Outcome, seconds: float) -> list[_Waiting]:
         """Keep the outcome and return the requests that wait for it; no more will."""
         with self._changed:
+            self._queue.finish(job, seconds)
             del self._jobs[job.text]
-            if outcome is not _QUEUE_TIMEOUT and job.text not in self._cache:
-                self._cache[job.text] = outcome
-                self._cached_bytes += len(job.text)
-            while len(self._cache) > CACHE_ENTRIES or self._cached_bytes > CACHE_BYTES:
-                text, _ = self._cache.popitem(last=False)
-                self._cached_bytes -= len(text)
+            if outcome is not _QUEUE_TIMEOUT and self._cache.get(job.text) is not outcome:
+                self._cache.add(job.text, job.tenant, outcome)
         return job.waiting
 
-    def _look_up(self, text: str) -> _Outcome | None:
-        outcome = self._cache.get(text)
-        if outcome is not None:
-            self._cache.move_to_end(text)
-        return outcome
-
-    def _settle(self, request: EngineCoreRequest, ready: Ready, outcome: _Outcome) -> None:
-        if isinstance(outcome, _Refusal):
-            self._refuse(request, ready, outcome)
-            return
+    def _settle(self, request: EngineCoreRequest, ready: Ready, outcome: Outcome) -> None:
         cursor = _make_cursor(request, outcome)
-        if all(map(cursor.accept, request.resumed_token_ids)):
+        if not isinstance(cursor, GrammarCursor):
+            self._refuse(request, ready, cursor)
+        elif all(map(cursor.accept, request.resumed_token_ids)):
             ready(GrammarReady(request.request_id, cursor))
         else:
             self._refuse(request, ready, _WRONG_RESUMED)
@@ -288,10 +275,25 @@ def _grammar(request: EngineCoreRequest) -> Grammar:
     return grammar
 
 
-def _make_cursor(request: EngineCoreRequest, compiled: LLMatcher) -> GrammarCursor:
-    params = request.sampling_params
-    matcher = LLGuidanceMatcher(compiled, params.stop_token_ids, ignores_end=params.ignore_eos)
-    return GrammarCursor(_grammar(request), matcher)
+def _tenant(request: EngineCoreRequest) -> str:
+    return request.tenant or f"session {request.client_index}"
+
+
+def _make_cursor(request: EngineCoreRequest, outcome: Outcome) -> GrammarCursor | _Refusal:
+    if not isinstance(outcome, CompiledGrammar):
+        assert isinstance(outcome, _Refusal)
+        return outcome
+    params, grammar = request.sampling_params, _grammar(request)
+    if params.allowed_token_ids and not grammar.start_after and not _may_begin(outcome, params.allowed_token_ids):
+        return _NO_TOKEN
+    matcher = LLGuidanceMatcher(outcome, params.stop_token_ids, ignores_end=params.ignore_eos)
+    return GrammarCursor(grammar, matcher)
+
+
+def _may_begin(grammar: CompiledGrammar, token_ids: Sequence[int]) -> bool:
+    """Whether the output may begin with one of the tokens."""
+    mask = np.frombuffer(grammar.start().compute_bitmask(), np.uint32)
+    return any(mask[token_id // WORD] >> np.uint32(token_id % WORD) & 1 for token_id in token_ids)
 
 
 def _start_thread(work: Callable[[bool], None], only_small: bool) -> threading.Thread:

@@ -9,7 +9,7 @@ from proa.grammar import clean
 _ADDED_TOKEN = "it forces the text of an added token of the tokenizer, which outputs cannot spell"
 _DEAD_END = "no text can follow"
 
-# By a part of llguidance's message, which `docs/openai-fields.md` counts as limits of complexity.
+# Limits of complexity, by a part of llguidance's message.
 _LIMITS = {
     "too many states": "its regular expressions need too many states",
     "too many expressions": "a regular expression takes too long to follow",
@@ -34,7 +34,12 @@ def explain(message: str) -> str:
         return _ADDED_TOKEN
     if "NoExtension" in message:
         return _DEAD_END
-    return next((f"{clause}" for part, clause in _LIMITS.items() if part in message), clean(message))
+    return next((clause for part, clause in _LIMITS.items() if part in message), clean(message))
+
+
+def is_of_lexer(message: str) -> bool:
+    """Whether the lexer failed, which all matchers of the grammar share."""
+    return message.startswith("lexer error")
 
 
 def is_limit(message: str) -> bool:

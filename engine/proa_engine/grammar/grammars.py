@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
-from proa_engine.grammar.compiler import GrammarBuilder, GrammarCompiler, QueueLimits
+from proa_engine.grammar.builder import GrammarBuilder
+from proa_engine.grammar.compiled import CACHE_BYTES, GrammarCache
+from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
 from proa_engine.grammar.masks import GrammarTokenizer, MakeBuffer, Masks
 from proa_engine.grammar.stats import GrammarStats
 
@@ -20,11 +22,12 @@ class LLGuidanceGrammars:
         num_threads: int,
         limits: QueueLimits,
         max_steps_in_flight: int = 2,
+        max_bytes: int = CACHE_BYTES,
     ) -> None:
         """`make_buffer` returns writable memory of so many bytes, for masks, which `num_threads` fill. `limits` are of
-        the compiler's queue. `max_steps_in_flight` as in `Masks`."""
+        the compiler's queue. `max_steps_in_flight` as in `Masks`. `max_bytes`: of compiled grammars."""
         self.stats = GrammarStats()
-        self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits)
+        self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits, GrammarCache(max_bytes))
         self._masks = Masks(
             tokenizer,
             eos_token_ids,

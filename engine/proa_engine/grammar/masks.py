@@ -6,15 +6,16 @@ Masks are filled on the step's thread and a few threads of llguidance (`Masks`).
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLTokenizer
 
 from proa.grammar import is_panic
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, Part
-from proa_engine.grammar.failures import failure
+from proa_engine.grammar.compiled import CompiledGrammar
+from proa_engine.grammar.failures import failure, is_of_lexer
 from proa_engine.grammar.stats import GrammarStats
 
 Words = npt.NDArray[np.uint32]  # a mask: bit i % 32 of word i // 32 is set if token i is allowed
@@ -25,6 +26,7 @@ WORD = 32  # bits
 MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
 
 PARALLEL_ROWS = 16  # fewer are filled on the calling thread, in less time than it takes to wake other threads
+SAMPLED_ROWS = 4  # of those filled on other threads: so many at least are filled on the calling one, and timed
 SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
 NUM_TIMED_FILLS = 4  # after a slow one
 ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
@@ -82,11 +84,13 @@ class LLGuidanceMatcher:
 
     __slots__ = ("_compiled", "_is_too_slow", "_slow_seconds", "ignores_end", "state", "stop_token_ids")
 
-    def __init__(self, compiled: LLMatcher, stop_token_ids: Sequence[int] = (), *, ignores_end: bool = False) -> None:
+    def __init__(
+        self, compiled: CompiledGrammar, stop_token_ids: Sequence[int] = (), *, ignores_end: bool = False
+    ) -> None:
         self._compiled = compiled
         self._slow_seconds = 0.0
         self._is_too_slow = False
-        self.state = compiled.deep_copy()
+        self.state = compiled.start()
         self.stop_token_ids = stop_token_ids
         self.ignores_end = ignores_end
 
@@ -101,24 +105,35 @@ class LLGuidanceMatcher:
     def accept(self, token_id: int) -> bool:
         # most often one call instead of two: a failed matcher is stopped too
         if (self._is_too_slow or self.state.is_stopped()) and self._is_failed:
-            return False
-        return self.state.consume_token(token_id)
+            return self._reject()
+        return self.state.consume_token(token_id) or self._reject()
 
     @property
     def error(self) -> str:
-        return _TOO_SLOW if self._is_too_slow else failure(self.state)
+        if self._is_too_slow:
+            return _TOO_SLOW
+        return failure(self.state)
 
     def restart(self) -> None:
-        self.state = self._compiled.deep_copy()
+        self.state = self._compiled.start()
 
     def forced(self) -> Sequence[int]:
         tokens: list[int] = self.state.compute_ff_tokens()  # none if it is stopped or failed
         return tokens
 
+    def count_masks(self, seconds: float, number: int = 1) -> None:
+        """Count `number` masks, of so much processor time each, for the memory of the grammar."""
+        self._compiled.count_masks(seconds, number)
+
     def charge(self, seconds: float) -> None:
         """Count the time by which computing a mask was too slow."""
         self._slow_seconds += seconds
         self._is_too_slow = self._slow_seconds > MAX_SLOW_SECONDS
+
+    def _reject(self) -> bool:
+        if is_of_lexer(self.state.get_error()):
+            self._compiled.is_failed = True
+        return False
 
     @property
     def _is_failed(self) -> bool:
@@ -151,6 +166,7 @@ class Masks:
         self._end_bits = ~self._no_end[self._end_words]
         self._executor = LLExecutor(num_threads)
         self._num_timed_fills = 0  # fills that are still to time each row alone
+        self._num_parallel_fills = 0
         self._stats = stats
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
@@ -194,23 +210,38 @@ class Masks:
         started = time.process_time()  # includes the executor's threads; wall time would include waiting for a core
         if self._num_timed_fills:
             self._num_timed_fills -= 1
-            _fill_timed(rows, address, self._num_bytes)
+            for matcher, seconds in _fill_alone(rows, address, self._num_bytes):
+                matcher.count_masks(seconds)
+                matcher.charge(max(0.0, seconds - ROW_SECONDS))
             return
         if len(rows) < PARALLEL_ROWS:
-            for matcher, index in rows:
-                matcher.state.unsafe_compute_mask_ptr(address + index * self._num_bytes, self._num_bytes)
+            for matcher, seconds in _fill_alone(rows, address, self._num_bytes):
+                matcher.count_masks(seconds)
         else:
-            states = [(matcher.state, index) for matcher, index in rows]
-            self._executor.unsafe_compute_mask_ptr(states, address, self._num_bytes, 1 + rows[-1][1])
+            self._fill_parallel(rows, address)
         if time.process_time() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
             self._num_timed_fills = NUM_TIMED_FILLS
 
+    def _fill_parallel(self, rows: list[tuple[LLGuidanceMatcher, int]], address: int) -> None:
+        """Compute the masks on several threads, but for a sample that stands for all rows, others each time."""
+        distance = len(rows) // SAMPLED_ROWS
+        sampled = slice(self._num_parallel_fills % distance, None, distance)
+        self._num_parallel_fills += 1
+        for matcher, seconds in _fill_alone(rows[sampled], address, self._num_bytes):
+            matcher.count_masks(seconds, distance)
+        states = [(matcher.state, index) for matcher, index in rows]
+        num_rows = 1 + rows[-1][1]
+        del states[sampled]
+        self._executor.unsafe_compute_mask_ptr(states, address, self._num_bytes, num_rows)
 
-def _fill_timed(rows: list[tuple[LLGuidanceMatcher, int]], address: int, num_bytes: int) -> None:
-    """Compute the masks on this thread, and charge each request what its mask exceeds `ROW_SECONDS` by."""
+
+def _fill_alone(
+    rows: list[tuple[LLGuidanceMatcher, int]], address: int, num_bytes: int
+) -> Iterator[tuple[LLGuidanceMatcher, float]]:
+    """Compute the masks on this thread. Yields the processor time of each."""
     started = time.thread_time()
     for matcher, index in rows:
         matcher.state.unsafe_compute_mask_ptr(address + index * num_bytes, num_bytes)
         ended = time.thread_time()
-        matcher.charge(max(0.0, ended - started - ROW_SECONDS))
+        yield matcher, ended - started
         started = ended

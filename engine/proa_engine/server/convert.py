@@ -36,7 +36,7 @@ from proa_engine.server.kv_events import TierChanges
 SessionRequest = service_pb2.SessionRequest
 SessionResponse = service_pb2.SessionResponse
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
-MAX_REQUEST_ID_BYTES = 256
+MAX_NAME_BYTES = 256  # of a request id, and of a tenant
 FILE_PART_BYTES = 256 * 1024
 
 
@@ -109,8 +109,9 @@ def request_from_pb(
     """
     _check_lengths(message.sampling_params, vocab_size)
     _check_lengths(message.pooling_params, vocab_size)
-    if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequest(f"request_id must not be longer than {MAX_REQUEST_ID_BYTES} bytes")
+    for field in ("request_id", "tenant"):
+        if len(getattr(message, field).encode()) > MAX_NAME_BYTES:
+            raise InvalidRequest(f"{field} must not be longer than {MAX_NAME_BYTES} bytes")
     if not 0 <= message.arrival_time < float("inf"):
         raise InvalidRequest("arrival_time must be a finite number of seconds since 1970")
     try:

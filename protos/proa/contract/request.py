@@ -147,6 +147,7 @@ class EngineCoreRequest:
     prefill_only: bool = False  # compute and cache the prompt's full blocks, and generate nothing
     kv_source: KvSource | None = None  # may have blocks of the prompt
     prompt_embeds: tuple[PromptEmbeds, ...] = ()  # in the place of prompt tokens, by ascending offset
+    tenant: str = ""  # whose request it is: tenants have fair shares of compiled grammars; empty: the session's
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

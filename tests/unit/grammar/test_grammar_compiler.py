@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from proa.contract import EngineCoreRequest, Grammar, SamplingParams
 from proa_engine.core.grammar import GrammarReady
+from proa_engine.grammar.compiled import CompiledGrammar, GrammarCache
 from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
 from proa_engine.grammar.stats import GrammarStats
 from support.tokenizers import byte_level_tokenizer
@@ -23,28 +24,33 @@ class Builder:
         self.started: SimpleQueue[str] = SimpleQueue()
         self.gate = threading.Semaphore(0)
 
-    def __call__(self, text: str) -> LLMatcher:
+    def __call__(self, text: str) -> CompiledGrammar:
         self.started.put(text)
         assert self.gate.acquire(timeout=10)
-        return LLMatcher(TOKENIZER, 'start: "a"', log_level=0)
+        return CompiledGrammar(LLMatcher(TOKENIZER, 'start: "a"', log_level=0))
 
 
 class Queue:
     def __init__(self, max_jobs: int = 64) -> None:
         self.builder = Builder()
         self.answers: SimpleQueue[GrammarReady] = SimpleQueue()
-        self.compiler = GrammarCompiler(self.builder, GrammarStats(), QueueLimits(max_jobs, 100.0))
+        self.compiler = GrammarCompiler(self.builder, GrammarStats(), QueueLimits(max_jobs, 100.0), GrammarCache())
         self.aborted: set[str] = set()
 
-    def add(self, request_id: str, text: str) -> None:
+    def add(self, request_id: str, text: str, tenant: str = "") -> None:
         params = SamplingParams(grammar=Grammar(text=text))
-        request = EngineCoreRequest(request_id=request_id, prompt_token_ids=[1], sampling_params=params)
+        request = EngineCoreRequest(request_id=request_id, prompt_token_ids=[1], sampling_params=params, tenant=tenant)
         assert self.compiler.prepare(request, self.answers.put, lambda: request_id not in self.aborted) is None
 
     def finish(self) -> GrammarReady:
         """Let the next text be built."""
         self.builder.gate.release()
         return self.answers.get(timeout=10)
+
+    def close(self) -> None:
+        """Let what runs be built."""
+        self.builder.gate.release(2)
+        self.compiler.close()
 
 
 @pytest.fixture
@@ -91,3 +97,40 @@ def test_aborted_requests_leave_a_full_queue() -> None:
     queue.add("c", LARGE + "c")
     assert [queue.finish().request_id for _ in range(3)] == ["first", "b", "c"]
     queue.compiler.close()
+
+
+def test_tenants_take_turns_by_the_time_of_their_grammars(queue: Queue) -> None:
+    queue.add("a0", LARGE + "0", "a")
+    assert queue.builder.started.get(timeout=10) == LARGE + "0"
+    for number in range(1, 4):
+        queue.add(f"a{number}", LARGE + str(number), "a")
+    queue.add("b1", LARGE + "b", "b")
+    queue.add("b2", LARGE + "bb", "b")
+    assert [queue.finish().request_id for _ in range(2)] == ["a0", "b1"]
+    queue.close()
+
+
+def test_a_new_tenant_takes_the_place_of_the_last_one_of_a_tenant_that_fills_the_queue() -> None:
+    queue = Queue(max_jobs=3)
+    queue.add("first", LARGE, "a")
+    assert queue.builder.started.get(timeout=10) == LARGE
+    for number in range(3):
+        queue.add(f"a{number}", LARGE + str(number), "a")
+    queue.add("b", LARGE + "b", "b")
+    refused = queue.answers.get(timeout=10)
+    assert (refused.request_id, refused.retryable) == ("a2", True)
+    queue.add("a3", LARGE + "3", "a")
+    assert queue.answers.get(timeout=10).request_id == "a3", "its tenant has the most already"
+    assert [queue.finish().request_id for _ in range(2)] == ["first", "b"]
+    queue.close()
+
+
+def test_a_tenant_whose_small_grammar_is_compiled_leaves_the_other_thread_to_others(queue: Queue) -> None:
+    queue.add("a0", "0", "a")
+    queue.add("a1", "1", "a")
+    assert {queue.builder.started.get(timeout=10) for _ in range(2)} == {"0", "1"}
+    queue.add("a2", "2", "a")
+    queue.add("b", "b", "b")
+    queue.builder.gate.release()
+    assert queue.builder.started.get(timeout=10) == "b"
+    queue.close()

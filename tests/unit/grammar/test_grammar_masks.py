@@ -14,6 +14,7 @@ from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import lower
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks
 from proa_engine.grammar import LLGuidanceGrammars
+from proa_engine.grammar.compiled import BYTES_PER_SECOND, MASK_SECONDS
 from proa_engine.grammar.masks import LLGuidanceMatcher
 from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars
 
@@ -59,11 +60,12 @@ def is_mask_of(mask: set[int], state: GrammarCursor) -> bool:
     return mask == accepted(state) or (len(mask) == 1 and mask < accepted(state))
 
 
-@pytest.mark.parametrize("parallel_rows", [1, 100])
+@pytest.mark.parametrize("parallel_rows", [2, 100])
 def test_masks_equal_what_is_accepted_token_by_token(
     grammars: LLGuidanceGrammars, monkeypatch: pytest.MonkeyPatch, parallel_rows: int
 ) -> None:
     monkeypatch.setattr("proa_engine.grammar.masks.PARALLEL_ROWS", parallel_rows)
+    monkeypatch.setattr("proa_engine.grammar.masks.SAMPLED_ROWS", 1)
     rng = random.Random(1)
     cursors = [cursor(grammars, text) for text in GRAMMARS]
     for _ in range(25):
@@ -187,12 +189,38 @@ def test_fill_that_waits_for_a_core_is_not_slow(monkeypatch: pytest.MonkeyPatch)
             self._executor.unsafe_compute_mask_ptr(states, *buffer)
 
     monkeypatch.setattr("proa_engine.grammar.masks.LLExecutor", WaitingExecutor)
-    monkeypatch.setattr("proa_engine.grammar.masks.PARALLEL_ROWS", 1)
+    monkeypatch.setattr("proa_engine.grammar.masks.PARALLEL_ROWS", 2)
+    monkeypatch.setattr("proa_engine.grammar.masks.SAMPLED_ROWS", 1)
     with llguidance_grammars() as grammars:
-        row = cursor(grammars, GRAMMARS[0])
+        rows = [(number, cursor(grammars, GRAMMARS[0])) for number in range(2)]
         for _ in range(3):
-            assert is_mask_of(allowed(grammars.fill([(0, row)]))[0], row)
+            masks = allowed(grammars.fill(rows))
+            assert all(is_mask_of(masks[number], row) for number, row in rows)
     assert fills == [1, 1, 1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_slow_masks_are_counted_for_the_memory_of_their_grammar_and_quick_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    num_fills, growth = 20, 0.001
+
+    def fill_alone(rows: list[tuple[object, int]], *buffer: int) -> Iterator[tuple[object, float]]:
+        yield from ((matcher, MASK_SECONDS + growth * (matcher is slow.matcher)) for matcher, _ in rows)
+
+    monkeypatch.setattr("proa_engine.grammar.masks._fill_alone", fill_alone)
+    with llguidance_grammars(max_num_seqs=num_rows) as grammars:
+        slow, *quick = [cursor(grammars, GRAMMARS[number > 0]) for number in range(num_rows)]
+        before = [num_bytes(each) for each in (slow, *quick)]
+        for _ in range(num_fills):
+            grammars.fill(list(enumerate((slow, *quick))))
+        assert num_bytes(slow) - before[0] == pytest.approx(num_fills * growth * BYTES_PER_SECOND)
+        assert [num_bytes(each) for each in quick] == before[1:]
+
+
+def num_bytes(state: GrammarCursor) -> int:
+    assert isinstance(state.matcher, LLGuidanceMatcher)
+    return state.matcher._compiled.num_bytes
 
 
 def test_matcher_at_its_limit_never_completes(grammars: LLGuidanceGrammars) -> None:

@@ -136,6 +136,7 @@ REQUEST = EngineCoreRequest(
     sampling_params=PARAMS,
     priority=-3,
     cache_salt="salt",
+    tenant="key 1",
     trace_headers={"traceparent": "00-1"},
     resumed_token_ids=[7],
     arrival_time=12.5,

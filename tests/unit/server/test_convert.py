@@ -78,6 +78,7 @@ def test_trace_context_of_the_call_stands_in_for_the_requests_own() -> None:
         ({"prompt_token_ids": b"123"}, "prompt_token_ids must be little-endian uint32"),
         ({"resumed_token_ids": b"1"}, "resumed_token_ids must be little-endian uint32"),
         ({"request_id": "é" * 129}, "request_id must not be longer than 256 bytes"),
+        ({"tenant": "é" * 129}, "tenant must not be longer than 256 bytes"),
         ({"arrival_time": -1.0}, "arrival_time must be"),
         ({"arrival_time": float("nan")}, "arrival_time must be"),
         ({"kv_source": core_pb2.KvSource()}, "kv_source must have the addresses"),

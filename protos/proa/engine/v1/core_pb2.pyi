@@ -161,7 +161,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ...) -> None: ...
 
 class EngineCoreRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds", "tenant")
     class TraceHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class EngineCoreRequest(_message.Message):
     PREFILL_ONLY_FIELD_NUMBER: _ClassVar[int]
     KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     sampling_params: SamplingParams
@@ -199,7 +200,8 @@ class EngineCoreRequest(_message.Message):
     prefill_only: bool
     kv_source: KvSource
     prompt_embeds: _containers.RepeatedCompositeFieldContainer[PromptEmbeds]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., prompt_embeds: _Optional[_Iterable[_Union[PromptEmbeds, _Mapping]]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., prompt_embeds: _Optional[_Iterable[_Union[PromptEmbeds, _Mapping]]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("addresses", "num_blocks", "wait_ms")
