@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proa_gateway import keep_running
 from proa_gateway.engines import convert, models
 from proa_gateway.engines.client import LAST_FAILED_DELAY, LAST_REFUSED_DELAY, Attempt
 from support.fake_engine import FakeEngine, say, tokenizer_files
@@ -96,6 +97,30 @@ async def test_an_engine_is_tried_again_where_its_process_cannot_be_watched(monk
         await until(lambda: num_watches >= 2)
         (client,) = gateway.gateway.pool.engines
         assert "tokenizer.json" in client.refusal
+
+
+async def test_an_engine_is_used_after_its_client_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_running, "FIRST_PAUSE", 0.01)
+    num_failures = 0
+
+    def fail(attempt: Attempt, last: float) -> float:
+        nonlocal num_failures
+        num_failures += 1
+        raise KeyError("name")
+
+    async with FakeEngine(script=say("fine")) as engine, running_gateway(engine) as gateway:
+        port, (client,) = port_of(engine), gateway.gateway.pool.engines
+        with monkeypatch.context() as broken:
+            broken.setattr(Attempt, "delay", fail)
+            await engine.stop()
+            await until(lambda: num_failures >= 2)
+        again = FakeEngine(script=say("fine"))
+        await again.start(port)
+        try:
+            await until(lambda: client.usable)
+            assert (await gateway.chat()).status_code == 200
+        finally:
+            await again.stop()
 
 
 async def test_an_engine_whose_tokenizer_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from proa_gateway.engines.failover_log import FailoverLog
 from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
+from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.router import Router
 
@@ -211,9 +212,7 @@ class EnginePool:
         self._tasks[address] = task
 
     def _ended(self, address: str, task: asyncio.Task[None]) -> None:
-        """A removed engine's session has ended, the gateway closes, or the client has a bug, which is logged."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("engine client failed: %s is no longer used", address, exc_info=error)
+        """A removed engine's session has ended, or the gateway closes."""
         if self._tasks.get(address) is task:
             del self._tasks[address], self._clients[address]
             self._last_seen.pop(address, None)
@@ -257,4 +256,4 @@ async def _run_after(replaced: Collection[asyncio.Task[None]], client: EngineCli
     """Run a client once replaced clients have ended, so that state kept by address belongs to one of them."""
     if replaced:
         await asyncio.wait(replaced)
-    await client.run()
+    await keep_running(f"the client of engine {client.address}", client.run)
