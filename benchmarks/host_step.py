@@ -169,7 +169,7 @@ class Client:
 
     async def add(self, index: int, max_tokens: int) -> None:
         writer = ResponseWriter(self._send, self)
-        await writer.start_events(write_timeout=60)
+        await writer.start_events()
         envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=0, model="m")
         choice = ChatChoice(plain_form(envelope), 0, {})
         sink = ChoiceStream(None, choice, writer, on_blocked=lambda: None)

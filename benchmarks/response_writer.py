@@ -55,7 +55,7 @@ class Stream:
         app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None))  # type: ignore[arg-type]
 
         async def respond(writer: ResponseWriter) -> None:
-            await writer.start_events(write_timeout=5)
+            await writer.start_events()
             self.wrapped_send = writer._send
             await asyncio.Event().wait()
 

@@ -132,13 +132,27 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(verbose_engine
 
 
 async def test_a_client_that_reads_nothing_is_aborted_after_the_timeout(verbose_engine: FakeEngine) -> None:
-    async with running_gateway(verbose_engine, deadlines=Deadlines(slow_reader=0.5, shutdown=5)) as gateway:
+    async with running_gateway(verbose_engine, deadlines=Deadlines(send=0.5, shutdown=5)) as gateway:
         client = slow_client(gateway.port, chat_body(max_tokens=900_000))
         await verbose_engine.until(lambda engine: engine.step_count > 0)
         await verbose_engine.until(lambda engine: engine.num_unfinished == 0, 60)
         assert len(verbose_engine.aborted) == 1
         client.close()
         assert (await gateway.chat(max_tokens=2)).status_code == 200
+
+
+async def test_pipelined_requests_of_a_client_that_reads_nothing_free_their_places(verbose_engine: FakeEngine) -> None:
+    deadlines = Deadlines(send=0.5, shutdown=5)
+    async with running_gateway(verbose_engine, deadlines=deadlines, max_concurrent_requests=1) as gateway:
+        body = json.dumps(chat_body(max_tokens=2500)).encode()  # 10 MB in one response
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+        client = socket.create_connection(("127.0.0.1", gateway.port))
+        client.sendall((f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body) * 2)
+        await verbose_engine.until(lambda engine: len(engine.requests) == 2 and engine.num_unfinished == 0, 60)
+        async with asyncio.timeout(60):
+            while (await gateway.chat(max_tokens=2)).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        client.close()
 
 
 async def test_a_slow_reader_that_disconnects_frees_the_engine(verbose_engine: FakeEngine) -> None:

@@ -149,7 +149,12 @@ class Deadlines:
     )
     failover: float = option(30.0, "time to find an engine that resumes the sequences of a lost one", internal=True)
     load_lora: float = option(60.0, "time for an engine to load an adapter", internal=True)
-    slow_reader: float = option(120.0, "time a client may leave the response unread", internal=True)
+    send: float = option(
+        60.0,
+        "time a client may read nothing of a response while more waits than buffers hold; then its connection is closed",
+        flag="--send-timeout",
+        minimum=0.001,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -105,7 +105,7 @@ def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvic
         create_app(config),
         host=config.host,
         port=config.port,
-        http=HttpProtocol,
+        http=type("HttpProtocol", (HttpProtocol,), {"send_seconds": config.deadlines.send}),
         ws="none",
         lifespan="on",
         log_config=None,

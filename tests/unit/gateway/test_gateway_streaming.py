@@ -38,7 +38,7 @@ def completion_choice(echo: str | None = None) -> TextChoice:
 
 async def make_writer(server: AsgiServer) -> ResponseWriter:
     writer = ResponseWriter(server.send, server)
-    await writer.start_events(write_timeout=5)
+    await writer.start_events()
     return writer
 
 

@@ -114,7 +114,7 @@ def run(sequence: OutputProcessor, token_ids: list[int], *, size: int = 1, resum
 
 async def make_stream(server: AsgiServer, *, interval: int = 1, **changes: Any) -> tuple[ChoiceStream, ResponseWriter]:
     writer = ResponseWriter(server.send, server)
-    await writer.start_events(write_timeout=5)
+    await writer.start_events()
     stream = ChoiceStream(message_format(), choice(**changes), writer, interval=interval, on_blocked=lambda: None)
     writer.write(stream.renderer.opening(Usage(1, 0, 0)))
     return stream, writer
@@ -225,7 +225,7 @@ def test_tokens_of_reasoning_are_those_between_its_markers() -> None:
 async def test_an_output_without_a_format_is_content() -> None:
     server = AsgiServer()
     writer = ResponseWriter(server.send, server)
-    await writer.start_events(write_timeout=5)
+    await writer.start_events()
     stream = ChoiceStream(None, choice(is_parsed=False), writer, on_blocked=lambda: None)
     writer.write(stream.renderer.opening(Usage(1, 0, 0)))
     run(sequence_of(stream), tool_tokenizer().encode("one two").ids)

@@ -54,7 +54,7 @@ async def test_an_event_is_sent_when_write_returns_and_passes_no_middleware(size
 
     async def respond(writer: ResponseWriter) -> None:
         assert writer.blocked
-        await writer.start_events(write_timeout=5)
+        await writer.start_events()
         for letter in (b"a", b"b"):
             writer.write(letter * size)
             assert server.sent[-1] == letter * size
@@ -70,7 +70,7 @@ async def test_a_writer_is_blocked_until_the_client_reads_again() -> None:
     server = AsgiServer()
 
     async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(write_timeout=5)
+        await writer.start_events()
         writer.write(b"a")
         assert not writer.blocked
         server.stop_reading()
@@ -90,7 +90,7 @@ async def test_a_client_that_reads_a_little_and_stops_again_still_blocks() -> No
     server = AsgiServer()
 
     async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(write_timeout=5)
+        await writer.start_events()
         server.stop_reading()
         draining = asyncio.create_task(writer.drain())
         await asyncio.sleep(0)
@@ -107,45 +107,13 @@ async def test_a_client_that_reads_a_little_and_stops_again_still_blocks() -> No
     assert server.sent == [b"end"]
 
 
-async def test_a_client_that_reads_nothing_for_the_write_timeout_raises() -> None:
-    server = AsgiServer()
-    raised: list[str] = []
-
-    async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(write_timeout=0.05)
-        server.stop_reading()
-        try:
-            await writer.drain()
-        except TimeoutError:
-            raised.append("drain")
-
-    await run(make_app(respond)[0], server)
-    assert raised == ["drain"]
-
-
-async def test_a_last_event_that_the_client_does_not_read_raises_too() -> None:
-    server = AsgiServer()
-    raised: list[str] = []
-
-    async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(write_timeout=0.05)
-        server.stop_reading()
-        try:
-            await writer.end(b"end")
-        except TimeoutError:
-            raised.append("end")
-
-    await run(make_app(respond)[0], server)
-    assert raised == ["end"]
-
-
 @pytest.mark.parametrize("blocked", [False, True])
 async def test_a_disconnect_cancels_the_response(blocked: bool) -> None:
     server = AsgiServer()
     outcome: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(write_timeout=5)
+        await writer.start_events()
         if blocked:
             server.stop_reading()
         try:

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol as the `Connection` of its responses, with limits that apply before a request is parsed."""
 
 import asyncio
+import logging
 import secrets
 from typing import Any, Final
 
@@ -8,13 +9,16 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from proa.addresses import host_and_port
 from proa_gateway.errors import GatewayError, HeadersTooLarge, MalformedHttp, RequestTimeout
 from proa_gateway.http.errors import anthropic_error, is_of_messages
 from proa_gateway.http.streaming import CONNECTION, ResponseWriter
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # of a request's line and headers
 MAX_HEADERS: Final = 100
+SEND_SECONDS: Final = 60.0  # for which a client may leave the transport's buffer unread
 HEAD_SECONDS: Final = 30.0  # from a connection's or a request's first byte to the end of its headers
+_log = logging.getLogger(__name__)
 _UPGRADE: Final = (b"upgrade", b"http2-settings")
 
 
@@ -26,10 +30,13 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     head_seconds: float = HEAD_SECONDS
+    send_seconds: float = SEND_SECONDS
     _head_bytes = 0  # of the head that is being read
     _is_in_head = False
     _is_upgrade = False  # the request that is being read asks for one
     _head_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None  # runs while the transport's buffer is full
+    _unread = 0  # bytes of that buffer when the timer started
     _writer: ResponseWriter | None = None
 
     @property
@@ -73,17 +80,24 @@ class HttpProtocol(HttpToolsProtocol):
         super().pause_writing()
         if self.writer is not None:
             self.writer.pause()
+        self._start_send_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._stop_send_timer()
         if self.writer is not None:
             self.writer.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_send_timer()
         if self.writer is not None:
             self.writer.pause()
         super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()  # closes the transport, which waits until the client has read everything
+        self._start_send_timer()
 
     # The parser's notifications. What they raise ends `feed_data`.
 
@@ -139,6 +153,27 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _start_send_timer(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        if self._unread and self._send_timer is None:
+            self._send_timer = self.loop.call_later(self.send_seconds, self._on_unread)
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _on_unread(self) -> None:
+        """End the connection, which also frees what a request that is being answered holds. A whole body may take
+        longer, as long as the client reads some of it; a stream must have room again."""
+        self._send_timer = None
+        if self.writer is None and self.transport.get_write_buffer_size() < self._unread:
+            self._start_send_timer()
+            return
+        client = host_and_port(*self.client) if self.client else "unknown"
+        _log.warning("connection of %s aborted: it has read too little for %g s", client, self.send_seconds)
+        self.transport.abort()
 
     def _on_slow_head(self) -> None:
         self._head_timer = None

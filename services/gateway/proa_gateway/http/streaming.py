@@ -43,6 +43,7 @@ class Connection(Protocol):
     """A client's connection.
 
     It notifies `writer` when the transport's buffer is full, when it has room again, and when the connection is lost.
+    If the buffer stays full for too long, the connection ends itself.
     """
 
     writer: "ResponseWriter | None"
@@ -58,7 +59,7 @@ class ResponseWriter:
     must not be called then.
     """
 
-    __slots__ = ("_connection", "_has_room", "_is_chunked", "_send", "_transport", "_write_timeout", "blocked")
+    __slots__ = ("_connection", "_has_room", "_is_chunked", "_send", "_transport", "blocked")
 
     def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
         """`is_chunked`: events are sent as chunks, which HTTP/1.0 does not have."""
@@ -68,7 +69,6 @@ class ResponseWriter:
         self._is_chunked = is_chunked
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._write_timeout: float | None = None
         self.blocked = True
 
     async def send(self, content: Content) -> None:
@@ -83,10 +83,8 @@ class ResponseWriter:
     async def send_json(self, body: bytes) -> None:
         await self.send(Content(body))
 
-    async def start_events(self, *, write_timeout: float) -> None:
-        """Begin a stream of events. `write_timeout`: seconds after which a client that reads nothing is
-        disconnected."""
-        self._write_timeout = write_timeout
+    async def start_events(self) -> None:
+        """Begin a stream of events."""
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
         self.blocked = not self._has_room.is_set()
@@ -100,22 +98,20 @@ class ResponseWriter:
         self._transport.write(head + event + b"\r\n")
 
     async def drain(self) -> None:
-        """Wait until the client has read enough for the next `write`. Raises `TimeoutError`."""
+        """Wait until the client has read enough for the next `write`."""
         if self.blocked:
-            async with asyncio.timeout(self._write_timeout):
-                while not self._has_room.is_set():
-                    await self._has_room.wait()
+            while not self._has_room.is_set():
+                await self._has_room.wait()
             self.blocked = False
 
     async def end(self, last: bytes) -> None:
-        """Send the last events and end the response. Raises `TimeoutError`."""
+        """Send the last events and end the response."""
         await self.drain()
         if not self._is_chunked:
             self._transport.write(last)
             last = b""
         self.blocked, self._connection.writer = True, None
-        async with asyncio.timeout(self._write_timeout):
-            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     # The connection's notifications
 

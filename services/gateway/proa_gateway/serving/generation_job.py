@@ -175,7 +175,7 @@ async def _stream(
     """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
     error's; later errors are events."""
     await generation.wait()
-    await writer.start_events(write_timeout=served.config.deadlines.slow_reader)
+    await writer.start_events()
     usage = replace(served.usage, completion_tokens=0)
     if opening := b"".join(choice.renderer.opening(usage) for choice in choices):
         writer.write(opening)
@@ -193,7 +193,7 @@ async def _stream(
 
 
 async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> None:
-    """Write what is pending, as fast as the client reads. Raises `TimeoutError`."""
+    """Write what is pending, as fast as the client reads."""
     while True:
         await writer.drain()
         for choice in choices:

@@ -3,7 +3,6 @@ it is served.
 """
 
 import asyncio
-import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -39,7 +38,6 @@ _REJECTIONS: dict[type[GatewayError], str] = {
     RateLimited: "rate_limit",
     ShuttingDown: "draining",
 }
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +254,7 @@ class ServedRequest:
 
     @contextmanager
     def observed(self, metrics: GatewayMetrics) -> Iterator[None]:
-        """Serve the request in this context, once: it records errors, and reports metrics and the trace at the end.
-
-        A `TimeoutError`, which writing raises for a client that reads nothing, ends here.
-        """
+        """Serve the request in this context, once: it records errors, and reports metrics and the trace at the end."""
         metrics.requests_in_flight.inc()
         try:
             yield
@@ -272,12 +267,6 @@ class ServedRequest:
             self.status = 499
             metrics.observe_abort()
             raise
-        except TimeoutError:
-            self.status = 499
-            metrics.observe_abort()
-            _log.warning(
-                "%s: aborted, the client has read nothing for %g s", self.id, self.config.deadlines.slow_reader
-            )
         except BaseException:
             self.status = 500
             raise
