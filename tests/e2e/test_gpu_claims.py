@@ -44,7 +44,7 @@ def test_a_pod_with_more_gpus_than_a_node_stays_pending(release: Release) -> Non
     release.upgrade(
         engines__big__model="example/big",
         engines__big__resources__requests=REQUESTS,
-        engines__big__tensorParallelSize="64",
+        engines__big__tensorParallelSize="32",  # the most devices that a claim may have
         engines__big__gpu__allocation="dra",
     )
     eventually("the small pod runs, the large one waits for its claim", lambda: states(release) == ["Running", CLAIM])
