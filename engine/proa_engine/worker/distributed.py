@@ -17,7 +17,10 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.worker.interfaces import interface_to
 
 LOOPBACK = "127.0.0.1"
-_TIMEOUT = timedelta(minutes=30)  # a rank may load its weights far slower than another
+_JOIN_TIMEOUT = timedelta(minutes=30)  # a rank may load its weights far slower than another
+# Of an exchange between ranks. On a CPU a pipeline stage may wait for hours, until another one has computed a chunk
+# behind a long context: a rank that does not answer is found by the watchdog, whose limit grows with the step's work.
+EXCHANGE_TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def open_store(host: str, world_size: int) -> TCPStore:
         world_size,
         is_master=True,
         wait_for_workers=False,
-        timeout=_TIMEOUT,
+        timeout=_JOIN_TIMEOUT,
         master_listen_fd=listener.detach(),
     )
 
@@ -54,13 +57,15 @@ def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = Non
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" also names that begin so
     if store is None:
-        store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_TIMEOUT)
+        store = TCPStore(
+            rendezvous.host, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_JOIN_TIMEOUT
+        )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(str(rendezvous.generation), store),
         rank=rendezvous.rank,
         world_size=rendezvous.world_size,
-        timeout=_TIMEOUT,
+        timeout=EXCHANGE_TIMEOUT,
     )
     return ParallelContext(rendezvous.rank, rendezvous.world_size, dist.group.WORLD)
 

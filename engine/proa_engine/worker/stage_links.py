@@ -15,6 +15,7 @@ from torch import Tensor
 
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.worker.distributed import EXCHANGE_TIMEOUT
 
 
 class StageLinks(Protocol):
@@ -109,5 +110,5 @@ def join_stages(world: ParallelContext, num_stages: int) -> tuple[ParallelContex
 
 
 def _group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(list(ranks))
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=EXCHANGE_TIMEOUT)
     return group
