@@ -70,6 +70,24 @@ def test_engines_with_certificates_exchange_blocks_with_each_other_only(tmp_path
     assert_equal([fetched], [computed])
 
 
+def test_a_request_cannot_name_a_source_that_the_operator_has_not_listed(tmp_path: Path) -> None:
+    """Nor any source of an engine that exchanges no blocks but has a mover, for its files of host memory."""
+    folder = builtin_model_folder()
+    alone = {**CONFIG, "kv_transfer_address": None, "kv_offloading_path": str(tmp_path)}
+    listed = {**CONFIG, "kv_transfer_sources": ("10.0.0.0/8", "proa-engine.here")}
+    with build_core(folder, **CONFIG) as first:
+        computed = ask(first, "a")
+        for config in (alone, listed):
+            with build_core(folder, **config) as second:
+                asked = ask(second, "b", source_of(first))
+                counts = second.core.cache_occupancy().fetches
+            assert asked.num_cached_tokens == 0
+            assert_equal([asked], [computed])
+            assert counts is not None
+            assert counts.num_fetches == (config is listed)
+            assert counts.num_fetched_bytes == 0
+
+
 def test_engines_that_differ_compute() -> None:
     folder = builtin_model_folder()
     with build_core(folder, **CONFIG) as first, build_core(folder, **CONFIG, kv_cache_dtype="fp8") as second:
