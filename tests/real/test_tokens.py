@@ -16,6 +16,8 @@ SECONDS = 600.0  # far more than a run takes
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 CONFIG: dict[str, Any] = {"max_model_len": 1600, "max_num_seqs": 30, "max_num_batched_tokens": 512}
 ROOM = 400  # blocks of 16 tokens: for a long prompt and all short ones
+PRESSED = 125  # for a long prompt and some of the short ones
+NARROW = 101  # for one long prompt
 DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_max=4, prompt_lookup_min=2)
 
 
@@ -70,6 +72,16 @@ def test_tokens_of_prompts_in_one_batch_then_with_cached_prefixes(
     record("… again, from cached prefixes", f"{compare(prompts, cached)}; {num_cached:,} tokens of prompts cached")
 
 
+def test_tokens_of_prompts_that_are_preempted(short: list[list[int]], long: list[list[int]], record: Record) -> None:
+    prompts = [long[2], *short]
+    with build_core(real_model.FOLDER, num_gpu_blocks_override=PRESSED, poison=True, block_seed=2, **CONFIG) as engine:
+        results = ask(engine, prompts)
+        num_preemptions = engine.core.stats().num_preemptions
+    assert num_preemptions > 0
+    figures = f"{compare(prompts, results)}; {num_preemptions} preemptions"
+    record(f"… in one batch, with a KV cache of {16 * PRESSED:,} tokens", figures)
+
+
 def test_ngram_drafts_change_no_token(short: list[list[int]], long: list[list[int]], record: Record) -> None:
     prompts = [*short, long[3]]
     with build_core(
@@ -82,3 +94,17 @@ def test_ngram_drafts_change_no_token(short: list[list[int]], long: list[list[in
     record(
         "… in one batch, with n-gram drafts", f"{compare(prompts, results)}; {accepted} of {drafted} drafts accepted"
     )
+
+
+def test_blocks_that_come_back_from_host_memory_change_no_token(long: list[list[int]], record: Record) -> None:
+    """Two long prompts in turn, twice, on a device with room for one of them."""
+    prompts = [long[0], long[3]] * 2
+    with build_core(
+        real_model.FOLDER, num_gpu_blocks_override=NARROW, kv_offloading_size=1.0, poison=True, **CONFIG
+    ) as engine:
+        results = [ask(engine, [prompt])[0] for prompt in prompts]
+        host = engine.core.cache_occupancy().host
+    assert host is not None
+    assert host.num_loaded_tokens > 1.5 * real_texts.LONG_TOKENS  # some blocks are still on the device
+    figures = f"{compare(prompts, results)}; {host.num_loaded_tokens:,} tokens loaded"
+    record("… of two long prompts, from host memory", figures)
