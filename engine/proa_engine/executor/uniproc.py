@@ -31,7 +31,7 @@ from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
-_LORA_SECONDS = 300.0  # timeout of reading an adapter, which may be downloaded
+LORA_SECONDS = 300.0  # timeout of reading an adapter, which may be downloaded
 _EMPTY_OUTPUT = ModelRunnerOutput(plain_token_ids=[])
 
 
@@ -155,9 +155,9 @@ class UniProcExecutor:
     def _read_lora(self, lora_id: int, path: str, read: Callable[[], str]) -> "Future[str]":
         """Read an adapter on a thread of its own. If reading times out, the adapter is freed when it is read, because
         the core has given it up."""
-        late = LoraNotFound(f"the adapter at {path} cannot be read: it took longer than {_LORA_SECONDS:.0f} s")
+        late = LoraNotFound(f"the adapter at {path} cannot be read: it took longer than {LORA_SECONDS:.0f} s")
         job = run_beside_steps(read, "proa-lora")
-        return within(_LORA_SECONDS, job, late, lambda: self.unload_lora(lora_id))
+        return within(LORA_SECONDS, job, late, lambda: self.unload_lora(lora_id))
 
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""

@@ -148,7 +148,9 @@ class Deadlines:
         internal=True,
     )
     failover: float = option(30.0, "time to find an engine that resumes the sequences of a lost one", internal=True)
-    load_lora: float = option(60.0, "time for an engine to load an adapter", internal=True)
+    load_lora: float = option(
+        310.0, "time for an engine to load an adapter, which it gives up itself after 300 s", internal=True
+    )
     send: float = option(
         60.0,
         "time a client may read nothing of a response while more waits than buffers hold; then its connection is closed",

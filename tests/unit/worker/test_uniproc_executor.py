@@ -234,11 +234,11 @@ def test_failure_ends_starting_while_the_device_hangs(harness: Harness) -> None:
 def test_an_adapter_that_cannot_be_read_in_time_blocks_no_other_and_is_freed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uniproc, "_LORA_SECONDS", 0.05)
+    monkeypatch.setattr(uniproc, "LORA_SECONDS", 0.05)
     harness.worker.gate.clear()
     with pytest.raises(LoraNotFound, match="the adapter at hangs cannot be read: it took longer than 0 s"):
         harness.executor.load_lora(1, "hangs").result(DEADLINE)
-    monkeypatch.setattr(uniproc, "_LORA_SECONDS", DEADLINE)
+    monkeypatch.setattr(uniproc, "LORA_SECONDS", DEADLINE)
     assert harness.executor.load_lora(2, "other").result(DEADLINE) == "digest of other"
     assert harness.worker.log == []
     harness.worker.gate.set()

@@ -30,7 +30,7 @@ async def call_engines(pool: EnginePool, model: str | None, call: EngineCall[T])
     return results
 
 
-UNLOAD_SECONDS = 10.0  # engines answer at once
+UNLOAD_SECONDS = 600.0  # an engine answers between two steps, and a step of a CPU may take minutes
 
 
 async def load_on_engines(

@@ -26,7 +26,7 @@ dev_router = APIRouter(
     responses=error_responses(400, 401, 403, 404, 503),
     dependencies=[Depends(require_operator)],
 )
-QUICK_SECONDS = 10.0  # for calls that wait for nothing but a step
+QUICK_SECONDS = 10.0  # for calls that wait for no step
 WAKE_UP_TAGS = {"weights", "kv_cache"}
 
 
@@ -39,9 +39,8 @@ async def reset_prefix_cache(
         if value:
             raise UnsupportedField(f"{name} is not supported.", param=name)
     gateway = gateway_of(request)
-    await call_engines(
-        gateway.pool, model, partial(convert.reset_prefix_cache, since=time.time(), seconds=QUICK_SECONDS)
-    )
+    seconds = gateway.config.deadlines.request  # engines answer between two steps, which may take minutes on a CPU
+    await call_engines(gateway.pool, model, partial(convert.reset_prefix_cache, since=time.time(), seconds=seconds))
     return Response()
 
 
