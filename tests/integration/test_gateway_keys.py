@@ -313,3 +313,17 @@ async def test_keys_with_separate_prefix_caches_send_different_salts(engine: Fak
     first, again, other = (request.cache_salt for request in engine.requests)
     assert first == again != other
     assert "sk-" not in first
+
+
+async def test_engines_learn_which_requests_are_of_one_key_but_not_its_name(engine: FakeEngine) -> None:
+    async with running_gateway(engine, api_key=("sk-a", "sk-b")) as gateway:
+        for key in ("a", "a", "b"):
+            assert (await ask(gateway, key)).status_code == 200
+    async with running_gateway(engine) as gateway:
+        assert (await ask(gateway, "anything")).status_code == 200
+    first, again, other, without = (request.tenant for request in engine.requests)
+    assert first == again != other
+    assert first
+    assert other
+    assert not without
+    assert "sk-" not in first

@@ -245,6 +245,7 @@ class ServedRequest:
             pooling_params=pooling_params,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            tenant=self.caller.tenant,
             arrival_time=self.created,
             lora_name=lora.name if lora is not None else "",
             lora_digest=lora.digest if lora is not None else "",
