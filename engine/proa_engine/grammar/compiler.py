@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Beyond these, requests are refused as retryable: the number of queued texts, and the seconds in the queue."""
+    """Beyond these, requests are refused as retryable: the number of queued texts, and the seconds that a text waits
+    whose tenant has others too."""
 
     max_jobs: float
     max_seconds: float
@@ -126,6 +127,10 @@ class _Queue:
         self.jobs.remove(job)
         return job
 
+    def is_alone(self, job: _Compilation) -> bool:
+        """Whether the tenant of a running job has no others, so that it has waited for other tenants alone."""
+        return self._running[job.tenant] == 1 and all(each.tenant != job.tenant for each in self.jobs)
+
     def _has_jobs(self, tenant: str) -> bool:
         return self._running[tenant] > 0 or any(job.tenant == tenant for job in self.jobs)
 
@@ -206,9 +211,8 @@ class GrammarCompiler:
 
     def _work(self, only_small: bool) -> None:
         while (job := self._next_job(only_small)) is not None:
-            is_late = self._clock() - job.added_at > self._limits.max_seconds
             started = time.perf_counter()
-            outcome = _QUEUE_TIMEOUT if is_late else self._run(job.text)
+            outcome = _QUEUE_TIMEOUT if self._is_late(job) else self._run(job.text)
             for each in self._end(job, outcome, time.perf_counter() - started):
                 self._settle(each.request, each.ready, outcome)
 
@@ -225,6 +229,10 @@ class GrammarCompiler:
                 self._queue.finish(job, 0.0)
                 del self._jobs[job.text]
         return None
+
+    def _is_late(self, job: _Compilation) -> bool:
+        with self._changed:
+            return self._clock() - job.added_at > self._limits.max_seconds and not self._queue.is_alone(job)
 
     def _run(self, text: str) -> Outcome:
         with self._changed:

@@ -31,10 +31,12 @@ class Builder:
 
 
 class Queue:
-    def __init__(self, max_jobs: int = 64) -> None:
+    def __init__(self, max_jobs: int = 64, max_seconds: float = 100.0) -> None:
         self.builder = Builder()
         self.answers: SimpleQueue[GrammarReady] = SimpleQueue()
-        self.compiler = GrammarCompiler(self.builder, GrammarStats(), QueueLimits(max_jobs, 100.0), GrammarCache())
+        self.compiler = GrammarCompiler(
+            self.builder, GrammarStats(), QueueLimits(max_jobs, max_seconds), GrammarCache()
+        )
         self.aborted: set[str] = set()
 
     def add(self, request_id: str, text: str, tenant: str = "") -> None:
@@ -122,6 +124,20 @@ def test_a_new_tenant_takes_the_place_of_the_last_one_of_a_tenant_that_fills_the
     queue.add("a3", LARGE + "3", "a")
     assert queue.answers.get(timeout=10).request_id == "a3", "its tenant has the most already"
     assert [queue.finish().request_id for _ in range(2)] == ["first", "b"]
+    queue.close()
+
+
+def test_only_a_tenant_with_several_grammars_is_refused_for_the_time_that_one_has_waited() -> None:
+    queue = Queue(max_seconds=-1.0)
+    queue.add("a0", LARGE, "a")
+    assert queue.builder.started.get(timeout=10) == LARGE
+    for number in range(1, 3):
+        queue.add(f"a{number}", LARGE + str(number), "a")
+    queue.add("b", LARGE + "b", "b")
+    answers = [queue.finish(), queue.finish()]
+    assert [(each.request_id, each.retryable) for each in answers] == [("a0", False), ("b", False)]
+    refused = queue.answers.get(timeout=10)
+    assert (refused.request_id, refused.retryable) == ("a1", True)
     queue.close()
 
 
