@@ -25,6 +25,8 @@ from proa_gateway.http.middleware import REQUEST_ID
 _STRING = {"type": "string"}
 MAX_PROMPTS: Final = 16_384  # gateways have lower limits of their own
 NO_UNICODE: Final = "must be valid Unicode: it has a lone surrogate"
+_PROMPTS: Final = ("input", "queries", "text_1", "text_2")
+"""Fields that may be null and are no settings."""
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
@@ -235,7 +237,8 @@ class RequestFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_empty_texts(cls, values: Any) -> Any:
-        """Clients send `""` for settings that their user left empty: it stands for null, in fields that may be null."""
+        """Clients send `""` for settings that their user left empty: it stands for null, in fields that may be null. In
+        a prompt it is an empty text."""
         if not isinstance(values, dict) or "" not in values.values():
             return values
         return {name: value for name, value in values.items() if value != "" or not cls._may_be_null(name)}
@@ -243,4 +246,4 @@ class RequestFields(BaseModel):
     @classmethod
     def _may_be_null(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        return field is not None and field.default is None
+        return field is not None and field.default is None and name not in _PROMPTS
