@@ -153,7 +153,8 @@ class Deadlines:
     )
     send: float = option(
         60.0,
-        "time a client may read nothing of a response while more waits than buffers hold; then its connection is closed",
+        "time a client may read nothing of a response while more waits than buffers hold; then its connection is "
+        "closed",
         flag="--send-timeout",
         minimum=0.001,
     )

@@ -168,8 +168,8 @@ def test_prompt_logprobs_come_with_the_first_delta() -> None:
 
 def test_an_error_of_the_request_is_a_failure_that_is_not_retried() -> None:
     sequence, recorder = make()
-    sequence.output(EngineCoreOutput(finish_reason=FinishReason.ERROR, error="NaN"))
-    assert recorder.events == ["failed GenerationFailed False"]
+    sequence.output(EngineCoreOutput(finish_reason=FinishReason.ERROR, error="too complex"))
+    assert recorder.events == ["failed GrammarFailed False"]
 
 
 def test_a_sequence_continues_on_another_engine_where_it_stopped() -> None:
