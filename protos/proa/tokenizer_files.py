@@ -97,5 +97,5 @@ def load_tokenizer(files: Mapping[str, bytes]) -> "Tokenizer":
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises plain exceptions, and panics, which are no `Exception`
-        raise ValueError(f"{TOKENIZER_FILE} cannot be read: {error}") from error
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
     return tokenizer

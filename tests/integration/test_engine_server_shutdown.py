@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from proa.contract import SamplingParams
 from proa.engine.v1 import service_pb2
-from proa_engine.server import shutdown
+from proa_engine.server import shutdown, watchdog
 from support.engine_client import DEADLINE, SessionClient, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server, wait_for_health
 from support.fake_executor import generate as expected_tokens
@@ -230,7 +230,8 @@ async def test_idle_connections_do_not_take_the_health_port_away() -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:
+async def test_hung_collective_ends_the_engine_when_its_step_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.5)
     hang = Hang()
     with running_server(hang.executor, step_timeout=0.3, tensor_parallel_size=2) as server:
         async with server.channel() as channel:

@@ -471,7 +471,8 @@ _REFUSED = (
     )
     | rows(
         Kind.REFUSED,
-        "ranks wait for each other for 30 minutes; `--step-timeout` reports a step that is late",
+        "ranks wait 30 minutes for each other at start, then as long as a step may take; `--step-timeout` reports a "
+        "step that is late",
         "--distributed-timeout-seconds --cpu-distributed-timeout-seconds",
     )
     | rows(

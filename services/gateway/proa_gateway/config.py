@@ -10,7 +10,7 @@ from proa.logs import LogOptions
 from proa.lora_module import LoraModule
 from proa.options import check_options, masked_repr, option, parse_count
 from proa.tls import TlsFiles
-from proa_gateway.http.hosts import parse_host_pattern
+from proa_gateway.http.middleware import parse_host_pattern
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
 from proa_gateway.scaler.config import ScalerOptions

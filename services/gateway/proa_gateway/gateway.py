@@ -32,7 +32,7 @@ from proa_gateway.engines.models import LoraRegistry, ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import HeaderMissing, NotAnOperator
 from proa_gateway.http.bodies import LargeBodies
-from proa_gateway.http.hosts import AllowedHosts
+from proa_gateway.http.middleware import AllowedHosts
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.keep_running import keep_running

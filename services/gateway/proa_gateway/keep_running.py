@@ -17,7 +17,8 @@ async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         started = loop.time()
         try:
-            return await work()
+            # A task of its own: each message that `work` awaits would resume this coroutine too.
+            return await asyncio.ensure_future(work())
         except Exception:
             if loop.time() - started > LAST_PAUSE:
                 pause = FIRST_PAUSE

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.http.hosts import AllowedHosts, parse_host_pattern
+from proa_gateway.http.middleware import AllowedHosts, parse_host_pattern
 from support.chart import (
     ENGINE,
     ENGINE_POD,

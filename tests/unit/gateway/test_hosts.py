@@ -3,7 +3,7 @@
 import pytest
 
 from proa_gateway.errors import HostNotAllowed
-from proa_gateway.http.hosts import AllowedHosts, parse_host_pattern
+from proa_gateway.http.middleware import AllowedHosts, parse_host_pattern
 
 PATTERNS = ("llm.example.com", "*.internal.example", "proa-gateway.ns.svc.cluster.local")
 

@@ -32,14 +32,18 @@ def test_after_an_error_no_further_job_begins() -> None:
 
 def test_an_interrupt_does_not_wait_for_a_job_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_threads, "_GRACE_SECONDS", 0.0)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     stop, end = threading.Event(), threading.Event()
 
     def job() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         end.wait(60)
 
-    with pytest.raises(KeyboardInterrupt):
-        daemon_threads.run([job], 1, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            daemon_threads.run([job], 1, stop)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert stop.is_set()
     assert not end.is_set()
     end.set()

@@ -79,6 +79,7 @@ class Caller:
     keys, all requests have the same caller, whose name is empty.
 
     `owner`: who owns what its requests store. The name of a named key, the digest of one without a name.
+    `tenant`: what engines know the caller by, without its name or key. Empty if no key is needed.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Caller:
         self.role = role
         self._separates_cache = separates_cache
         self.owner = name if owner is None else owner
+        self.tenant = hashlib.sha256(self.owner.encode()).hexdigest()[:16] if self.owner else ""
         self.priority = 0
         self.weight = 1.0
         self.limiter = RateLimiter(RateLimits(), clock)
@@ -102,11 +104,6 @@ class Caller:
     def update(self, key: ApiKey) -> None:
         self.priority, self.weight, self.role = key.priority, key.weight, key.role
         self.limiter.set_limits(key)
-
-    @property
-    def tenant(self) -> str:
-        """What engines know the caller by, without its name or key. Empty if no key is needed."""
-        return hashlib.sha256(self.owner.encode()).hexdigest()[:16] if self.owner else ""
 
     def cache_salt(self, requested: str | None) -> str:
         """The salt of the prefix cache for a request of this caller. `requested`: by the client."""
@@ -133,7 +130,7 @@ class ApiKeyStore:
         self._path = path
         self._new_caller = partial(Caller, separates_cache=separates_caches, clock=clock)
         roles: dict[str, Role] = {**dict.fromkeys(keys, "user"), **dict.fromkeys(operator_keys, "operator")}
-        self._needs_key = path is not None or bool(roles)
+        self.needs_key = path is not None or bool(roles)
         self._anonymous = Caller(role="operator", clock=clock)  # of requests where no key is needed
         # first bytes of a digest -> digest, caller
         self._unnamed = {
@@ -149,13 +146,9 @@ class ApiKeyStore:
             self._fingerprint = _fingerprint(path)
             self._load(read_keys(path))
 
-    @property
-    def needs_key(self) -> bool:
-        return self._needs_key
-
     def authenticate(self, authorization: str | None) -> Caller:
         """The caller of an `Authorization` header. Raises `InvalidApiKey`."""
-        if not self._needs_key:
+        if not self.needs_key:
             return self._anonymous
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():

@@ -104,14 +104,9 @@ class RequestAttempts:
     leaving: LeavingRequest | None = None  # the attempt before, if the next one fetches the blocks of it
     resend_task: asyncio.Task[None] | None = None
 
-    @property
-    def lora(self) -> Lora | None:
-        """The request's adapter."""
-        return self.hints.lora
-
     def is_loaded(self, engine: EngineClient) -> bool:
         """Whether the engine has the request's adapter. The first engine that has it decides on its content."""
-        loaded = engine.loras.get(self.lora) if self.lora is not None else None
+        loaded = engine.loras.get(self.hints.lora) if self.hints.lora is not None else None
         if loaded is not None and not self.num_received:
             self.set_lora(loaded)
         return loaded is not None

@@ -53,6 +53,7 @@ class Generation:
         self._trace = trace
         self._metrics = metrics
         self._failover_timeout = deadlines.failover
+        self._now = asyncio.get_running_loop().time
         self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
         self._running: dict[EngineSequence, RequestAttempts] = {}
         self._unsent: list[EngineSequence] = []
@@ -109,10 +110,11 @@ class Generation:
             attempts.last_progress = self._now()
             try:
                 pick = self._pick(attempts)
-                if attempts.lora is None or attempts.is_loaded(pick.engine):
+                if attempts.hints.lora is None or attempts.is_loaded(pick.engine):
                     self._send(sequence, attempts, pick)
                 else:
-                    self._begin_load(attempts.lora, pick.engine)  # now, so that the next requests are sent there too
+                    # Now, so that the next requests are sent there too.
+                    self._begin_load(attempts.hints.lora, pick.engine)
                     self._start_task(attempts, partial(self._load_and_send, sequence, attempts, pick))
             except EngineUnavailable as error:
                 if is_first:
@@ -248,7 +250,7 @@ class Generation:
     async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:
         """Send to the engine as soon as it has the request's adapter. The sequence fails if it does not get it."""
         try:
-            if (lora := attempts.lora) is not None and not attempts.is_loaded(pick.engine):
+            if (lora := attempts.hints.lora) is not None and not attempts.is_loaded(pick.engine):
                 await self._load(attempts, lora, pick.engine)
             self._send(sequence, attempts, pick)
         except GatewayError as error:
@@ -321,6 +323,3 @@ class Generation:
         for sequence, attempts in self._running.items():
             attempts.update_progress(len(sequence.received), now)
         self._deadlines.check(self._running.values(), now)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

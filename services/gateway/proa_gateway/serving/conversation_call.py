@@ -212,7 +212,9 @@ class ConversationCall(GenerationCall):
             prompt_logprobs=self.fields.prompt_logprobs,
         )
         model_format = self.settings.formats.of(model)
-        self._check_tools(model, model_format)
+        if self.reader.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
+            message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
+            raise UnsupportedField(message, param="tools")
         read = await self.reader.read(model, model_format)
         return GenerationJob(
             request=self.fields,
@@ -225,11 +227,6 @@ class ConversationCall(GenerationCall):
             renderer=self.renderer(PreparedChat(model, read.prompt, params[0])),
             continuous_usage=self.continuous_usage,
         )
-
-    def _check_tools(self, model: ServedModel, model_format: ModelFormat | None) -> None:
-        if self.reader.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
-            message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
-            raise UnsupportedField(message, param="tools")
 
 
 def _output_constraint(content: Constraint | None, read: ReadConversation) -> OutputConstraint | None:

@@ -96,15 +96,9 @@ class GenerationJob(Job):
             if not prompt.token_ids:
                 raise InvalidRequest("The prompt has no tokens.", param=self.param)
             check_context(len(prompt.token_ids), self.max_tokens, model, self.param)
-        self._check_prompt_logprobs()
-
-    def _check_prompt_logprobs(self) -> None:
-        """Raise `InvalidRequest` if the response would have too many log probabilities of the prompt's tokens."""
         count = self.params[0].prompt_logprobs
-        if count is None:
-            return
         num_tokens = len(self.params) * sum(len(prompt.token_ids) for prompt in self.prompts)
-        if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+        if count is not None and num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
                 f"The log probabilities of {num_tokens:,} prompt tokens and {count:,} alternatives to each are more "
                 f"than {MAX_PROMPT_LOGPROBS:,}; send fewer prompts in one request, or ask for fewer alternatives.",
