@@ -111,7 +111,7 @@ class KvExchange:
             and not one.suspect
             and (one.hello is not None and one.hello.model.max_model_len >= length)
             and self._rates.get((engine.address, one.address))
-            and (attempts.hints.lora is None or one.loras.get(attempts.lora) is not None)
+            and (attempts.hints.lora is None or one.loras.get(attempts.hints.lora) is not None)
         ]
 
     # FetchListener
@@ -229,7 +229,7 @@ class KvExchange:
             return False
         if not attempts.takes_embeds(one.hello.model):
             return False
-        return attempts.hints.lora is None or one.loras.get(attempts.lora) is not None
+        return attempts.hints.lora is None or one.loras.get(attempts.hints.lora) is not None
 
     def _send_prefill(
         self, engine: EngineClient, request: EngineCoreRequest, hints: RoutingHints, trace: RequestTrace
