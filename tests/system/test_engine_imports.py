@@ -7,7 +7,7 @@ import pytest
 
 # Of other packages, and parts of torch that `import torch` does not import.
 NOT_TO_SERVE = (
-    *("transformers", "jinja2", "tokenizers", "PIL", "huggingface_hub", "opentelemetry.sdk"),
+    *("transformers", "PIL", "huggingface_hub", "opentelemetry.sdk"),
     *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed._symmetric_memory"),
 )
 BEFORE_TORCH = """

@@ -14,7 +14,7 @@ from proa_engine.mover.messages import Fetch, Init, Progress, ToCore
 from proa_engine.worker import mover_process
 from proa_engine.worker.arena_memory import anonymous_memory
 from proa_engine.worker.mover_process import MoverProcess
-from support.movers import FINGERPRINT, LAYOUT, hashes, make_job
+from support.movers import FINGERPRINT, LAYOUT, LOOPBACK, hashes, make_job
 
 NOBODY = "127.0.0.1:9"  # no process listens there
 
@@ -25,7 +25,7 @@ class Run:
     def __init__(self, arena: int) -> None:
         self.ends: list[Progress] = []
         self.lines: list[str] = []
-        init = Init(LAYOUT, "127.0.0.1", 0, rank=0, num_ranks=1, fingerprint=FINGERPRINT, since=0.0)
+        init = Init(LAYOUT, "127.0.0.1", 0, rank=0, num_ranks=1, fingerprint=FINGERPRINT, since=0.0, sources=LOOPBACK)
         self.mover = MoverProcess(init, arena, self._take, self.lines.append)
 
     def _take(self, message: ToCore) -> None:

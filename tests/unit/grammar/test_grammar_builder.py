@@ -16,6 +16,7 @@ from proa_engine.grammar.masks import make_tokenizer
 from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars, make_request, prepare
 
 EXPLOSIVE = "start: /(.*a){1,30}.{30,2000}c{3}/"  # tokens need ever new states of the lexer
+OBJECT = {"type": "object"}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,11 @@ def grammars() -> Iterator[LLGuidanceGrammars]:
 REFUSED: dict[str, tuple[dict[str, object], type[GrammarError], str]] = {
     "matches nothing": ({"regex": r"[^\s\S]"}, Unsatisfiable, "no text can follow"),
     "text of an added token": ({"json": {"const": "a<think>b"}}, Unsatisfiable, "the text of an added token"),
+    "a pattern that is a property's name": (
+        {"json": {"type": "object", "properties": {"x-1": OBJECT}, "patternProperties": {"^x-1$": OBJECT}}},
+        Unsatisfiable,  # by llguidance: it forces the name and then has nothing to continue with
+        "no text can follow",
+    ),
     "many repetitions": ({"regex": "(a{1000}){1000}b1c1"}, TooComplex, "a regular expression takes too long to follow"),
     "many optional properties": (
         {"json": {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(600)}}},
