@@ -14,6 +14,7 @@ from proa_engine.kernels.latent_attention import (
 from proa_engine.kernels.paged_attention import plan_attention
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
+from support.thorough import combinations
 
 SHAPES = ((4, 24, 8), (19, 40, 4))  # heads, rank, rope_dim
 
@@ -37,22 +38,21 @@ def expected_rows(case: AttentionCase, cache: torch.Tensor, rank: int) -> torch.
 
 
 def check_latent_decode(dtype: torch.dtype) -> None:
-    for num_heads, rank, rope_dim in SHAPES:
-        for width, lens in ((1, (1, 16, 37, 300)), (3, (3, 150, 129))):
-            case = attention_case(
-                [(width, length) for length in lens],
-                num_heads=num_heads,
-                num_kv_heads=1,
-                head_dim=rank + rope_dim,
-                dtype=dtype,
-            )
-            cache, metadata = with_gaps(case.key_cache[:, 0]), case.metadata
-            plan = plan_decodes(metadata.seq_lens, len(lens), head_groups(num_heads), None, width)
-            assert (plan.items[5] > 1).any()
-            for _ in range(2):  # two layers share a plan
-                out = torch.full((*case.query.shape[:2], rank), torch.nan, dtype=dtype)
-                latent_attention._decode(case.query, cache, metadata.tables[0].block_table, out, plan, 0.25)
-                close(out.float(), expected_rows(case, cache, rank), TOLERANCE[dtype])
+    for (num_heads, rank, rope_dim), (width, lens) in combinations(SHAPES, ((1, (1, 16, 37, 300)), (3, (3, 150, 129)))):
+        case = attention_case(
+            [(width, length) for length in lens],
+            num_heads=num_heads,
+            num_kv_heads=1,
+            head_dim=rank + rope_dim,
+            dtype=dtype,
+        )
+        cache, metadata = with_gaps(case.key_cache[:, 0]), case.metadata
+        plan = plan_decodes(metadata.seq_lens, len(lens), head_groups(num_heads), None, width)
+        assert (plan.items[5] > 1).any()
+        for _ in range(2):  # two layers share a plan
+            out = torch.full((*case.query.shape[:2], rank), torch.nan, dtype=dtype)
+            latent_attention._decode(case.query, cache, metadata.tables[0].block_table, out, plan, 0.25)
+            close(out.float(), expected_rows(case, cache, rank), TOLERANCE[dtype])
 
 
 def check_latent_prefill(dtype: torch.dtype) -> None:

@@ -250,17 +250,19 @@ class SamplingCase:
             assert shares[kept & ~last].sum() < top_p + ROUNDING, "those above the last value sum to top-p"
 
 
-def top_k_case(dtype: torch.dtype) -> SamplingCase:
-    """A row for each top-k over logits that are neighbours among the numbers of `dtype`, in any order."""
+def top_k_case(dtype: torch.dtype, every: int = 1) -> SamplingCase:
+    """A row for each top-k, or for every second or fewer, over logits that are neighbours among the numbers of `dtype`,
+    in any order."""
     order = torch.arange(100, dtype=torch.int32 if dtype == torch.float32 else torch.int16)
     positive = (torch.tensor(8.0, dtype=dtype).view(order.dtype) + order).view(dtype)
     logits = torch.cat((positive, -positive))
     logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))]
-    slots = torch.arange(len(logits))
-    params = torch.zeros(len(logits), columns.NUM_COLUMNS, dtype=torch.float64)
+    top_ks = torch.arange(1, len(logits) + 1, every)
+    slots = torch.arange(len(top_ks))
+    params = torch.zeros(len(top_ks), columns.NUM_COLUMNS, dtype=torch.float64)
     params[:, columns.TEMPERATURE] = params[:, columns.TOP_P] = 1.0
-    params[:, columns.TOP_K] = slots + 1
-    return SamplingCase(logits.expand(len(logits), -1), params, slots, slots)
+    params[:, columns.TOP_K] = top_ks
+    return SamplingCase(logits.expand(len(top_ks), -1), params, slots, slots)
 
 
 def sampling_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[SamplingCase]:
