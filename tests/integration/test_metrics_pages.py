@@ -38,6 +38,7 @@ from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.observability.outcome import Outcome
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.scaler.demand import Demand
 from support.core import CoreRun, make_request
@@ -364,9 +365,8 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200)
     metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
-    metrics.observe_finish("m", "m", "stop")
     metrics.observe_rejection("requests")
-    metrics.observe_generation(
+    outcome = Outcome(
         operation="chat",
         model="m",
         base_model="m",
@@ -374,8 +374,12 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
         time_to_first_token=0.1,
         input_tokens=7,
         output_tokens=11,
+        finish_reasons=["stop"],
     )
-    metrics.observe_generation(operation="chat", model="m", base_model="m", duration=5.0, error_type="engine_lost")
+    metrics.observe_outcome(outcome)
+    metrics.observe_outcome(
+        Outcome(operation="chat", model="m", base_model="m", duration=5.0, error_type="engine_lost")
+    )
     metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     answers = {"route": "/v1/chat/completions", "status": "200"}
@@ -400,7 +404,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
 
 def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    metrics.observe_generation(
+    outcome = Outcome(
         operation="chat",
         model="lora",
         base_model="m",
@@ -408,16 +412,21 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         time_to_first_token=0.1,
         input_tokens=7,
         output_tokens=11,
+        finish_reasons=["stop"],
         longest_output=6,
         num_choices=2,
         max_tokens=50,
     )
-    metrics.observe_generation(
+    metrics.observe_outcome(outcome)
+    outcome = Outcome(
         operation="chat", model="m", base_model="m", duration=5.0, input_tokens=3, error_type="engine_lost"
     )
-    metrics.observe_generation(operation="chat", model="", base_model="", duration=5.0, error_type="model_not_found")
-    metrics.observe_finish("m", "m", "stop")
-    metrics.observe_finish("m", "m", "client_disconnected")
+    metrics.observe_outcome(outcome)
+    metrics.observe_outcome(
+        Outcome(operation="chat", model="", base_model="", duration=5.0, error_type="model_not_found")
+    )
+    left = Outcome(operation="chat", model="m", base_model="m", status=499, error_type="left", finish_reasons=[None])
+    metrics.observe_outcome(left)
     metrics.watch([engine("a:1", model_name="m")], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     assert page.value("vllm:prompt_tokens_total", model_name="m") == 10

@@ -17,7 +17,8 @@ from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway import errors
 from proa_gateway.observability.metrics import FIRST_TOKEN_BUCKETS, QUEUE_BUCKETS
-from proa_gateway.serving.job import _REJECTIONS
+from proa_gateway.observability.outcome import Outcome
+from proa_gateway.serving.serving import _REJECTIONS
 from support.chart import CHART, lookup, needs_helm, render
 from support.core import CoreRun, make_request
 from support.fake_disk import FakeDisk
@@ -61,7 +62,8 @@ async def gateway_page() -> str:
         metrics = gateway.gateway.metrics
         metrics.observe_queue_wait("fake", "admitted", 0.5)
         metrics.observe_rejection("requests")
-        metrics.observe_key("team", 200, input_tokens=1, output_tokens=1)
+        keyed = Outcome(operation="chat", model="fake", base_model="fake", key="team", output_tokens=1)
+        metrics.observe_outcome(keyed)
         metrics.observe_kv_source("prefill")
         metrics.observe_kv_fetch("prefill", num_tokens=1, num_bytes=1, seconds=0.1)
         metrics.observe_remote_prefill("used")

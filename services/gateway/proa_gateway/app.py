@@ -1,6 +1,6 @@
 """The FastAPI application around one gateway: routes, middleware, exception handlers."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -10,15 +10,13 @@ from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
-from starlette.types import Scope
 
-from proa_gateway.admission.auth import ApiKeyMiddleware, Caller, authorization
+from proa_gateway.admission.auth import ApiKeyMiddleware
 from proa_gateway.apis.models import public_router
 from proa_gateway.apis.routes import ROUTERS
 from proa_gateway.apis.tokenize import tokenizer_info_router
 from proa_gateway.config import GatewayConfig
-from proa_gateway.errors import HostNotAllowed, InvalidApiKey
-from proa_gateway.gateway import Gateway, gateway_of, open_gateway
+from proa_gateway.gateway import Gateway, authenticate, gateway_of, open_gateway
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
 from proa_gateway.http.errors import MessagesMiddleware, error_handlers
 from proa_gateway.http.middleware import AccessLogMiddleware, HeadAsGet, Paths, RequestIdMiddleware
@@ -60,7 +58,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
-    app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
+    app.add_middleware(ApiKeyMiddleware, authenticate=authenticate, public_paths=public_paths)
     app.add_middleware(MessagesMiddleware)
     if config.access_log:
         app.add_middleware(AccessLogMiddleware)
@@ -96,17 +94,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for route in routes.values():
             route["responses"].pop("422", None)
     return document
-
-
-def _authenticate(scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-    gateway: Gateway = scope["state"]["gateway"]
-    try:
-        if not gateway.api_keys.needs_key:
-            gateway.hosts.check(headers.get(b"host", b"").decode("latin-1"))
-        return gateway.api_keys.authenticate(authorization(headers))
-    except (InvalidApiKey, HostNotAllowed) as error:
-        gateway.metrics.observe_rejection("api_key" if isinstance(error, InvalidApiKey) else "host")
-        raise
 
 
 def _observe_error(request: Request, status: int, error_type: str) -> None:

@@ -5,7 +5,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,9 +13,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from proa.tls import TlsSource
-from proa_gateway.admission.auth import ApiKeyStore, Caller
+from proa_gateway.admission.auth import ApiKeyStore, Caller, authorization
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.client import EngineClient
@@ -30,7 +31,7 @@ from proa_gateway.engines.discovery import (
 from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import LoraRegistry, ModelRegistry
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import HeaderMissing, NotAnOperator
+from proa_gateway.errors import HeaderMissing, HostNotAllowed, InvalidApiKey, NotAnOperator
 from proa_gateway.http.bodies import LargeBodies
 from proa_gateway.http.middleware import AllowedHosts
 from proa_gateway.images.fetch import ImageFetcher
@@ -79,6 +80,18 @@ class Gateway:
 def gateway_of(request: HTTPConnection) -> Gateway:
     gateway: Gateway = request.state.gateway
     return gateway
+
+
+def authenticate(scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+    """The `Authenticate` of `ApiKeyMiddleware`."""
+    gateway: Gateway = scope["state"]["gateway"]
+    try:
+        if not gateway.api_keys.needs_key:
+            gateway.hosts.check(headers.get(b"host", b"").decode("latin-1"))
+        return gateway.api_keys.authenticate(authorization(headers))
+    except (InvalidApiKey, HostNotAllowed) as error:
+        gateway.metrics.observe_rejection("api_key" if isinstance(error, InvalidApiKey) else "host")
+        raise
 
 
 async def require_operator(request: HTTPConnection) -> None:

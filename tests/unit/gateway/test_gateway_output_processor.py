@@ -27,6 +27,8 @@ class Recorder:
     message: list[str | int] = field(default_factory=list)  # texts and markers, in their order
     satisfied_after: str | int | None = None  # one of these
 
+    reasoning_tokens = None
+
     @property
     def is_satisfied(self) -> bool:
         return self.satisfied_after in self.message

@@ -218,8 +218,9 @@ def test_without_parallel_calls_the_rest_is_dropped() -> None:
 
 def test_tokens_of_reasoning_are_those_between_its_markers() -> None:
     collector = collect()
-    run(sequence_of(collector), IDS)
-    assert collector.num_reasoning_tokens == len(tool_tokenizer().encode("née 😀").ids)
+    sequence = sequence_of(collector)
+    run(sequence, IDS)
+    assert sequence.reasoning_tokens == len(tool_tokenizer().encode("née 😀").ids)
 
 
 async def test_an_output_without_a_format_is_content() -> None:
@@ -228,7 +229,8 @@ async def test_an_output_without_a_format_is_content() -> None:
     await writer.start_events()
     stream = ChoiceStream(None, choice(is_parsed=False), writer, on_blocked=lambda: None)
     writer.write(stream.renderer.opening(Usage(1, 0, 0)))
-    run(sequence_of(stream), tool_tokenizer().encode("one two").ids)
+    sequence = sequence_of(stream)
+    run(sequence, tool_tokenizer().encode("one two").ids)
     texts = [event["choices"][0]["delta"].get("content") for event in server.events()]
     assert "".join(text or "" for text in texts) == "one two"
-    assert (stream.consumer, stream.num_reasoning_tokens) == (None, None)
+    assert (stream.consumer, sequence.reasoning_tokens) == (None, None)

@@ -1,9 +1,10 @@
 """Admission control: API key limits, gateway limits, waiting for a model's first engine, waiting for capacity."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from proa_gateway.admission.auth import Caller
@@ -98,12 +99,25 @@ class ModelLookup:
 EXPECTED_OUTPUT = 256
 
 
+class Call(Protocol):
+    @property
+    def num_prompts(self) -> int: ...
+
+    @property
+    def num_choices(self) -> int:
+        """Number of choices of each prompt."""
+        ...
+
+
 class Trace(Protocol):
     def span(self, name: str) -> AbstractContextManager[Any]: ...
 
 
-class GenerationContext(Protocol):
-    """What admission reads of a generation request."""
+class AcceptedRequest(Protocol):
+    """What admission reads of a request."""
+
+    @property
+    def call(self) -> Call: ...
 
     @property
     def caller(self) -> Caller: ...
@@ -112,22 +126,8 @@ class GenerationContext(Protocol):
     def trace(self) -> Trace: ...
 
     @property
-    def requested_model(self) -> str | None: ...
-
-    @property
     def rank(self) -> int:
         """Order among the caller's requests, smaller first."""
-        ...
-
-    @property
-    def num_prompts(self) -> int: ...
-
-    @property
-    def seconds_left(self) -> float: ...
-
-    @property
-    def num_used_tokens(self) -> int:
-        """Prompt and output tokens of a request that was sent to an engine, else 0."""
         ...
 
 
@@ -165,14 +165,14 @@ class AdmissionControl:
         return self.pool.ready or self.config.deadlines.scale_from_zero > 0
 
     @contextmanager
-    def admit(self, context: GenerationContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
-        """Raises `RateLimited` and `Overloaded`."""
-        caller = context.caller
+    def admit(self, accepted: AcceptedRequest, ends_at: float) -> Iterator["AdmissionGuard"]:
+        """`ends_at`: when the request's time is over, by `time.perf_counter`. Raises `RateLimited` and `Overloaded`."""
+        caller, call = accepted.caller, accepted.call
         try:
             with caller.limiter.acquire() as lease:
-                request = QueuedRequest(caller, num_sequences, rank=context.rank)
+                request = QueuedRequest(caller, call.num_prompts * call.num_choices, rank=accepted.rank)
                 self.bounds.admit(request)
-                guard = AdmissionGuard(self, context, lease, request)
+                guard = AdmissionGuard(self, request, lease, call.num_choices, ends_at, accepted.trace)
                 try:
                     yield guard
                 finally:
@@ -195,23 +195,23 @@ class AdmissionControl:
         return capacity
 
 
+@dataclass(slots=True, eq=False)
 class AdmissionGuard:
     """One admitted request. `close` ends it."""
 
-    def __init__(
-        self, control: AdmissionControl, context: GenerationContext, lease: Lease, request: QueuedRequest
-    ) -> None:
-        self._control = control
-        self._context = context
-        self._lease = lease
-        self._request = request
-        self._num_pixel_bytes = 0
+    _control: AdmissionControl
+    _request: QueuedRequest
+    _lease: Lease
+    _num_choices: int  # of each prompt
+    _ends_at: float  # when the request's time is over, by `time.perf_counter`
+    _trace: Trace
+    _num_pixel_bytes: int = 0
 
-    async def find_model(self) -> ServedModel:
-        """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
-        `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
+    async def find_model(self, requested: str | None) -> ServedModel:
+        """The model of this name, the only one for None. Waits for its first engine if the gateway scales from zero.
+        Raises `InvalidRequest`, `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
         lookup, pool = self._control.lookup, self._control.pool
-        name = lookup.name(self._context.requested_model)
+        name = lookup.name(requested)
         base = lookup.base_name(name)
         try:
             pool.check(base)
@@ -237,20 +237,20 @@ class AdmissionGuard:
         `num_prompt_tokens`: of all prompts. `max_tokens`: of a sequence's output; None: any number. Raises
         `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
         """
-        request = self._request
         cost = num_prompt_tokens + self._expected_output(max_tokens)
         self._lease.reserve(cost)
         queue = self._control.queue
         if queue.has_capacity(model):
             return
-        num_choices = request.num_sequences // self._context.num_prompts
-        request.num_tokens, request.cost = num_choices * num_prompt_tokens, cost
-        seconds = min(self._control.config.deadlines.queue, self._context.seconds_left)
-        await queue.wait_for_capacity(model, request, seconds)
+        self._request.num_tokens, self._request.cost = self._num_choices * num_prompt_tokens, cost
+        await queue.wait_for_capacity(model, self._request, self._at_most(self._control.config.deadlines.queue))
+
+    def settle(self, num_tokens: int) -> None:
+        """Set how many tokens the prompts and outputs had; none if this is not called."""
+        self._lease.used = num_tokens
 
     def close(self) -> None:
-        """Settle the request's cost and give its capacity to others."""
-        self._lease.used = self._context.num_used_tokens
+        """Charge the request's tokens and give its capacity to others."""
         self._request.settle(self._lease.used)
         self._control.bounds.release(self._request)
         self._control.pixels.total -= self._num_pixel_bytes
@@ -269,8 +269,12 @@ class AdmissionGuard:
             if isinstance(reason, EngineUnavailable):
                 raise reason
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
-        with self._context.trace.span("scale_from_zero"):
-            await control.queue.wait_for_engine(name, self._request, min(seconds, self._context.seconds_left))
+        with self._trace.span("scale_from_zero"):
+            await control.queue.wait_for_engine(name, self._request, self._at_most(seconds))
+
+    def _at_most(self, seconds: float) -> float:
+        """Return how long to wait: as long as the request's time is not over, but not more than `seconds`."""
+        return min(seconds, self._ends_at - time.perf_counter())
 
 
 def engine_capacity(max_num_seqs: int, *, load: int, num_waiting: int) -> int:

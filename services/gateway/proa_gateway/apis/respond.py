@@ -23,7 +23,8 @@ def respond(call: ApiCall, request: Request) -> WriterResponse:
     if fields.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = fields.request_id
     state.model = fields.model  # for the access log
-    state.response_headers += gateway.notices.check_extra(call.extra_fields, call.endpoint.refused)
+    if call.extra_fields:
+        state.response_headers += gateway.notices.check_extra(call.extra_fields, call.endpoint.refused)
     return WriterResponse(partial(gateway.serving.respond, call, request))
 
 

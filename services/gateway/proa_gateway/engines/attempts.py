@@ -250,12 +250,13 @@ class RequestDeadlines:
     def until_next_check(self, now: float) -> float:
         return max(0.0, min(self._check_interval, self._ends_at - now))
 
-    def check(self, sequences: Iterable[RequestAttempts], now: float) -> None:
-        """Raises `DeadlineExceeded` after the total time, `EngineTimeout` if a sequence got no token in time."""
+    def error(self, sequences: Iterable[RequestAttempts], now: float) -> GatewayError | None:
+        """`DeadlineExceeded` after the total time, `EngineTimeout` if a sequence got no token in time, else None."""
         if now >= self._ends_at:
-            raise DeadlineExceeded("The answer was not finished within the request's time.")
+            return DeadlineExceeded("The answer was not finished within the request's time.")
         for attempts in sequences:
             limit = self._deadlines.next_token if attempts.num_received else self._deadlines.first_token
             if now - attempts.last_progress > limit:
                 what = "next" if attempts.num_received else "first"
-                raise EngineTimeout(f"The engine sent no {what} token within {limit:g} s.")
+                return EngineTimeout(f"The engine sent no {what} token within {limit:g} s.")
+        return None

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 from proa.contract import EngineCoreRequest, Lora
-from proa.text import TextStream
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RequestAttempts, RequestDeadlines
 from proa_gateway.engines.client import EngineClient
@@ -23,17 +22,15 @@ from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, LoraNotFound, LoraNotLoaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
-from proa_gateway.output.next_token import NextToken
-from proa_gateway.output.pooled import PooledOutput
-from proa_gateway.output.text import DeltaSink, EngineSequence, OutputProcessor
+from proa_gateway.output.text import EngineSequence
 from proa_gateway.routing.hints import RoutingHints
 
 _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Call `add`, `add_pooled` or `add_next` for each sequence, `start`, then `wait` until `finished`; always `close`,
-    which aborts the rest. More may be added and started later."""
+    """The `SequenceListener` of its sequences. Call `add` for each, `start`, then `wait` until `finished`; always
+    `close`, which aborts the rest. More may be added and started later."""
 
     def __init__(
         self,
@@ -58,9 +55,8 @@ class Generation:
         self._running: dict[EngineSequence, RequestAttempts] = {}
         self._unsent: list[EngineSequence] = []
         self._has_started = False
-        self._error: GatewayError | None = None
         self._wake = asyncio.Event()
-        self.sequences: list[EngineSequence] = []
+        self.error: GatewayError | None = None  # which ended it; `wait` raises it
         self.first_token_at: float | None = None  # or first pooled output, by `time.perf_counter`
 
     @property
@@ -71,33 +67,9 @@ class Generation:
     def num_running(self) -> int:
         return len(self._running)
 
-    def add(
-        self,
-        request: EngineCoreRequest,
-        hints: RoutingHints,
-        stream: TextStream | None,
-        sink: DeltaSink,
-        *,
-        wants_tokens: bool,
-        markers: frozenset[int] | None = None,
-    ) -> OutputProcessor:
-        """Add a sequence. Without a `stream` its output is discarded. `wants_tokens` and `markers`: as for
-        `OutputProcessor`."""
-        sequence = OutputProcessor(stream, sink, self, wants_tokens=wants_tokens, markers=markers)
-        self._add(sequence, request, hints)
-        return sequence
-
-    def add_pooled(self, request: EngineCoreRequest, hints: RoutingHints) -> PooledOutput:
-        pooled = PooledOutput(self)
-        self._add(pooled, request, hints)
-        return pooled
-
-    def add_next(self, request: EngineCoreRequest, hints: RoutingHints) -> NextToken:
-        """Add a request for the log probabilities of one token. It is none of `sequences`: there may be thousands."""
-        sequence = NextToken(self)
+    def add(self, sequence: EngineSequence, request: EngineCoreRequest, hints: RoutingHints) -> None:
         self._unsent.append(sequence)
         self._running[sequence] = RequestAttempts(request, hints)
-        return sequence
 
     def start(self) -> None:
         """Send the sequences that have been added to engines. Raises `ModelNotFound` or `EngineUnavailable` if none has
@@ -128,18 +100,18 @@ class Generation:
     async def wait(self) -> None:
         """Wait until `wake` is called or a sequence ends.
 
-        Raises the error of a sequence that failed, `EngineTimeout` or `DeadlineExceeded`.
+        Raises `error`: that of a sequence that failed, `EngineTimeout` or `DeadlineExceeded`.
         """
         self._check_deadlines()
-        while not self._wake.is_set():
+        while self.error is None and not self._wake.is_set():
             try:
                 async with asyncio.timeout(self._deadlines.until_next_check(self._now())):
                     await self._wake.wait()
             except TimeoutError:
                 self._check_deadlines()
         self._wake.clear()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """Abort all sequences that have not ended."""
@@ -205,11 +177,6 @@ class Generation:
             self._start_task(attempts, partial(self._resend, sequence, attempts, error, delay))
 
     # Private
-
-    def _add(self, sequence: EngineSequence, request: EngineCoreRequest, hints: RoutingHints) -> None:
-        self.sequences.append(sequence)
-        self._unsent.append(sequence)
-        self._running[sequence] = RequestAttempts(request, hints)
 
     def _start_task(self, attempts: RequestAttempts, work: Callable[[], Awaitable[None]]) -> None:
         async def run() -> None:
@@ -315,11 +282,11 @@ class Generation:
         if attempts.num_received:
             self._metrics.observe_failover("given_up")
             self._pool.failovers.record_given_up(attempts.tried[0], error.message)
-        self._error = self._error or error
+        self.error = self.error or error
         self._wake.set()
 
     def _check_deadlines(self) -> None:
         now = self._now()
         for sequence, attempts in self._running.items():
             attempts.update_progress(len(sequence.received), now)
-        self._deadlines.check(self._running.values(), now)
+        self.error = self._deadlines.error(self._running.values(), now) or self.error

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proa.logs import Format, make_handler, request_state, with_fields
 from proa_gateway.errors import HostNotAllowed
 from proa_gateway.http.errors import route_path
+from proa_gateway.observability.outcome import Outcome
 
 
 class Paths:
@@ -93,14 +94,6 @@ _log = logging.getLogger("proa_gateway.access_log")
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
-class LoggedRequest(Protocol):
-    """A request that engines worked for, as `served` in its state."""
-
-    def log_fields(self) -> dict[str, Any]:
-        """What the access log says of it."""
-        ...
-
-
 def write_access_log(format: Format) -> None:
     """Send the access log's lines to standard output. Other messages go to standard error."""
     _log.addHandler(make_handler(format, sys.stdout, "gateway", with_fields=True))
@@ -110,7 +103,7 @@ def write_access_log(format: Format) -> None:
 
 class AccessLogMiddleware:
     """Logs requests, except those of probes and scrapers. Their state has `request_id`; `error_type` if they failed;
-    `served`, a `LoggedRequest`, if engines worked for them."""
+    `outcome` if engines work for them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -143,7 +136,7 @@ class AccessLogMiddleware:
 
 def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[str, Any]:
     state, error_type = scope["state"], scope["state"].get("error_type")
-    served: LoggedRequest | None = state.get("served")
+    outcome: Outcome | None = state.get("outcome")
     return {
         "method": scope["method"],
         "path": scope["path"],
@@ -152,7 +145,7 @@ def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[s
         "error_type": error_type,
         "duration_ms": round(seconds * 1000, 1),
         "model": state.get("model"),  # as the request names it
-        **(served.log_fields() if served is not None else {}),
+        **(outcome.log_fields if outcome is not None else {}),
         "request_id": state.get("request_id"),
         "trace_id": state.get("trace_id"),
         "key": state["caller"].name or None if "caller" in state else None,

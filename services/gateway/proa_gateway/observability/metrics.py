@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from proa.contract import SchedulerStats
 from proa.telemetry import PROVIDER_NAME
+from proa_gateway.observability.outcome import Outcome
 
 
 class Engine(Protocol):
@@ -99,38 +100,27 @@ class VllmMetrics:
         self._choices = histogram("request_params_n", "The parameter n.", CHOICE_BUCKETS)
         self._max_tokens = histogram("request_params_max_tokens", "The parameter max_tokens.", COUNT_BUCKETS)
 
-    def observe_finish(self, model: str, reason: str, count: int) -> None:
-        self._success.labels(model, _FINISHES.get(reason, reason)).inc(count)
-
-    def observe_tokens(self, model: str, *, input_tokens: int, output_tokens: int) -> None:
-        """Count the tokens of a request that has ended, however it did."""
-        self._prompt_tokens.labels(model).inc(input_tokens)
-        self._generation_tokens.labels(model).inc(output_tokens)
-
-    def observe_success(
-        self,
-        model: str,
-        *,
-        duration: float,
-        time_to_first_token: float,
-        time_per_output_token: float | None,
-        input_tokens: int,
-        output_tokens: int,
-        longest_output: int,
-        num_choices: int,
-        max_tokens: int | None,
-    ) -> None:
-        """Observe a request that was successful. None: it has no such value."""
-        self._first_token.labels(model).observe(time_to_first_token)
-        self._latency.labels(model).observe(duration)
+    def observe_outcome(self, outcome: Outcome, time_per_output_token: float | None) -> None:
+        """Observe a request when it ends. `time_per_output_token`: after the first one; None: there is no other one. Of
+        a request that failed only tokens and finishes are observed."""
+        model = outcome.base_model  # as in vLLM, also for an adapter
+        if model:
+            self._prompt_tokens.labels(model).inc(outcome.input_tokens)
+            self._generation_tokens.labels(model).inc(outcome.output_tokens)
+        for reason, count in outcome.finishes.items():
+            self._success.labels(model, _FINISHES.get(reason, reason)).inc(count)
+        if outcome.error_type or outcome.time_to_first_token is None:
+            return
+        self._first_token.labels(model).observe(outcome.time_to_first_token)
+        self._latency.labels(model).observe(outcome.duration)
         if time_per_output_token is not None:
             self._per_token.labels(model).observe(time_per_output_token)
-        self._request_prompt.labels(model).observe(input_tokens)
-        self._request_output.labels(model).observe(output_tokens)
-        self._longest_output.labels(model).observe(longest_output)
-        self._choices.labels(model).observe(num_choices)
-        if max_tokens is not None:
-            self._max_tokens.labels(model).observe(max_tokens)
+        self._request_prompt.labels(model).observe(outcome.input_tokens)
+        self._request_output.labels(model).observe(outcome.output_tokens)
+        self._longest_output.labels(model).observe(outcome.longest_output)
+        self._choices.labels(model).observe(outcome.num_choices)
+        if outcome.max_tokens is not None:
+            self._max_tokens.labels(model).observe(outcome.max_tokens)
 
 
 IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -286,60 +276,27 @@ class GatewayMetrics:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
         self._requests.labels(route, str(status), error_type).inc()
 
-    def observe_finish(self, model: str, base_model: str, reason: str, count: int = 1) -> None:
-        """Count output sequences. `base_model`: as for `observe_generation`.
-
-        `reason`: its finish reason as sent to the client (`stop`, `length`, `abort`), `error` if the client got an
-        error instead, `client_disconnected` if the client was gone.
-        """
-        self._finished.labels(model, reason).inc(count)
-        self._vllm.observe_finish(base_model, reason, count)
-
-    def observe_generation(
-        self,
-        *,
-        operation: str,
-        model: str,
-        base_model: str,
-        duration: float,
-        time_to_first_token: float | None = None,
-        input_tokens: int = 0,
-        output_tokens: int = 0,
-        longest_output: int = 0,
-        cached_tokens: int = 0,
-        num_choices: int = 1,
-        max_tokens: int | None = None,
-        error_type: str = "",
-    ) -> None:
-        """Observe one generation request when it ends. `operation`: `chat` or `text_completion`. `model`: empty if it
-        was rejected before its model was known. `base_model`: the engines' model, which differs for an adapter; the
-        label of vLLM's metrics, as in vLLM. `max_tokens`: of a choice. `longest_output`: of its sequences, in tokens.
-
-        If it failed, `error_type` is set and only duration and tokens are observed.
-        """
-        labels = (operation, PROVIDER_NAME, model)
-        self._duration.labels(*labels, error_type).observe(duration)
-        for kind, count in (("input", input_tokens), ("output", output_tokens), ("cached", cached_tokens)):
-            self._tokens.labels(model, kind).inc(count)
-        if base_model:
-            self._vllm.observe_tokens(base_model, input_tokens=input_tokens, output_tokens=output_tokens)
-        if error_type or time_to_first_token is None:
-            return
-        per_token = (duration - time_to_first_token) / (output_tokens - 1) if output_tokens > 1 else None
-        self._first_token.labels(*labels).observe(time_to_first_token)
-        if per_token is not None:
-            self._per_token.labels(*labels).observe(per_token)
-        self._vllm.observe_success(
-            base_model,
-            duration=duration,
-            time_to_first_token=time_to_first_token,
-            time_per_output_token=per_token,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            longest_output=longest_output,
-            num_choices=num_choices,
-            max_tokens=max_tokens,
-        )
+    def observe_outcome(self, outcome: Outcome) -> None:
+        """Observe a request when it ends. If it failed only its duration, tokens and finishes are observed."""
+        model, error_type, first = outcome.model, outcome.error_type, outcome.time_to_first_token
+        labels = (outcome.operation, PROVIDER_NAME, model)
+        self._duration.labels(*labels, error_type).observe(outcome.duration)
+        self._tokens.labels(model, "input").inc(outcome.input_tokens)
+        self._tokens.labels(model, "output").inc(outcome.output_tokens)
+        self._tokens.labels(model, "cached").inc(outcome.cached_tokens)
+        for reason, count in outcome.finishes.items():
+            self._finished.labels(model, reason).inc(count)
+        if outcome.key:
+            self._key_requests.labels(outcome.key, str(outcome.status)).inc()
+            self._key_tokens.labels(outcome.key, "input").inc(outcome.input_tokens if outcome.was_sent else 0)
+            self._key_tokens.labels(outcome.key, "output").inc(outcome.output_tokens)
+        per_token = None
+        if not error_type and first is not None:
+            self._first_token.labels(*labels).observe(first)
+            if outcome.output_tokens > 1:
+                per_token = (outcome.duration - first) / (outcome.output_tokens - 1)
+                self._per_token.labels(*labels).observe(per_token)
+        self._vllm.observe_outcome(outcome, per_token)
 
     def observe_abort(self) -> None:
         self._aborts.inc()
@@ -355,12 +312,6 @@ class GatewayMetrics:
     def observe_queue_wait(self, model: str, outcome: str, seconds: float) -> None:
         """Observe a wait in the queue. `outcome`: `admitted`, `given_up` (client gone) or the code of the error."""
         self._queue_wait.labels(model, outcome).observe(seconds)
-
-    def observe_key(self, key: str, status: int, *, input_tokens: int, output_tokens: int) -> None:
-        """Count one request of an API key, and its tokens."""
-        self._key_requests.labels(key, str(status)).inc()
-        self._key_tokens.labels(key, "input").inc(input_tokens)
-        self._key_tokens.labels(key, "output").inc(output_tokens)
 
     def observe_retry(self) -> None:
         self._retries.inc()

@@ -3,7 +3,7 @@
 Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
+from proa_gateway.observability.outcome import Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -78,44 +79,16 @@ class RequestTrace:
     def set_request(self, *, operation: str, model: str, base_model: str) -> None:
         """Set what is known of a request before its prompt is made. `operation`: `gen_ai.operation.name` in the
         semantic conventions. `base_model`: the engines' model, which differs from `model` for an adapter."""
-        if self.is_recording:
-            values = {
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": model,
-                "proa.base_model": base_model if base_model != model else None,
-            }
-            self._span.set_attributes(_present(values))
-
-    def set_sampling(
-        self,
-        *,
-        stream: bool = False,
-        n: int = 1,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-        frequency_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        stop: Sequence[str] = (),
-    ) -> None:
-        """Set how a request's outputs are sampled. None: not given."""
-        if not self.is_recording:
-            return
-        values: dict[str, AttributeValue | None] = {
-            "gen_ai.request.stream": stream,
-            "gen_ai.request.choice.count": n if n != 1 else None,
-            "gen_ai.request.max_tokens": max_tokens,
-            "gen_ai.request.temperature": temperature,
-            "gen_ai.request.top_p": top_p,
-            "gen_ai.request.top_k": top_k,
-            "gen_ai.request.seed": seed,
-            "gen_ai.request.frequency_penalty": frequency_penalty,
-            "gen_ai.request.presence_penalty": presence_penalty,
-            "gen_ai.request.stop_sequences": list(stop) or None,
+        values = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.request.model": model,
+            "proa.base_model": base_model if base_model != model else None,
         }
         self._span.set_attributes(_present(values))
+
+    def set_parameters(self, values: Mapping[str, AttributeValue | None]) -> None:
+        """Set a request's parameters: the attributes `gen_ai.request.*` by the rest of their names. None: not given."""
+        self._span.set_attributes({f"gen_ai.request.{name}": value for name, value in _present(values).items()})
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
@@ -145,37 +118,23 @@ class RequestTrace:
     def add_event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         self._span.add_event(name, attributes)
 
-    def finish(
-        self,
-        *,
-        status: int,
-        error_type: str | None = None,
-        message: str = "",
-        response_id: str | None = None,
-        response_model: str | None = None,
-        input_tokens: int | None = None,
-        output_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        embedded_tokens: int | None = None,
-        finish_reasons: Sequence[str] = (),
-        time_to_first_chunk: float | None = None,
-    ) -> None:
-        """End the request's span. `error_type` is set if the request failed or was aborted."""
+    def finish(self, outcome: Outcome) -> None:
+        """End the request's span."""
         if self.is_recording:
             values: dict[str, AttributeValue | None] = {
-                "http.response.status_code": status,
-                "gen_ai.response.id": response_id,
-                "gen_ai.response.model": response_model,
-                "gen_ai.usage.input_tokens": input_tokens,
-                "gen_ai.usage.output_tokens": output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": cached_tokens,
-                "proa.embedded_tokens": embedded_tokens,
-                "gen_ai.response.finish_reasons": list(finish_reasons) or None,
-                "gen_ai.response.time_to_first_chunk": time_to_first_chunk,
+                "http.response.status_code": outcome.status,
+                "gen_ai.response.id": outcome.response_id,
+                "gen_ai.response.model": outcome.model or None,
+                "gen_ai.usage.input_tokens": outcome.input_tokens,
+                "gen_ai.usage.output_tokens": outcome.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
+                "proa.embedded_tokens": outcome.embedded_tokens or None,
+                "gen_ai.response.finish_reasons": [each for each in outcome.finish_reasons if each is not None] or None,
+                "gen_ai.response.time_to_first_chunk": outcome.time_to_first_token,
             }
             self._span.set_attributes(_present(values))
-            if error_type is not None:
-                set_error(self._span, error_type, message)
+            if outcome.error_type:
+                set_error(self._span, outcome.error_type, outcome.message)
         self._span.end()
 
 

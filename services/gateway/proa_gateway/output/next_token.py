@@ -15,6 +15,7 @@ class NextToken:
 
     received: Sequence[int] = ()
     num_tokens = 0
+    reasoning_tokens = None
     times: Mapping[EventType, float] = {}
 
     def __init__(self, listener: SequenceListener) -> None:

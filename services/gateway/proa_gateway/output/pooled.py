@@ -26,6 +26,7 @@ class PooledOutput:
 
     received: Sequence[int] = ()
     num_tokens = 0
+    reasoning_tokens = None
     times: Mapping[EventType, float] = {}
 
     def __init__(self, listener: SequenceListener) -> None:

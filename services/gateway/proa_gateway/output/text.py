@@ -50,6 +50,11 @@ class DeltaSink(Protocol):
         is ended so, and the last delta follows."""
         ...
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far. None: reasoning is not distinguished from the rest."""
+        ...
+
     def text(self, text: str) -> None:
         """A delta that has nothing but text. Not called for a sequence with `markers`."""
 
@@ -76,6 +81,11 @@ class EngineSequence(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens from the engine's prefix cache."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Those of `num_tokens` that are reasoning. None: it is not distinguished from the rest."""
         ...
 
     @property
@@ -193,6 +203,10 @@ class OutputProcessor:
         self.num_cached_tokens = 0  # prompt tokens from the prefix cache of the engine that sent the first token
         self.times: dict[EventType, float] = {}
         self.finish_reason: FinishName | None = None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return self._sink.reasoning_tokens
 
     def token(self, token_id: int) -> None:
         if not self.received:

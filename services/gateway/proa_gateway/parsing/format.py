@@ -155,3 +155,8 @@ class ToolFormat:
     text_tokens: tuple[str, ...] = ()
     call_ids: RandomIds | NamedIds = CALL_IDS
     channels: Channels | None = None
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning can be distinguished from the rest."""
+        return self.reasoning is not None or self.channels is not None

@@ -39,6 +39,11 @@ class ResponseParser:
         self._scanner = self._reader.scanner
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether the format distinguishes reasoning from the rest."""
+        return self._compiled.tool_format.has_reasoning
+
+    @property
     def num_calls(self) -> int:
         """Calls that have ended."""
         return self._reader.num_calls
@@ -87,18 +92,22 @@ class ResponseParser:
 class MessageConsumer:
     """A `DeltaSink` that passes events on to `sink` within the same call.
 
-    `reasoning_tokens`: output tokens between the tokens that open and close reasoning.
     `is_satisfied`: without parallel calls, a call has ended; what follows it in the output is dropped.
     """
 
-    __slots__ = ("_parallel_calls", "_parser", "_sink", "is_satisfied", "reasoning_tokens")
+    __slots__ = ("_num_reasoning_tokens", "_parallel_calls", "_parser", "_sink", "is_satisfied")
 
     def __init__(self, parser: ResponseParser, sink: MessageSink, *, parallel_calls: bool = True) -> None:
         self._parser = parser
         self._sink = sink
         self._parallel_calls = parallel_calls
         self.is_satisfied = False
-        self.reasoning_tokens = 0
+        self._num_reasoning_tokens = 0
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Output tokens between those that open and close reasoning. None: the format has none."""
+        return self._num_reasoning_tokens if self._parser.has_reasoning else None
 
     def text(self, text: str) -> None:
         self.delta(Delta(text))
@@ -107,13 +116,13 @@ class MessageConsumer:
         was_in_reasoning = self._parser.in_reasoning
         events = self._parser.marker(token_id)
         if was_in_reasoning and self._parser.in_reasoning:
-            self.reasoning_tokens += 1
+            self._num_reasoning_tokens += 1
         if events:
             self._sink.events(self._needed(events), Delta())
 
     def delta(self, delta: Delta) -> None:
         if self._parser.in_reasoning:
-            self.reasoning_tokens += delta.num_tokens
+            self._num_reasoning_tokens += delta.num_tokens
         events = self._parser.text(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events += self._parser.finish()

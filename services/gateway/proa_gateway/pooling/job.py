@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import orjson
 
 from proa.contract import PoolingTask, SamplingParams
-from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.streaming import Content, ResponseWriter
@@ -16,7 +15,7 @@ from proa_gateway.pooling.fields import PoolingFields
 from proa_gateway.pooling.inputs import PooledInput, check_inputs, divide
 from proa_gateway.pooling.values import combine
 from proa_gateway.serving.choices import Prompt, Usage
-from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, ServedRequest
+from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, Running
 
 MAX_RUNNING = 256
 """Engine requests of one HTTP request at the same time: those of others need not wait behind thousands of inputs."""
@@ -119,26 +118,27 @@ class PooledJob(Job):
     def check(self, model: ServedModel) -> None:
         """All inputs were checked when they were read."""
 
-    async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
-        assert served.model is not None
-        divided = [divide(each, served.model.info) for each in self.work.inputs]
+    async def run(self, running: Running, writer: ResponseWriter) -> None:
+        accepted, model = running.accepted, running.prepared.model
+        divided = [divide(each, model.info) for each in self.work.inputs]
         parts = [part for each in divided for part in each]
-        values = await combine(divided, await _compute(parts, served, generation))
-        envelope = PooledEnvelope(served.id, int(served.created), served.model.name, served.usage)
+        values = await combine(divided, await _compute(parts, running))
+        envelope = PooledEnvelope(accepted.id, int(accepted.created), model.name, running.usage)
         await writer.send(await self.work.render(values, envelope))
 
 
-async def _compute(inputs: Sequence[PooledInput], served: ServedRequest, generation: Generation) -> list[PooledOutput]:
+async def _compute(inputs: Sequence[PooledInput], running: Running) -> list[PooledOutput]:
     """Return the outputs in the order of their inputs. Raises the error of the first that failed."""
+    generation, hints = running.generation, running.prepared.hints[0]
     outputs: list[PooledOutput] = []
     while True:
         room = MAX_RUNNING - generation.num_running
         for each in inputs[len(outputs) : len(outputs) + min(room, SENT_IN_A_TURN)]:
-            prompt = Prompt(each.token_ids)
-            request = served.engine_request(
-                len(outputs), prompt, sampling_params=_NO_SAMPLING, pooling_params=each.params
-            )
-            outputs.append(generation.add_pooled(request, served.hints[0]))
+            prompt, index = Prompt(each.token_ids), len(outputs)
+            request = running.engine_request(index, prompt, sampling_params=_NO_SAMPLING, pooling_params=each.params)
+            outputs.append(PooledOutput(generation))
+            running.sequences.append(outputs[-1])
+            generation.add(outputs[-1], request, hints)
         generation.start()
         if len(outputs) < len(inputs) and room > SENT_IN_A_TURN:
             await asyncio.sleep(0)

@@ -14,16 +14,16 @@ from pydantic import BaseModel, Field
 
 from proa.beam_search import MAX_LENGTH_PENALTY, Beam, BeamSearch, BeamSearchParams
 from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
-from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest, UnsupportedField
 from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.next_token import NextToken
 from proa_gateway.output.text import EngineSequence, OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.serving.choices import ChoiceCollector, Prompt
 from proa_gateway.serving.generation_job import GenerationJob, collectors_of, final_usage
 from proa_gateway.serving.generation_request import GenerationRequest
-from proa_gateway.serving.job import ServedRequest
+from proa_gateway.serving.job import Running
 
 # Fields that decide which tokens an output may have, or where it ends. Beams are ranked by the model's own
 # probabilities, so that these would be ignored; vLLM ignores them.
@@ -144,32 +144,27 @@ class BeamSearchJob(GenerationJob):
     eos_token_ids: frozenset[int]
     max_model_len: int
 
-    async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
-        renderer = self.renderer(served.id, int(served.created))
+    async def run(self, running: Running, writer: ResponseWriter) -> None:
+        accepted = running.accepted
+        renderer = self.renderer(accepted.id, int(accepted.created))
         width = self.search.beam_width
         prompts = [prompt for prompt in self.prompts for _ in range(width)]
         choices = collectors_of(prompts, renderer)
         sequences = [
-            OutputProcessor(
-                self.text_stream(prompt),
-                choice.consumer or choice,
-                _NoListener(),
-                wants_tokens=renderer.wants_tokens,
-                markers=prompt.message_format.markers if prompt.message_format is not None else None,
-            )
+            self.processor(prompt, choice, _NoListener(), wants_tokens=renderer.wants_tokens)
             for prompt, choice in zip(prompts, choices, strict=True)
         ]
-        served.choices, served.sequences = choices, sequences
+        running.sequences[:] = sequences
         results = [
             _Results(self._new_search(prompt), choices[start : start + width], sequences[start : start + width])
             for prompt, start in zip(self.prompts, range(0, len(prompts), width), strict=True)
         ]
-        with served.trace.span("beam_search"):
-            await self._search(results, served, generation)
+        with accepted.trace.span("beam_search"):
+            await self._search(results, running)
         finished = [each.finish(self.params[0].logprobs or 0) for each in results]
-        served.choices = choices = [choice for found, _ in finished for choice in found]
-        served.sequences = [sequence for _, found in finished for sequence in found]
-        await writer.send_json(renderer.body([choice.output() for choice in choices], final_usage(served)))
+        running.sequences[:] = [sequence for _, found in finished for sequence in found]
+        outputs = [choice.output() for found, _ in finished for choice in found]
+        await writer.send_json(renderer.body(outputs, final_usage(running)))
 
     def _new_search(self, prompt: Prompt) -> BeamSearch:
         return BeamSearch(
@@ -179,18 +174,21 @@ class BeamSearchJob(GenerationJob):
             max_model_len=self.max_model_len,
         )
 
-    async def _search(self, results: Sequence[_Results], served: ServedRequest, generation: Generation) -> None:
+    async def _search(self, results: Sequence[_Results], running: Running) -> None:
         """Step all searches together until each has ended."""
+        generation = running.generation
         count = max(self.search.num_logprobs, self.params[0].logprobs or 0)
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=count, ignore_eos=True, key=0)
         # A session of their own keeps the beams of a prompt together where the policy knows nothing of their blocks.
-        hints = [replace(each, session_id=each.session_id or served.id) for each in served.hints]
+        session_id = running.accepted.id
+        hints = [replace(each, session_id=each.session_id or session_id) for each in running.prepared.hints]
         indices = itertools.count()
         while any(not each.search.is_finished for each in results):
-            sent = [
-                generation.add_next(served.engine_request(next(indices), prompt, sampling_params=params), hint)
-                for prompt, hint in self._beams(results, hints)
-            ]
+            sent: list[NextToken] = []
+            for prompt, hint in self._beams(results, hints):
+                request = running.engine_request(next(indices), prompt, sampling_params=params)
+                sent.append(NextToken(generation))
+                generation.add(sent[-1], request, hint)
             generation.start()
             while not generation.finished:
                 await generation.wait()

@@ -160,24 +160,17 @@ class _Pending:
 class Choice(ABC):
     """Takes the output of one choice: a `DeltaSink` of plain outputs, a `MessageSink` of parsed ones."""
 
-    __slots__ = ("_format", "consumer")
+    __slots__ = ("consumer",)
     is_satisfied = False
+    reasoning_tokens = None
 
     def __init__(self, message_format: MessageFormat | None) -> None:
         """`message_format` None: the output is not parsed."""
-        self._format = message_format
         self.consumer: MessageConsumer | None = None
         """Parses the output. None: it is not parsed."""
         if message_format is not None:
             parallel_calls = message_format.parallel_calls
             self.consumer = MessageConsumer(message_format.parser(), self, parallel_calls=parallel_calls)
-
-    @property
-    def num_reasoning_tokens(self) -> int | None:
-        """Number of tokens of reasoning so far. None: reasoning is not distinguished from the rest."""
-        if self._format is None or self.consumer is None or not self._format.has_reasoning:
-            return None
-        return self.consumer.reasoning_tokens
 
     @abstractmethod
     def text(self, text: str) -> None: ...

@@ -25,7 +25,7 @@ from proa_gateway.serving.generation_request import (
     text_stream,
 )
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.message_format import MessageFormat, ModelFormat, has_reasoning
+from proa_gateway.serving.message_format import MessageFormat, ModelFormat
 from proa_gateway.serving.plain_text import plain_conversation
 from proa_gateway.serving.prompt import (
     MAX_COUNTED_TOKENS,
@@ -152,7 +152,7 @@ class ConversationReader:
         conversation = self.conversation
         if model_format is None:
             return None
-        separates_reasoning = has_reasoning(model_format.tool_format) and conversation.separates_reasoning
+        separates_reasoning = model_format.tool_format.has_reasoning and conversation.separates_reasoning
         if not conversation.prompt_tools and not separates_reasoning:
             return None
         has_tags = model_format.tool_format.reasoning is not None

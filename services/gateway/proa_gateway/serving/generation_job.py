@@ -7,17 +7,18 @@ wait for the first token, for a slow client and for the end.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+
+from opentelemetry.util.types import AttributeValue
 
 from proa.contract import EventType, SamplingParams
 from proa.text import TextStream
-from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest
 from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.text import OutputProcessor, SequenceListener
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Renderer, Usage
 from proa_gateway.serving.generation_request import GenerationRequest
-from proa_gateway.serving.job import ApiCall, ApiSettings, Job, ServedRequest
+from proa_gateway.serving.job import ApiCall, ApiSettings, Job, Running
 from proa_gateway.serving.prompt import check_context
 
 MakeRenderer = Callable[[str, int], Renderer]
@@ -76,11 +77,11 @@ class GenerationJob(Job):
         return self.params[0].prompt_logprobs is None  # these need every prompt token computed
 
     @property
-    def trace_attributes(self) -> dict[str, Any]:
+    def parameters(self) -> Mapping[str, AttributeValue | None]:
         request, params = self.request, self.params[0]
         return {
             "stream": bool(request.stream),
-            "n": request.n or 1,
+            "choice.count": request.n if request.n != 1 else None,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -88,7 +89,7 @@ class GenerationJob(Job):
             "seed": request.seed,
             "frequency_penalty": request.frequency_penalty,
             "presence_penalty": request.presence_penalty,
-            "stop": request.stop or (),
+            "stop_sequences": request.stop or None,
         }
 
     def check(self, model: ServedModel) -> None:
@@ -105,8 +106,9 @@ class GenerationJob(Job):
                 param=self.param,
             )
 
-    async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
-        renderer = self.renderer(served.id, int(served.created))
+    async def run(self, running: Running, writer: ResponseWriter) -> None:
+        accepted, generation = running.accepted, running.generation
+        renderer = self.renderer(accepted.id, int(accepted.created))
         prompts = [prompt for prompt in self.prompts for _ in self.params]  # one for each choice
         if self.request.stream:
             streams = [
@@ -114,40 +116,42 @@ class GenerationJob(Job):
                     prompt.message_format,
                     renderer.choice(index, prompt),
                     writer,
-                    interval=max(served.config.stream_interval, self.request.stream_interval or 1),
+                    interval=max(running.config.stream_interval, self.request.stream_interval or 1),
                     on_blocked=generation.wake,
-                    usage=(lambda: served.usage) if self.continuous_usage else None,
+                    usage=(lambda: running.usage) if self.continuous_usage else None,
                 )
                 for index, prompt in enumerate(prompts)
             ]
-            self._start(streams, renderer, served, generation)
-            await _stream(streams, renderer, served, generation, writer)
+            self._start(streams, renderer, running)
+            await _stream(streams, renderer, running, writer)
             return
         collectors = collectors_of(prompts, renderer)
-        self._start(collectors, renderer, served, generation)
+        self._start(collectors, renderer, running)
         while not generation.finished:
             await generation.wait()
-        await writer.send_json(renderer.body([choice.output() for choice in collectors], final_usage(served)))
+        await writer.send_json(renderer.body([choice.output() for choice in collectors], final_usage(running)))
 
-    def _start(
-        self, choices: Sequence[Choice], renderer: Renderer, served: ServedRequest, generation: Generation
-    ) -> None:
+    def processor(
+        self, prompt: Prompt, choice: Choice, listener: SequenceListener, *, wants_tokens: bool
+    ) -> OutputProcessor:
+        """Return the sequence whose output the choice gets. `wants_tokens`: as for `OutputProcessor`."""
+        markers = prompt.message_format.markers if prompt.message_format is not None else None
+        sink = choice.consumer or choice
+        return OutputProcessor(self.text_stream(prompt), sink, listener, wants_tokens=wants_tokens, markers=markers)
+
+    def _start(self, choices: Sequence[Choice], renderer: Renderer, running: Running) -> None:
         """Send one engine request for each choice, which gets its output."""
-        served.choices = choices
+        generation, prepared = running.generation, running.prepared
         for index, choice in enumerate(choices):
             prompt_index, choice_index = divmod(index, len(self.params))
             prompt, params = self.prompts[prompt_index], self.params[choice_index]
-            if served.grammar is not None:
+            if prepared.grammar is not None:
                 params = copy(params)  # `replace` would check long lists of token ids again
-                params.grammar = served.grammar
-            generation.add(
-                served.engine_request(index, prompt, sampling_params=params),
-                served.hints[prompt_index],
-                self.text_stream(prompt),
-                choice.consumer or choice,
-                wants_tokens=renderer.wants_tokens,
-                markers=prompt.message_format.markers if prompt.message_format is not None else None,
-            )
+                params.grammar = prepared.grammar
+            sequence = self.processor(prompt, choice, generation, wants_tokens=renderer.wants_tokens)
+            running.sequences.append(sequence)
+            request = running.engine_request(index, prompt, sampling_params=params)
+            generation.add(sequence, request, prepared.hints[prompt_index])
         generation.start()
 
 
@@ -160,17 +164,14 @@ def collectors_of(prompts: Sequence[Prompt], renderer: Renderer) -> list[ChoiceC
 
 
 async def _stream(
-    choices: Sequence[ChoiceStream],
-    renderer: Renderer,
-    served: ServedRequest,
-    generation: Generation,
-    writer: ResponseWriter,
+    choices: Sequence[ChoiceStream], renderer: Renderer, running: Running, writer: ResponseWriter
 ) -> None:
     """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
     error's; later errors are events."""
+    generation = running.generation
     await generation.wait()
     await writer.start_events()
-    usage = replace(served.usage, completion_tokens=0)
+    usage = replace(running.usage, completion_tokens=0)
     if opening := b"".join(choice.renderer.opening(usage) for choice in choices):
         writer.write(opening)
     try:
@@ -178,9 +179,8 @@ async def _stream(
         while not generation.finished:
             await generation.wait()
             await _flush(writer, choices)
-        last = renderer.last_events(final_usage(served))
+        last = renderer.last_events(final_usage(running))
     except GatewayError as error:
-        served.error = error
         await _flush(writer, choices)
         last = renderer.error_events(error)
     await writer.end(last)
@@ -196,11 +196,11 @@ async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> Non
             return
 
 
-def final_usage(served: ServedRequest) -> Usage:
+def final_usage(running: Running) -> Usage:
     """Return the usage, with the request's times if `--enable-per-request-metrics` asks for them and there is one
     sequence."""
-    usage, sequences = served.usage, served.sequences
-    if not served.config.enable_per_request_metrics or len(sequences) > 1:
+    usage, sequences = running.usage, running.sequences
+    if not running.config.enable_per_request_metrics or len(sequences) > 1:
         return usage
     return replace(usage, metrics=request_times(sequences[0].times, sequences[0].num_tokens))
 

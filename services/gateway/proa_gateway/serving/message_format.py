@@ -35,10 +35,6 @@ class MessageFormat:
     def markers(self) -> frozenset[int]:
         return frozenset(self.compiled.markers)
 
-    @property
-    def has_reasoning(self) -> bool:
-        return has_reasoning(self.compiled.tool_format)
-
     def parser(self) -> ResponseParser:
         """A parser for one output."""
         # The grammar allows that whitespace also if the model does not reason (grammar.py).
@@ -108,7 +104,3 @@ class MessageFormats:
             return ModelFormat(chosen, tokenizer) if chosen is not None else None
         tool_format = replace(chosen or HERMES, reasoning=self._reasoning)
         return ModelFormat(tool_format, tokenizer, has_calls=chosen is not None)
-
-
-def has_reasoning(tool_format: ToolFormat) -> bool:
-    return tool_format.reasoning is not None or tool_format.channels is not None

@@ -1,6 +1,9 @@
 """Serving: one request from its parsed body to the last byte of its response, the same for all APIs."""
 
+import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
@@ -11,16 +14,69 @@ from proa_gateway.engines.attempts import request_timeout
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import LoraRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
+from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, RateLimited, ShuttingDown
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.observability.outcome import Outcome
 from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.output.text import EngineSequence
 from proa_gateway.routing.hints import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
+from proa_gateway.serving.choices import Usage
 from proa_gateway.serving.constraints import Constrainer
 from proa_gateway.serving.ignored_fields import Notices
-from proa_gateway.serving.job import ApiCall, Job, ServedRequest
+from proa_gateway.serving.job import Accepted, ApiCall, Job, Prepared, Running
 
 TRACE_ID_HEADER = b"x-trace-id"
+# Errors that reject a request before an engine has it, by their name in metrics; `AdmissionControl` counts its own.
+_REJECTIONS: dict[type[GatewayError], str] = {
+    EngineUnavailable: "no_engine",
+    QueueTimeout: "queue_timeout",
+    RateLimited: "rate_limit",
+    ShuttingDown: "draining",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far a request has come, for its outcome. `Serving._serve` sets each part when it is known."""
+
+    accepted: Accepted
+    model: ServedModel | None = None
+    job: Job | None = None
+    running: Running | None = None
+
+    def outcome(self, status: int, error: GatewayError | None) -> Outcome:
+        """`status` of HTTP; 499: the client disconnected. `error`: what the request failed with, if it has a name."""
+        accepted, model, job, running = self.accepted, self.model, self.job, self.running
+        sequences: Sequence[EngineSequence] = ()
+        usage, first = Usage(0, 0, 0), None
+        if running is not None:
+            sequences, usage, first = running.sequences, running.usage, running.generation.first_token_at
+            error = error or running.generation.error  # of a stream that had begun
+        error_type = {200: "", 499: "client_disconnected"}.get(status, "internal_error")
+        return Outcome(
+            operation=accepted.call.endpoint.operation,
+            status=status,
+            error_type=error_type if error is None else error.code or type(error).__name__,
+            message="" if error is None else error.message,
+            duration=time.perf_counter() - accepted.arrived,
+            time_to_first_token=None if first is None else first - accepted.arrived,
+            response_id=accepted.id,
+            key=accepted.caller.name,
+            model="" if model is None else model.name,
+            base_model="" if model is None else model.base_name,
+            is_streamed=accepted.call.is_streamed,
+            was_sent=running is not None,
+            num_choices=accepted.call.num_choices,
+            max_tokens=None if job is None else job.max_tokens,
+            input_tokens=0 if job is None else job.num_tokens,
+            cached_tokens=usage.cached_tokens,
+            embedded_tokens=0 if job is None else job.num_embedded_tokens,
+            output_tokens=usage.completion_tokens,
+            longest_output=max((each.num_tokens for each in sequences), default=0),
+            finish_reasons=[each.finish_reason for each in sequences],
+        )
 
 
 class Serving:
@@ -53,83 +109,104 @@ class Serving:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
 
         The connection's state has `caller`, `request_id` and `response_headers`, to which more are added until the
-        response starts. For the access log it gets `trace_id`, `served`, and `error_type` also for a stream that fails.
+        response starts. For the access log it gets `trace_id`, `outcome`, and `error_type` also for a stream that
+        fails.
         """
-        state, headers = connection.state, connection.headers
+        state, headers, metrics = connection.state, connection.headers, self._metrics
         caller: Caller = state.caller
         fields, rank = call.fields, call.fields.priority or 0
         trace = self._tracer.start_request(headers, call.endpoint.route, caller.name)
         if trace.trace_id:
             state.trace_id = trace.trace_id
             state.response_headers.append((TRACE_ID_HEADER, trace.trace_id.encode()))
-        served = ServedRequest(
+        accepted = Accepted(
             call=call,
             caller=caller,
-            config=self._config,
             trace=trace,
             id=call.endpoint.id_prefix + state.request_id,
-            requested_model=fields.model,
             session_id=headers.get("x-session-id") or call.session_id,
             rank=rank,
             priority=caller.priority if caller.name else rank,  # clients with a key cannot raise their own
             cache_salt=caller.cache_salt(fields.cache_salt),
-            response_headers=state.response_headers,
         )
-        state.served = served
+        progress = Progress(accepted)
+        status, failure = 200, None
+        metrics.requests_in_flight.inc()
         try:
-            with served.observed(self._metrics):
-                served.time_limit = request_timeout(headers, self._config.deadlines.request)
-                await self._serve(served, writer)
+            await self._serve(progress, connection, writer)
+        except GatewayError as error:
+            status, failure = error.status, error
+            if reason := _REJECTIONS.get(type(error)):
+                metrics.observe_rejection(reason)
+            raise
+        except asyncio.CancelledError:
+            status = 499
+            metrics.observe_abort()
+            raise
+        except BaseException:
+            status = 500
+            raise
         finally:
-            if served.error_type:
-                state.error_type = served.error_type
+            metrics.requests_in_flight.dec()
+            state.outcome = outcome = progress.outcome(status, failure)
+            trace.finish(outcome)
+            metrics.observe_outcome(outcome)
+            if outcome.error_type:
+                state.error_type = outcome.error_type
+        metrics.observe_request(call.endpoint.route, status, outcome.error_type)
 
-    async def _serve(self, served: ServedRequest, writer: ResponseWriter) -> None:
-        call, trace = served.call, served.trace
+    async def _serve(self, progress: Progress, connection: HTTPConnection, writer: ResponseWriter) -> None:
+        accepted, response_headers = progress.accepted, connection.state.response_headers
+        call, trace = accepted.call, accepted.trace
+        ends_at = accepted.arrived + request_timeout(connection.headers, self._config.deadlines.request)
         call.check()
-        with self._admission.admit(served, call.num_prompts * call.num_choices) as guard:
-            served.model = model = await guard.find_model()
-            trace.set_request(operation=call.endpoint.operation, model=model.name, base_model=model.base_name)
+        with self._admission.admit(accepted, ends_at) as guard:
+            progress.model = model = await guard.find_model(call.fields.model)
+            if trace.is_recording:
+                trace.set_request(operation=call.endpoint.operation, model=model.name, base_model=model.base_name)
             with trace.span("tokenize"):
-                served.job = job = await call.prepare(model)
-                served.hints = await self._routing_hints(served, job, model)
-            trace.set_sampling(**job.trace_attributes)
+                progress.job = job = await call.prepare(model)
+                hints = await self._routing_hints(accepted, job, model)
+            if trace.is_recording:
+                trace.set_parameters(job.parameters)
             if job.ignored_fields:
-                served.response_headers += self._notices.ignored(job.ignored_fields)
+                response_headers += self._notices.ignored(job.ignored_fields)
             guard.hold_images(job.num_image_bytes)
+            grammar = None
             if job.constraint is not None:
                 with trace.span("grammar"):
-                    served.grammar, warnings = await self._constrainer.grammar(job.constraint, model)
-                served.response_headers += self._notices.warnings(warnings)
+                    grammar, warnings = await self._constrainer.grammar(job.constraint, model)
+                response_headers += self._notices.warnings(warnings)
             with trace.span("admission"):
                 job.check(model)
                 await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
-            served.generation = generation = Generation(
+            generation = Generation(
                 self._pool,
                 model.base_name,
                 self._loras,
                 trace=trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
-                seconds=served.seconds_left,
+                seconds=ends_at - time.perf_counter(),
             )
-            served.sequences = generation.sequences
+            running = Running(accepted, Prepared(model, job, hints, grammar), generation, self._config)
+            progress.running = running
             try:
-                await job.run(served, generation, writer)
+                await job.run(running, writer)
             finally:
                 generation.close()
-        self._metrics.observe_request(call.endpoint.route, served.status, served.error_type)
+                guard.settle(job.num_tokens + running.usage.completion_tokens)
 
-    async def _routing_hints(self, served: ServedRequest, job: Job, model: ServedModel) -> Sequence[RoutingHints]:
+    async def _routing_hints(self, accepted: Accepted, job: Job, model: ServedModel) -> Sequence[RoutingHints]:
         """One for each prompt."""
         if not job.uses_prefix_cache:
-            return [RoutingHints(session_id=served.session_id, lora=model.lora)] * len(job.prompts)
+            return [RoutingHints(session_id=accepted.session_id, lora=model.lora)] * len(job.prompts)
         return [
             await self._router.make_hints(
                 prompt.token_ids,
                 hash_chain(model.info),
-                cache_salt=served.cache_salt,
-                session_id=served.session_id,
+                cache_salt=accepted.cache_salt,
+                session_id=accepted.session_id,
                 lora=model.lora,
                 images=prompt.images,
                 embeds=prompt.embeds,

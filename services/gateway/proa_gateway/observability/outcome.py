@@ -1,0 +1,56 @@
+"""Outcome: how a request ended, as metrics, its trace and the access log report it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proa_gateway.output.text import FinishName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a request to an endpoint that engines work for ended. Tokens are those up to its end, also if it failed."""
+
+    operation: str  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
+    status: int = 200  # of HTTP; 499: the client disconnected
+    error_type: str = ""  # the error's name; empty: there was none
+    message: str = ""  # of the error
+    duration: float = 0.0  # seconds since the arrival
+    time_to_first_token: float | None = None  # seconds from the arrival; None: there was no output
+    response_id: str = ""
+    key: str = ""  # name of the API key; empty: it has none
+    model: str = ""  # as the response names it; empty: the request was rejected before its model was known
+    base_model: str = ""  # the engines' model, which differs from `model` for an adapter
+    is_streamed: bool = False
+    was_sent: bool = False  # to an engine
+    num_choices: int = 1  # of each prompt
+    max_tokens: int | None = None  # of a choice
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input tokens
+    embedded_tokens: int = 0  # of the input tokens, those that embeddings stand for
+    output_tokens: int = 0
+    longest_output: int = 0  # tokens of one sequence
+    finish_reasons: Sequence[FinishName | None] = ()  # of each sequence; None: it did not finish
+
+    @property
+    def finishes(self) -> Counter[str]:
+        """How many sequences ended for each of the reasons that the client received: a response that is not streamed
+        has finish reasons only if all of its sequences finished. `error`: the client got an error instead."""
+        is_shown = self.status == 200 or self.is_streamed
+        unfinished = "client_disconnected" if self.status == 499 else "error"
+        return Counter(reason if reason is not None and is_shown else unfinished for reason in self.finish_reasons)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The request in the access log. `finish_reason` is that of all sequences, with commas between different
+        ones."""
+        first = self.time_to_first_token
+        return {
+            "stream": self.is_streamed,
+            "prompt_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "first_token_ms": None if first is None else round(1000 * first, 1),
+            "finish_reason": ",".join(dict.fromkeys(filter(None, self.finish_reasons))) or None,
+        }
