@@ -18,7 +18,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.errors import ErrorForms, error_handlers
 from proa_gateway.http.streaming import CONNECTION, ResponseWriter, WriterResponse
 
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" one"}}]}\n\n'
@@ -52,7 +52,7 @@ class Stream:
 
     async def open(self) -> None:
         """Answer a request through FastAPI, until cancelled."""
-        app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None))  # type: ignore[arg-type]
+        app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None, ErrorForms()))  # type: ignore[arg-type]
 
         async def respond(writer: ResponseWriter) -> None:
             await writer.start_events()

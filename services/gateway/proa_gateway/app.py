@@ -13,12 +13,12 @@ from starlette.routing import BaseRoute, Route
 
 from proa_gateway.admission.auth import ApiKeyMiddleware
 from proa_gateway.apis.models import public_router
-from proa_gateway.apis.routes import ROUTERS
+from proa_gateway.apis.routes import ERROR_FORMS, ROUTERS
 from proa_gateway.apis.tokenize import tokenizer_info_router
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway, authenticate, gateway_of, open_gateway
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
-from proa_gateway.http.errors import MessagesMiddleware, error_handlers
+from proa_gateway.http.errors import error_handlers
 from proa_gateway.http.middleware import AccessLogMiddleware, HeadAsGet, Paths, RequestIdMiddleware
 from proa_gateway.operators.dev import dev_router
 from proa_gateway.operators.lora import lora_router
@@ -50,19 +50,20 @@ def create_app(config: GatewayConfig) -> FastAPI:
         lifespan=lifespan,
         routes=_routes(config),
         redirect_slashes=False,  # `Paths` answers both
-        exception_handlers=error_handlers(_observe_error),
+        exception_handlers=error_handlers(_observe_error, ERROR_FORMS),
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequestBodies, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
+    app.add_middleware(
+        RequestBodies, max_bytes=config.max_body_bytes, large_bodies=large_bodies, error_forms=ERROR_FORMS
+    )
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
-    app.add_middleware(ApiKeyMiddleware, authenticate=authenticate, public_paths=public_paths)
-    app.add_middleware(MessagesMiddleware)
+    app.add_middleware(ApiKeyMiddleware, authenticate=authenticate, public_paths=public_paths, error_forms=ERROR_FORMS)
     if config.access_log:
         app.add_middleware(AccessLogMiddleware)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, error_forms=ERROR_FORMS)
     app.add_middleware(Paths, root_path=config.root_path)
     if config.cors.allowed_origins.values:
         app.add_middleware(

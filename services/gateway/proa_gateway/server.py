@@ -19,6 +19,7 @@ from proa.addresses import host_and_port
 from proa.logs import with_fields
 from proa.plugins import Group, log_installed
 from proa.wsgi_server import serve_wsgi
+from proa_gateway.apis.routes import ERROR_FORMS
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway
@@ -105,7 +106,7 @@ def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvic
         create_app(config),
         host=config.host,
         port=config.port,
-        http=type("HttpProtocol", (HttpProtocol,), {"send_seconds": config.deadlines.send}),
+        http=type("HttpProtocol", (HttpProtocol,), {"send_seconds": config.deadlines.send, "error_forms": ERROR_FORMS}),
         ws="none",
         lifespan="on",
         log_config=None,

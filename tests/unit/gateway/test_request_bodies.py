@@ -8,6 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proa_gateway.errors import Overloaded, RequestTimeout
 from proa_gateway.http.bodies import LARGE_BODY, UNFINISHED_BODIES, LargeBodies, RequestBodies
+from proa_gateway.http.errors import ErrorForms
 
 HTTP: Scope = {"type": "http", "headers": []}
 
@@ -36,7 +37,7 @@ async def bodies_and_others(num_bytes: int, count: int, parts: int = 1) -> str:
 
         return part
 
-    limit = RequestBodies(application, max_bytes=10 * num_bytes, large_bodies=LargeBodies())
+    limit = RequestBodies(application, max_bytes=10 * num_bytes, large_bodies=LargeBodies(), error_forms=ErrorForms())
     task = asyncio.create_task(other())
     await asyncio.gather(*(limit(HTTP, receive(), send) for _ in range(count)))
     task.cancel()
@@ -78,14 +79,14 @@ async def read_body(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_a_body_without_an_end_is_given_up() -> None:
-    bodies = RequestBodies(read_body, 100, LargeBodies(), silence=0.01)
+    bodies = RequestBodies(read_body, 100, LargeBodies(), ErrorForms(), silence=0.01)
     sent = Sent(b"a", b"b", ends=False)
     with pytest.raises(RequestTimeout):
         await bodies(HTTP, sent.receive, sent.send)
 
 
 async def test_a_body_that_goes_on_too_slowly_is_given_up() -> None:
-    bodies = RequestBodies(read_body, 100, LargeBodies(), longest=0.0)
+    bodies = RequestBodies(read_body, 100, LargeBodies(), ErrorForms(), longest=0.0)
     sent = Sent(b"a", ends=False)
     with pytest.raises(RequestTimeout):
         await bodies(HTTP, sent.receive, sent.send)
@@ -99,11 +100,11 @@ async def test_a_complete_body_may_wait_for_its_response() -> None:
                 await receive()  # until the client leaves
 
     sent = Sent(b"a")
-    await RequestBodies(respond_late, 100, LargeBodies(), silence=0.01)(HTTP, sent.receive, sent.send)
+    await RequestBodies(respond_late, 100, LargeBodies(), ErrorForms(), silence=0.01)(HTTP, sent.receive, sent.send)
 
 
 async def test_the_sum_of_unfinished_bodies_is_bounded_and_freed() -> None:
-    bodies = RequestBodies(read_body, 100, LargeBodies())
+    bodies = RequestBodies(read_body, 100, LargeBodies(), ErrorForms())
     unfinished = [Sent(b" " * 99, ends=False) for _ in range(UNFINISHED_BODIES)]
     tasks = [asyncio.create_task(bodies(HTTP, each.receive, each.send)) for each in unfinished]
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.errors import ErrorForms, error_handlers
 from proa_gateway.http.streaming import CONNECTION, ResponseWriter, WriterResponse
 from support.asgi import AsgiServer
 from support.gateway import until
@@ -33,7 +33,7 @@ class CountingMiddleware:
 
 
 def make_app(respond: Respond) -> tuple[ASGIApp, CountingMiddleware]:
-    app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None))  # type: ignore[arg-type]
+    app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None, ErrorForms()))  # type: ignore[arg-type]
 
     @app.get("/")
     async def route(request: Request) -> Response:

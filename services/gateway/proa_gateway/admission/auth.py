@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
 from proa_gateway.errors import HostNotAllowed, InvalidApiKey
-from proa_gateway.http.errors import gateway_error_response, route_path
+from proa_gateway.http.errors import ErrorForms, route_path
 
 POLL_INTERVAL = 1.0  # seconds between two checks of the key file
 INDEX_BYTES = 16  # of a key's digest
@@ -192,8 +192,11 @@ class ApiKeyMiddleware:
     `public_paths` need no key, and their requests have no caller.
     """
 
-    def __init__(self, app: ASGIApp, authenticate: Authenticate, public_paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticate: Authenticate, public_paths: frozenset[str], error_forms: ErrorForms
+    ) -> None:
         self._app = app
+        self._error_forms = error_forms
         self._authenticate = authenticate
         self._public_paths = public_paths
 
@@ -205,7 +208,7 @@ class ApiKeyMiddleware:
             caller = self._authenticate(scope, dict(scope["headers"]))
         except (InvalidApiKey, HostNotAllowed) as error:
             scope["state"]["error_type"] = error.code
-            await gateway_error_response(error)(scope, receive, send)
+            await self._error_forms.response(scope, error)(scope, receive, send)
             return
         scope["state"]["caller"] = caller
 

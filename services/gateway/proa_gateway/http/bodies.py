@@ -23,7 +23,7 @@ from proa_gateway.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from proa_gateway.http.errors import gateway_error_response
+from proa_gateway.http.errors import ErrorForms
 
 
 class LargeBodies:
@@ -146,6 +146,7 @@ class RequestBodies:
         app: ASGIApp,
         max_bytes: int,
         large_bodies: LargeBodies,
+        error_forms: ErrorForms,
         *,
         silence: float = SILENCE,
         longest: float = LONGEST,
@@ -155,6 +156,7 @@ class RequestBodies:
         self._app = app
         self._max_bytes = max_bytes
         self._large_bodies = large_bodies
+        self._error_forms = error_forms
         self._silence = silence
         self._longest = longest
         self._unfinished_bytes = 0  # of all bodies that still arrive
@@ -166,7 +168,7 @@ class RequestBodies:
         try:
             self._check_headers(dict(scope["headers"]))
         except GatewayError as error:
-            await gateway_error_response(error)(scope, receive, send)
+            await self._error_forms.response(scope, error)(scope, receive, send)
             return
         body = _Body(asyncio.get_running_loop().time() + self._longest)
 

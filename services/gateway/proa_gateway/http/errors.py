@@ -1,19 +1,19 @@
-"""HTTP errors: every error as OpenAI's error object, and as Anthropic's for its API.
+"""HTTP errors: every error as OpenAI's error object, or in the form of the API whose path was requested.
 
-All parts of the gateway make OpenAI's error object. A middleware converts it for the routes of the Messages API, so
-that errors of other middleware, about keys or bodies, get the same form.
+Middleware, the exception handlers and the connection's protocol ask the same `ErrorForms`, so that errors about keys or
+bodies look like those of the API's routes.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from proa_gateway.errors import GatewayError, InternalError, InvalidJson, UnsupportedMediaType, error_object
 
@@ -57,16 +57,56 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def gateway_error_response(error: GatewayError) -> JSONResponse:
-    return JSONResponse(error.to_dict(), error.status, error.headers)
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """The errors of an API that has a form of its own."""
+
+    path: str  # of the API's first endpoint; the others are below it
+    body: Callable[[int, str, str], dict[str, Any]]  # made from the status, the message and the request's id
+    id_header: bytes  # in which the API's clients read the request's id
 
 
-def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Exception], ErrorHandler]:
+class ErrorForms:
+    """The forms of errors by path. OpenAI's where no other one is given."""
+
+    def __init__(self, forms: Sequence[ErrorForm] = ()) -> None:
+        self._forms = forms
+
+    def at(self, path: str) -> ErrorForm | None:
+        """The form of errors at this path; None: OpenAI's."""
+        for form in self._forms:
+            if path == form.path or path.startswith(f"{form.path}/"):
+                return form
+        return None
+
+    def id_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers of a response that have the request's id, which is `request_id` in the scope's state."""
+        request_id, form = scope["state"].get("request_id", "").encode(), self.at(route_path(scope))
+        own = [(form.id_header, request_id)] if form is not None else []
+        return [*own, (b"x-request-id", request_id)]
+
+    def response(self, scope: Scope, error: GatewayError) -> JSONResponse:
+        """Make the response to a request that failed. The scope's state has `request_id`."""
+        return self.convert(scope, error.to_dict(), error.status, error.headers)
+
+    def convert(
+        self, scope: Scope, body: dict[str, Any], status: int, headers: Mapping[str, str] | None = None
+    ) -> JSONResponse:
+        """As `response`, for an error in OpenAI's form."""
+        form = self.at(route_path(scope))
+        if form is not None:
+            body = form.body(status, body["error"]["message"], scope["state"]["request_id"])
+        return JSONResponse(body, status, headers)
+
+
+def error_handlers(
+    observe: Callable[[Request, int, str], None], forms: ErrorForms
+) -> dict[type[Exception], ErrorHandler]:
     """Return the application's exception handlers. `observe` is called with each error's status and type."""
 
     async def on_gateway_error(request: Request, error: GatewayError) -> Response:
         observe(request, error.status, error.code or type(error).__name__)
-        return gateway_error_response(error)
+        return forms.response(request.scope, error)
 
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
         if isinstance(error.body, bytes):  # FastAPI did not parse it as JSON
@@ -75,7 +115,7 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
             return await on_gateway_error(request, UnsupportedMediaType(message))
         body = validation_error_object(error.errors(), error.body)
         observe(request, 400, body["error"]["code"])
-        return JSONResponse(body, 400)
+        return forms.convert(request.scope, body, 400)
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, GatewayError):  # raised while FastAPI read the body
@@ -84,11 +124,11 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
             return await on_gateway_error(request, InvalidJson(f"The body is not valid JSON: {reason}"))
         observe(request, error.status_code, str(error.status_code))
         body = error_object(f"{request.method} {request.url.path}: {error.detail}", "invalid_request_error")
-        return JSONResponse(body, error.status_code, error.headers)
+        return forms.convert(request.scope, body, error.status_code, error.headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
         response = await on_gateway_error(request, InternalError("The gateway failed."))
-        response.headers["x-request-id"] = getattr(request.state, "request_id", "")  # no middleware runs any more
+        response.raw_headers += forms.id_headers(request.scope)  # no middleware runs any more
         return response
 
     return {
@@ -146,98 +186,3 @@ def _param(location: Iterable[str | int]) -> str:
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path
-
-
-MESSAGES_PATH = "/v1/messages"
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-class AnthropicErrorDetail(BaseModel):
-    type: str
-    message: str
-
-
-class AnthropicErrorBody(BaseModel):
-    """Anthropic's error object."""
-
-    type: str
-    error: AnthropicErrorDetail
-    request_id: str
-
-
-def is_of_messages(path: str) -> bool:
-    """Whether the path belongs to the Messages API."""
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-
-
-def anthropic_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
-
-
-def error_event(error: GatewayError, request_id: str) -> bytes:
-    """Return the last event of a stream that failed."""
-    return b"event: error\ndata: " + orjson.dumps(anthropic_error(error.status, error.message, request_id)) + b"\n\n"
-
-
-class MessagesMiddleware:
-    """Converts errors of the Messages API to its error object, and adds the request's id in the header that its clients
-    read.
-
-    The request's state has `request_id`.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = route_path(scope) if scope["type"] == "http" else ""
-        if not is_of_messages(path):
-            await self._app(scope, receive, send)
-            return
-        state, start = scope["state"], None
-
-        async def send_rewritten(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"request-id", state["request_id"].encode())]
-                if message["status"] >= 400:
-                    start = message  # until its body, whose length changes
-                    return
-            elif start is not None:
-                body = _rewritten(message["body"], start["status"], state["request_id"])
-                headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
-                start["headers"] = [*headers, (b"content-length", b"%d" % len(body))]
-                await send(start)
-                message, start = {**message, "body": body}, None
-            await send(message)
-
-        is_started = False
-
-        async def observed(message: Message) -> None:
-            nonlocal is_started
-            is_started = True
-            await send_rewritten(message)
-
-        try:
-            await self._app(scope, receive, observed)
-        except Exception:
-            # The error's handler runs further out, and answers only if nothing was sent yet.
-            if not is_started:
-                response = gateway_error_response(InternalError("The gateway failed."))
-                await response(scope, receive, send_rewritten)
-            raise
-
-
-def _rewritten(body: bytes, status: int, request_id: str) -> bytes:
-    error = orjson.loads(body)["error"]
-    return orjson.dumps(anthropic_error(status, error["message"], request_id))

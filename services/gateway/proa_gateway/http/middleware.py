@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa.logs import Format, make_handler, request_state, with_fields
 from proa_gateway.errors import HostNotAllowed
-from proa_gateway.http.errors import route_path
+from proa_gateway.http.errors import ErrorForms, route_path
 from proa_gateway.observability.outcome import Outcome
 
 
@@ -68,8 +68,9 @@ class RequestIdMiddleware:
     `response_headers` in the state. Events of a stream do not pass through here.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, error_forms: ErrorForms) -> None:
         self._app = app
+        self._error_forms = error_forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,7 +85,7 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", state["request_id"].encode()), *headers]
+                message["headers"] = [*message["headers"], *self._error_forms.id_headers(scope), *headers]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proa.addresses import host_and_port
 from proa_gateway.errors import GatewayError, HeadersTooLarge, MalformedHttp, RequestTimeout
-from proa_gateway.http.errors import anthropic_error, is_of_messages
+from proa_gateway.http.errors import ErrorForms
 from proa_gateway.http.streaming import CONNECTION, ResponseWriter
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # of a request's line and headers
@@ -31,6 +31,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     head_seconds: float = HEAD_SECONDS
     send_seconds: float = SEND_SECONDS
+    error_forms = ErrorForms()
     _head_bytes = 0  # of the head that is being read
     _is_in_head = False
     _is_upgrade = False  # the request that is being read asks for one
@@ -198,6 +199,5 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _error_body(self, error: GatewayError) -> dict[str, Any]:
         path = getattr(self, "url", b"").partition(b"?")[0]
-        if is_of_messages(path.decode("latin-1")):
-            return anthropic_error(error.status, error.message, secrets.token_hex(16))
-        return error.to_dict()
+        form = self.error_forms.at(path.decode("latin-1"))
+        return error.to_dict() if form is None else form.body(error.status, error.message, secrets.token_hex(16))

@@ -274,6 +274,19 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """Anthropic's error object."""
+
+    type: str
+    error: AnthropicErrorDetail
+    request_id: str
+
+
 _EVENTS = "Events from `message_start` to `message_stop`, or an `error`; each names its type."
 MESSAGE_RESPONSE: dict[str, Any] = {
     "model": Message,

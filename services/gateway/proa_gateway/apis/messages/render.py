@@ -1,4 +1,4 @@
-"""Renders the responses of `/v1/messages`: a message's events as Anthropic's content blocks."""
+"""Renders the responses of `/v1/messages`: a message's events as Anthropic's content blocks, and errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from proa_gateway.errors import GatewayError
-from proa_gateway.http.errors import error_event
+from proa_gateway.http.errors import ErrorForm
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
@@ -163,7 +163,30 @@ class MessagesRenderer:
         return event_of("message_delta", delta=self._choice.stop, usage=usage_of(usage)) + event_of("message_stop")
 
     def error_events(self, error: GatewayError) -> bytes:
-        return error_event(error, self._request_id)
+        return (
+            b"event: error\ndata: " + orjson.dumps(error_body(error.status, error.message, self._request_id)) + b"\n\n"
+        )
 
     def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         return orjson.dumps({**self._choice.final(outputs[0].events, outputs[0].delta), "usage": usage_of(usage)})
+
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(status: int, message: str, request_id: str) -> Fields:
+    """Return Anthropic's error object."""
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+MESSAGES_ERRORS = ErrorForm("/v1/messages", error_body, b"request-id")

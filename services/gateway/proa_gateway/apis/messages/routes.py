@@ -8,6 +8,7 @@ from proa_gateway.apis.messages.job import count_tokens, messages_call
 from proa_gateway.apis.messages.protocol import (
     MESSAGE_RESPONSE,
     REFUSED,
+    AnthropicErrorBody,
     CountTokensRequest,
     MessagesRequest,
     TokenCount,
@@ -15,7 +16,6 @@ from proa_gateway.apis.messages.protocol import (
 from proa_gateway.apis.respond import ERRORS, admitted, respond
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
-from proa_gateway.http.errors import AnthropicErrorBody
 
 messages_router = APIRouter(route_class=JsonRoute)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": AnthropicErrorBody} for status in ERRORS}
