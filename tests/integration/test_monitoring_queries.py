@@ -11,12 +11,13 @@ from itertools import chain
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from proa.metric_buckets import FIRST_TOKEN_BUCKETS
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway import errors
-from proa_gateway.observability.metrics import FIRST_TOKEN_BUCKETS, QUEUE_BUCKETS
+from proa_gateway.observability.metrics import QUEUE_BUCKETS
 from proa_gateway.observability.outcome import Outcome
 from proa_gateway.serving.serving import _REJECTIONS
 from support.chart import CHART, lookup, needs_helm, render

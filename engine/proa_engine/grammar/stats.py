@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from proa_engine.metric_families import REQUEST_BUCKETS, CounterByLabel, Histogram, counter
+from proa.metric_buckets import REQUEST_BUCKETS
+from proa_engine.metric_families import CounterByLabel, Histogram, counter
 
 _FILL_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 REASONS = ("invalid", "too_complex", "unsatisfiable", "resumed", "queue_full", "queue_timeout", "memory_full")

@@ -13,24 +13,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SchedulerStats
+from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
-from proa_engine.metric_families import (
-    COUNT_BUCKETS,
-    PREEMPTION_BUCKETS,
-    REQUEST_BUCKETS,
-    TOKEN_BUCKETS,
-    TTFT_BUCKETS,
-    CounterByLabel,
-    Histogram,
-    counter,
-    gauge,
-    gauge_by_label,
-)
+from proa_engine.metric_families import CounterByLabel, Histogram, counter, gauge, gauge_by_label
 from proa_engine.observability.stats_log import Totals
+
+PREEMPTION_BUCKETS = (0, 1, 2, 5, 10, 20)
 
 
 @dataclass(slots=True)
@@ -79,14 +71,15 @@ class EngineMetrics:
         self._rejections = CounterByLabel("reason")
         self._histograms: list[Histogram] = []
         add = self._add_histogram
-        self._first_token = add("vllm:time_to_first_token_seconds", "Seconds until the first token.", TTFT_BUCKETS)
+        text = "Seconds until the first token."
+        self._first_token = add("vllm:time_to_first_token_seconds", text, FIRST_TOKEN_BUCKETS)
         self._inter_token = add(
-            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a request.", TOKEN_BUCKETS
+            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a request.", PER_TOKEN_BUCKETS
         )
         self._per_token = add(
             "vllm:request_time_per_output_token_seconds",
             "Mean seconds per token of a finished request, without its first token.",
-            TOKEN_BUCKETS,
+            PER_TOKEN_BUCKETS,
         )
         self._e2e = add("vllm:e2e_request_latency_seconds", "Seconds from queueing to the end.")
         self._queue = add("vllm:request_queue_time_seconds", "Seconds from queueing to the first step.")
@@ -102,7 +95,7 @@ class EngineMetrics:
         text = "Times that a finished request was preempted."
         self._preemptions = add("vllm:request_num_preemptions", text, PREEMPTION_BUCKETS)
         self._step = add(
-            "proa_engine_step_duration_seconds", "Seconds from scheduling a step to its outputs.", TOKEN_BUCKETS
+            "proa_engine_step_duration_seconds", "Seconds from scheduling a step to its outputs.", PER_TOKEN_BUCKETS
         )
         registry.register(self)
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proa.contract import SchedulerStats
+from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
 
@@ -62,11 +63,6 @@ ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
 start with the engine."""
 
-# Seconds. Buckets start at 1 ms, the time of a short decode step.
-REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-COUNT_BUCKETS = tuple(2.0**exponent for exponent in range(18))  # numbers of tokens
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 
 _FINISHES = {"client_disconnected": "abort"}

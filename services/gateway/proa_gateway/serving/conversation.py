@@ -82,60 +82,60 @@ class AllowedTools:
     names: frozenset[str]
 
 
-def _tool_choice(value: object) -> ToolChoice | AllowedTools | None:
-    if value is None or value in get_args(ToolMode):
-        return cast(ToolMode | None, value)
-    match value:
-        case {"type": "function"}:
-            return NamedTool(_name(value))
-        case {"type": "allowed_tools", "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]}}:
-            return AllowedTools(cast(ToolMode, mode), frozenset(map(_name, tools)))
-    raise wrong_tool_choice(value, _NAME)
+@dataclass(frozen=True, slots=True)
+class ToolChoiceForm:
+    """How an API writes `tool_choice`: `{"type": "function", "name": …}`, a list of allowed tools, or a mode."""
+
+    is_nested: bool  # the name is in an object `function`, and allowed tools are in an object `allowed_tools`
+
+    def parse(self, value: object) -> ToolChoice | AllowedTools | None:
+        """Raises `PydanticCustomError`."""
+        if value is None or value in get_args(ToolMode):
+            return cast(ToolMode | None, value)
+        match value:
+            case {"type": "function"}:
+                return NamedTool(self._name(value))
+            case {"type": "allowed_tools", **fields}:
+                match fields.get("allowed_tools") if self.is_nested else fields:
+                    case {"mode": ("auto" | "required") as mode, "tools": [*tools]}:
+                        return AllowedTools(cast(ToolMode, mode), frozenset(map(self._name, tools)))
+            case {"type": str(kind)}:
+                message = "has the type {kind}: only the types function and allowed_tools are supported"
+                raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+        message = f'must be "none", "auto", "required", {self._named} or allowed_tools'
+        raise PydanticCustomError("invalid_value", message)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the field."""
+        name = {"name": {"type": "string"}}
+        tool = _object(type={"enum": ["function"]}, **({"function": _object(**name)} if self.is_nested else name))
+        allowed = {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": tool}}
+        fields = {"allowed_tools": _object(**allowed)} if self.is_nested else allowed
+        allowing = _object(type={"enum": ["allowed_tools"]}, **fields)
+        return {"anyOf": [{"enum": list(get_args(ToolMode))}, tool, allowing, {"type": "null"}]}
+
+    @property
+    def _named(self) -> str:
+        function = '"function": {"name": …}' if self.is_nested else '"name": …'
+        return f'{{"type": "function", {function}}}'
+
+    def _name(self, tool: object) -> str:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}} if self.is_nested:
+                return name
+            case {"type": "function", "name": str(name)} if not self.is_nested:
+                return name
+        raise PydanticCustomError("invalid_value", f"must have {self._named} for each tool that it names")
 
 
-def wrong_tool_choice(value: object, name: str) -> PydanticCustomError:
-    """The error of a `tool_choice` in no known form. `name`: the form that names a function."""
-    match value:
-        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            message = "has the type {kind}: only the types function and allowed_tools are supported"
-            return PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
-    return PydanticCustomError("invalid_value", f'must be "none", "auto", "required", {name} or allowed_tools')
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_NAME = '{"type": "function", "function": {"name": …}}'
-
-
-def _name(tool: object) -> str:
-    match tool:
-        case {"type": "function", "function": {"name": str(name)}}:
-            return name
-    raise PydanticCustomError("invalid_value", f"must have {_NAME} for each tool that it names")
-
-
-_NAMED = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["function"]},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-    },
-    "required": ["type", "function"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["allowed_tools"]},
-        "allowed_tools": {
-            "type": "object",
-            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED}},
-            "required": ["mode", "tools"],
-        },
-    },
-    "required": ["type", "allowed_tools"],
-}
+_CHAT_FORM = ToolChoiceForm(is_nested=True)
 ToolChoiceField = Annotated[
-    ToolChoice | AllowedTools | None,
-    PlainValidator(_tool_choice),
-    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _NAMED, _ALLOWED, {"type": "null"}]}),
+    ToolChoice | AllowedTools | None, PlainValidator(_CHAT_FORM.parse), WithJsonSchema(_CHAT_FORM.schema)
 ]
 """`tool_choice` of chat completions."""
 

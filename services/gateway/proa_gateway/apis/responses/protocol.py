@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
@@ -14,11 +14,11 @@ from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.conversation import (
     MAX_NAME,
     MAX_TOOLS,
+    AllowedTools,
     Tool,
     ToolChoice,
-    ToolMode,
+    ToolChoiceForm,
     ToolName,
-    wrong_tool_choice,
 )
 from proa_gateway.serving.fields import (
     NO_UNICODE,
@@ -95,26 +95,25 @@ def functions_of(tools: Iterable[FunctionParam | NamespaceParam]) -> Iterator[Fu
 
 @dataclass(frozen=True, slots=True)
 class ToolSelection:
-    """`sent`: the field as it was sent. `allowed`: names of the tools that may be called; None: all of them.
+    """Which tools may or must be called. A function in a namespace may be named without it, as in vLLM."""
 
-    A function in a namespace may be named without it, as in vLLM.
-    """
-
-    sent: object
-    mode: ToolChoice
-    allowed: frozenset[str] | None = None
+    sent: object  # the field as it was sent
+    parsed: ToolChoice | AllowedTools
 
     def tools(self, functions: Sequence[Function]) -> list[Tool]:
-        if self.allowed is None:
+        """The tools that the model gets to know."""
+        if not isinstance(self.parsed, AllowedTools):
             return [function.tool for function in functions]
-        names = {flat for name in self.allowed for flat in _flat_names(name, functions)}
+        names = {flat for name in self.parsed.names for flat in _flat_names(name, functions)}
         return [function.tool for function in functions if function.call_name.flat in names]
 
     def choice(self, functions: Sequence[Function]) -> ToolChoice:
         """Raises `InvalidRequest` for a name that functions of several namespaces have."""
-        if not isinstance(self.mode, NamedTool):
-            return self.mode
-        names = _flat_names(self.mode.name, functions) or [self.mode.name]
+        if isinstance(self.parsed, AllowedTools):
+            return self.parsed.mode
+        if not isinstance(self.parsed, NamedTool):
+            return self.parsed
+        names = _flat_names(self.parsed.name, functions) or [self.parsed.name]
         if len({*names}) > 1:
             message = f"tool_choice names a function of several namespaces: {', '.join(names)}."
             raise InvalidRequest(message, param="tool_choice")
@@ -128,46 +127,11 @@ def _flat_names(name: str, functions: Sequence[Function]) -> list[str]:
     return [name] if name in {each.flat for each in names} else [each.flat for each in names if each.name == name]
 
 
-def _selection(value: object) -> ToolSelection:
-    if value is None or value in get_args(ToolMode):
-        mode = cast(ToolMode, value or "auto")
-        return ToolSelection(mode, mode)
-    match value:
-        case {"type": "function", "name": str(name)}:
-            return ToolSelection(value, NamedTool(name))
-        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
-            return ToolSelection(value, cast(ToolMode, mode), frozenset(_name(tool) for tool in tools))
-    raise wrong_tool_choice(value, _NAME)
-
-
-_NAME = '{"type": "function", "name": …}'
-
-
-def _name(tool: Any) -> str:
-    match tool:
-        case {"type": "function", "name": str(name)}:
-            return name
-    raise PydanticCustomError("invalid_value", f"must have {_NAME} in its tools")
-
-
-_FUNCTION = {
-    "type": "object",
-    "properties": {"type": {"enum": ["function"]}, "name": {"type": "string"}},
-    "required": ["type", "name"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["allowed_tools"]},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _FUNCTION},
-    },
-    "required": ["type", "mode", "tools"],
-}
+_FORM = ToolChoiceForm(is_nested=False)
 ToolSelectionField = Annotated[
     ToolSelection,
-    PlainValidator(_selection),
-    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _FUNCTION, _ALLOWED, {"type": "null"}]}),
+    PlainValidator(lambda value: ToolSelection(value or "auto", _FORM.parse(value) or "auto")),
+    WithJsonSchema(_FORM.schema),
 ]
 """`tool_choice` of responses."""
 
