@@ -24,8 +24,8 @@ from real_shapes import SHAPES
 from static_steps import CONTEXT, WORKLOADS, StepCost, StepCounter
 
 from floors import Card, Step, floor_seconds, parts
-from support.compiled_kernels import CASES, compile_all, users
-from support.kernel_facts import KernelFacts
+from support.compiled_kernels import CASES, MORE_CASES, make_pool, users
+from support.kernel_facts import KernelFacts, facts_of
 from support.shape_models import INT8
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,13 +55,15 @@ Use = tuple[KernelFacts, list[str]]  # a variant and the names of the cases that
 
 def compile_kernels() -> list[Use]:
     started = time.monotonic()
-    say(started, f"finding the kernels of {len(CASES)} engines")
-    names = users(CASES)
+    all_cases = [*CASES, *MORE_CASES]
+    say(started, f"finding the kernels of {len(all_cases)} engines")
     compiled: list[Use] = []
-    for facts, cases in zip(compile_all(list(names)), names.values(), strict=True):
-        compiled.append((facts, cases))
-        if len(compiled) % 20 == 0 or len(compiled) == len(names):
-            say(started, f"compiled {len(compiled)} of {len(names)} kernels")
+    with make_pool() as pool:
+        names = users(all_cases, pool)
+        for facts, cases in zip(pool.map(facts_of, names), names.values(), strict=True):
+            compiled.append((facts, cases))
+            if len(compiled) % 20 == 0 or len(compiled) == len(names):
+                say(started, f"compiled {len(compiled)} of {len(names)} kernels")
     return compiled
 
 

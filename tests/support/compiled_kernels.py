@@ -1,6 +1,6 @@
 """Run as a program, on a machine with or without a GPU: compiles for Hopper every kernel variant that engines with
-these models launch from their start on, prints what each uses, a line of JSON a variant, and checks that steps of any
-other shape launch no other.
+these models (more of them if tests are thorough) launch from their start on, prints what each uses, a line of JSON a
+variant, and checks that steps of any other shape launch no other.
 
 Must not run inside pytest: which GPU Triton compiles for is the whole process's.
 """
@@ -8,8 +8,8 @@ Must not run inside pytest: which GPU Triton compiles for is the whole process's
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -29,9 +29,10 @@ from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import LIMITED, PENALIZED
 from proa_engine.worker.warmup_steps import GREEDY, IMAGE_HASH, decode_step, finish_step, prefill_step
 from support import shape_models as models
-from support.kernel_facts import KernelFacts, facts_of
+from support.kernel_facts import facts_of
 from support.masks import masks_of
 from support.shape_models import make_shape_model, stored_as
+from support.thorough import THOROUGH
 
 _NUM_PROCESSES = 2
 
@@ -55,15 +56,29 @@ _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculativ
 _DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
 _FOUR_RANKS = {"tensor_parallel_size": 4}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
+# Together they launch every kernel.
 CASES = [
     Case("Llama-3.1-8B", models.LLAMA_8B),
     Case("Llama-3.1-8B fp8, fp8 KV", models.LLAMA_8B, {"quantization": "fp8"} | _FP8_CACHE),
-    Case("Llama-3.1-8B static fp8", stored_as(models.LLAMA_8B, models.FP8_STATIC)),
     Case("Llama-3.1-8B fp8 blocks", stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
     Case("Llama-3.1-8B int8", stored_as(models.LLAMA_8B, models.INT8)),
     Case("Llama-3.1-8B nvfp4", stored_as(models.LLAMA_8B, models.NVFP4)),
-    Case("Llama-3.1-8B mxfp4", stored_as(models.LLAMA_8B, models.MXFP4_PACKED)),
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
+    Case("Qwen3-0.6B", models.QWEN3_06B),
+    Case("Qwen3-0.6B adapters, invariant, n-gram", models.QWEN3_06B, _LORA | _INVARIANT | _NGRAM),
+    Case("heads of 256, fp8 KV", models.WIDE_HEADS, _FP8_CACHE),
+    Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
+    Case("gpt-oss-20b", models.GPT_OSS_20B),
+    Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
+    Case("Gemma-3-4B", models.GEMMA3_4B),
+    Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
+    Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
+    Case("Qwen3-30B-A3B AWQ", stored_as(models.QWEN3_30B_A3B, models.AWQ)),
+    Case("Qwen3-30B-A3B nvfp4", stored_as(models.QWEN3_30B_A3B, models.NVFP4)),
+]
+MORE_CASES = [
+    Case("Llama-3.1-8B static fp8", stored_as(models.LLAMA_8B, models.FP8_STATIC)),
+    Case("Llama-3.1-8B mxfp4", stored_as(models.LLAMA_8B, models.MXFP4_PACKED)),
     Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
     Case(
         "Llama-3.1-8B GPTQ out of order, four ranks", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER), _FOUR_RANKS
@@ -75,42 +90,31 @@ CASES = [
     Case("Qwen2-0.5B", models.QWEN2_05B),
     Case("Qwen2-0.5B fp8 KV", models.QWEN2_05B, _FP8_CACHE),
     Case("Qwen2-0.5B invariant", models.QWEN2_05B, _INVARIANT),
-    Case("Qwen3-0.6B", models.QWEN3_06B),
     Case("Qwen3-0.6B float16", models.QWEN3_06B, {"dtype": "float16"}),
     Case("Qwen3-0.6B float32", models.QWEN3_06B, {"dtype": "float32"}),
     Case("Qwen3-0.6B adapters", models.QWEN3_06B, _LORA | {"max_lora_rank": 64}),
-    Case("Qwen3-0.6B adapters, invariant, n-gram", models.QWEN3_06B, _LORA | _INVARIANT | _NGRAM),
     Case("Qwen3-0.6B n-gram", models.QWEN3_06B, _NGRAM),
     Case("Qwen3-0.6B invariant", models.QWEN3_06B, _INVARIANT),
     Case("Qwen3-0.6B invariant, fp8 KV", models.QWEN3_06B, _INVARIANT | _FP8_CACHE),
     Case("heads of 256", models.WIDE_HEADS),
-    Case("heads of 256, fp8 KV", models.WIDE_HEADS, _FP8_CACHE),
     Case("heads of 256, invariant", models.WIDE_HEADS, _INVARIANT),
     Case("heads of 256, invariant, fp8 KV", models.WIDE_HEADS, _INVARIANT | _FP8_CACHE),
     Case("heads of 512", models.WIDEST_HEADS),
-    Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
-    Case("gpt-oss-20b", models.GPT_OSS_20B),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
-    Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
     Case("GLM-4.7-Flash, latents divided among ranks", models.GLM_47_FLASH, _NGRAM | _DIVIDED),
     Case("Gemma-2-9B", models.GEMMA2_9B),
-    Case("Gemma-3-4B", models.GEMMA3_4B),
     Case("Gemma-3-4B invariant", models.GEMMA3_4B, _INVARIANT),
     Case("Gemma-4-E4B", models.GEMMA4_E4B),
     Case("GLM-4-9B", models.GLM4_9B),
-    Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
     Case("Qwen3.5-4B invariant", models.QWEN35_4B, _INVARIANT),
-    Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
     Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),
-    Case("Qwen3-30B-A3B AWQ", stored_as(models.QWEN3_30B_A3B, models.AWQ)),
     Case(
         "Qwen3-30B-A3B AWQ groups of 32, four ranks",
         stored_as(models.QWEN3_30B_A3B, models.AWQ_GROUPS_OF_32),
         _FOUR_RANKS,
     ),
     Case("Qwen3-30B-A3B GPTQ 8 bits", stored_as(models.QWEN3_30B_A3B, models.GPTQ_8_BITS)),
-    Case("Qwen3-30B-A3B nvfp4", stored_as(models.QWEN3_30B_A3B, models.NVFP4)),
     Case("Qwen3-30B-A3B int8", stored_as(models.QWEN3_30B_A3B, models.INT8)),
     Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),
 ]
@@ -170,25 +174,25 @@ def run_images(runner: ModelRunner, image_input: ImageInput, groups: CacheGroups
             runner.prepare_inputs(finish_step(list(each.num_scheduled_tokens)))
 
 
-def users(cases: Sequence[Case]) -> dict[Variant, list[str]]:
+def users(cases: Sequence[Case], pool: Executor) -> dict[Variant, list[str]]:
     """Every variant with the names of the cases that launch it, in the order of the kernels' names."""
     found: dict[Variant, list[str]] = defaultdict(list)
-    for case in cases:
-        for variant in variants_of(case):
+    for case, variants in zip(cases, pool.map(variants_of, cases), strict=True):
+        for variant in variants:
             found[variant].append(case.name)
     return dict(sorted(found.items(), key=lambda item: item[0].specialization))
 
 
-def compile_all(variants: Sequence[Variant]) -> Iterator[KernelFacts]:
-    """Compile in other processes; yields the variants' facts in order."""
-    with ProcessPoolExecutor(_NUM_PROCESSES, get_context("spawn")) as pool:
-        yield from pool.map(facts_of, variants)
+def make_pool() -> Executor:
+    """Processes that find and compile variants."""
+    return ProcessPoolExecutor(_NUM_PROCESSES, get_context("spawn"))
 
 
 def main() -> None:
-    names = users(CASES)
-    for facts, cases in zip(compile_all(list(names)), names.values(), strict=True):
-        print(json.dumps(asdict(facts) | {"cases": cases}), flush=True)
+    with make_pool() as pool:
+        names = users([*CASES, *MORE_CASES] if THOROUGH else CASES, pool)
+        for facts, cases in zip(pool.map(facts_of, names), names.values(), strict=True):
+            print(json.dumps(asdict(facts) | {"cases": cases}), flush=True)
 
 
 if __name__ == "__main__":
