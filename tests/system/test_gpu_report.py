@@ -165,7 +165,6 @@ def test_a_killed_report_keeps_its_figures_and_leaves_nothing_running(tmp_path: 
     assert not alive
 
 
-@pytest.mark.timeout(120)
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     status, output = run("--out", tmp_path / "out", "--call", 1)
     assert status == 1

@@ -128,7 +128,6 @@ TURNS: dict[str, Turns] = {
 }
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS)
 @pytest.mark.parametrize("name", ENGINES)
 def test_answers_have_the_greedy_tokens_of_transformers(
@@ -239,7 +238,6 @@ def llm(service: Service) -> Iterator[LLM]:
     llm.llm_engine.shutdown()
 
 
-@pytest.mark.timeout(120)
 def test_the_offline_llm_has_the_same_tokens_beside_plain_prompts(service: Service, llm: LLM) -> None:
     folder = service.folders[REPLICATED]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -273,7 +271,6 @@ def test_the_offline_llm_pools_prompts_with_images(llm: LLM) -> None:
     assert pooled.outputs.data.tolist() == pytest.approx([logprobs[token].logprob for token in named], abs=1e-4)
 
 
-@pytest.mark.timeout(120)
 async def test_streams_of_a_killed_engine_continue_with_their_images(service: Service) -> None:
     chats: list[Turns] = [[[random_areas(seed, 128, 128), f"Tell me of {seed}."]] for seed in range(6)]
     async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as openai:
