@@ -10,7 +10,7 @@ from support.tiny_models import BYTES
 
 MARGIN = 1e-4
 CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 48, "max_num_seqs": 8}
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=2)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 ROWS = random.Random(5)
 PROMPTS = [ROWS.choices(range(BYTES), k=ROWS.randint(24, 56)) for _ in range(10)]
 TWO = PROMPTS[:2]
