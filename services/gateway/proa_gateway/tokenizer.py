@@ -1,18 +1,22 @@
-"""Tokenizer: a model's tokenizer, chat template and default sampling parameters, from the model's files."""
+"""Tokenizer: a model's tokenizer, chat templates and default sampling parameters, from the model's files.
+
+Neither long texts nor templates that take long hold up the event loop.
+"""
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import tokenizers
 
-from proa.chat_template import ChatTemplate, read_templates, special_tokens
+from proa.chat_template import ChatTemplate, ChatTemplateTooCostly, read_templates, special_tokens
+from proa.template_budget import Budget
 from proa.text import Vocabulary
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, load_tokenizer, read_object, sampling_defaults
-from proa_gateway.chat_templates import TemplateRenderer, prepare
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
@@ -22,6 +26,11 @@ CUT_TOKENS = 16  # by which a piece may have more
 MAX_UNCHECKED_CHARACTERS = 1_000_000  # for which encoding takes up to 200 MB
 MAX_PREFIX_CHARACTERS = 2**25  # of all beginnings of special tokens; Gemma's have 500,000
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
+
+INLINE_SECONDS: Final = 0.002  # of rendering a template
+INLINE_SIZE: Final = 2**20  # of what it makes, as `Budget` counts it
+MAX_COMPILED: Final = 16
+"""Templates of requests that are kept compiled. Compiling one takes about 30 ms."""
 
 MARK: Final = "\ufdd0"
 """Divides a text that is encoded by `encode_marked`, and is no part of it. A noncharacter: no text should have it."""
@@ -48,6 +57,65 @@ class ControlTokens:
             raise ValueError("tokenizer.json has too many special tokens that begin alike") from error
         self.prefixes = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
         self.max_prefix = max(map(len, self.prefixes), default=0)
+
+
+class TemplateRenderer:
+    """Renders templates on the event loop if that takes a moment, and otherwise on a thread of its own.
+
+    One thread for each model: the templates of a model that take long hold up no other model.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: the model's, for the templates of requests."""
+        self._special_tokens = special_tokens
+        self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="template")  # starts with the first long rendering
+
+    async def compile(self, source: str) -> ChatTemplate:
+        """The template of a request, also compiled on the thread. Raises `ChatTemplateError`."""
+        template = self._compiled.get(source)
+        if template is None:
+            template = await self._in_thread(lambda: self._compile(source))
+            self._compiled[source] = template
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(source)
+        return template
+
+    async def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, object],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The prompt. Raises `ChatTemplateError`, and `ChatTemplateTooCostly` if the template is stopped."""
+        if template.seconds_per_message * len(messages) < INLINE_SECONDS:
+            budget = Budget(INLINE_SECONDS, INLINE_SIZE, is_inline=True)
+            try:
+                return template.render(messages, variables, add_generation_prompt=add_generation_prompt, budget=budget)
+            except ChatTemplateTooCostly:
+                pass  # it starts again on the thread
+        return await self._in_thread(
+            lambda: template.render(messages, variables, add_generation_prompt=add_generation_prompt)
+        )
+
+    def _compile(self, source: str) -> ChatTemplate:
+        template = ChatTemplate(source, special_tokens=self._special_tokens)
+        prepare(template)
+        return template
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+def prepare(*templates: ChatTemplate | None) -> None:
+    """Find out all that rendering asks of a template, which takes milliseconds. Not on an event loop."""
+    for template in templates:
+        if template is not None:
+            _ = template.content_forms
 
 
 class Tokenizer:

@@ -10,9 +10,9 @@ import transformers
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt
+from proa_gateway.tokenizer import TemplateRenderer
 from support.chat import TOOL_TEMPLATES
 from support.tokenizers import byte_level_tokenizer
 

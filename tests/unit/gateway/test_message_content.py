@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.chat_prompt import render_prompt
 from proa_gateway.serving.content import ContentFormat, ImagePart
 from proa_gateway.serving.prompt import image_parts
+from proa_gateway.tokenizer import TemplateRenderer
 from support.tokenizers import byte_level_tokenizer
 
 EITHER = ContentForms(text=True, parts=True)

@@ -48,8 +48,8 @@ def test_more_than_the_bucket_holds_waits_for_a_full_bucket() -> None:
 def test_concurrent_requests_are_limited_until_one_ends() -> None:
     limiter = RateLimiter(RateLimits(max_concurrent_requests=2), Clock())
     with limiter.acquire(), limiter.acquire():
-        with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
-            limiter.acquire()
+        with pytest.raises(RateLimited, match="2 concurrent requests") as refused, limiter.acquire():
+            pass
         assert refused.value.headers == {"retry-after": "1"}
     assert limiter.num_requests == 0
     with limiter.acquire():
@@ -61,8 +61,8 @@ def test_requests_per_minute_are_limited_and_the_error_has_the_time_to_retry() -
     for _ in range(6):
         with limiter.acquire():
             pass
-    with pytest.raises(RateLimited) as refused:
-        limiter.acquire()
+    with pytest.raises(RateLimited) as refused, limiter.acquire():
+        pass
     assert refused.value.headers == {"retry-after": "10"}
     assert refused.value.to_dict()["error"]["code"] == "rate_limit_exceeded"
     assert limiter.num_requests == 0

@@ -37,8 +37,8 @@ class ModelLookup:
 
     def base_name(self, name: str) -> str:
         """The name of the engines' model: of an adapter's, or the name itself. Raises `InvalidRequest`."""
-        lora, known = self._models.loras.get(name), self.known
-        if lora is None or name in known or not known:
+        lora = self._models.loras.get(name)
+        if lora is None or not (known := self.known) or name in known:
             return name
         base = self._base_of(lora)
         if base is None:
@@ -49,8 +49,7 @@ class ModelLookup:
     def get(self, name: str) -> ServedModel:
         """A model or an adapter with its model. Raises `EngineUnavailable` if no engine has served it yet."""
         base = self.base_name(name)
-        model = self._models.get(base)
-        lora = self._models.loras.get(name)
+        model, lora = self._models.get(base), self._models.loras.get(name)
         return model if lora is None or base == name else replace(model, lora=lora.lora)
 
     def name(self, requested: str | None) -> str:
@@ -206,6 +205,7 @@ class AdmissionGuard:
     _ends_at: float  # when the request's time is over, by `time.perf_counter`
     _trace: Trace
     _num_pixel_bytes: int = 0
+    num_used_tokens: int = 0  # of prompts and outputs; to be set before `close` if the request was sent to an engine
 
     async def find_model(self, requested: str | None) -> ServedModel:
         """The model of this name, the only one for None. Waits for its first engine if the gateway scales from zero.
@@ -245,13 +245,10 @@ class AdmissionGuard:
         self._request.num_tokens, self._request.cost = self._num_choices * num_prompt_tokens, cost
         await queue.wait_for_capacity(model, self._request, self._at_most(self._control.config.deadlines.queue))
 
-    def settle(self, num_tokens: int) -> None:
-        """Set how many tokens the prompts and outputs had; none if this is not called."""
-        self._lease.used = num_tokens
-
     def close(self) -> None:
-        """Charge the request's tokens and give its capacity to others."""
-        self._request.settle(self._lease.used)
+        """Settle the request's cost and give its capacity to others."""
+        self._lease.used = self.num_used_tokens
+        self._request.settle(self.num_used_tokens)
         self._control.bounds.release(self._request)
         self._control.pixels.total -= self._num_pixel_bytes
         self._control.queue.capacity_changed()

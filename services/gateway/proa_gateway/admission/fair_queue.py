@@ -202,7 +202,8 @@ class AdmissionBounds:
         """Count a request's sequences. Raises `Overloaded`."""
         caller, bound = request.caller, self.sequences
         held = self._sequences_of.get(caller, 0) + request.num_sequences
-        if excess := _excess({bound: request.num_sequences}):
+        if bound.total + request.num_sequences > bound.limit:
+            excess = _excess({bound: request.num_sequences})
             share = self._share(caller)
             within_share = held <= share * caller.weight
             evicted = self._select(self._evictable(request, share if within_share else math.inf), excess)

@@ -5,7 +5,9 @@ and settles them when it ends: unused tokens return, tokens used beyond the rese
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,44 +54,41 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """What one key has used of its limits. `acquire` begins a request, the lease ends it."""
+    """What one key has used of its limits."""
 
     def __init__(self, limits: RateLimits, clock: Clock) -> None:
         self.num_requests = 0
         self._clock = clock
         self._requests: TokenBucket | None = None
-        self._tokens: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None  # None: no limit
         self.set_limits(limits)
 
     def set_limits(self, limits: RateLimits) -> None:
         """Change the limits; what has been used stays used."""
         self._max_requests = limits.max_concurrent_requests
         self._requests = self._bucket(self._requests, limits.requests_per_minute)
-        self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
+        self.tokens = self._bucket(self.tokens, limits.tokens_per_minute)
 
-    def acquire(self) -> "Lease":
-        """Count one request. Raises `RateLimited`."""
+    @contextmanager
+    def acquire(self) -> Iterator["Lease"]:
+        """Count one request in this context, and its tokens at the end. Raises `RateLimited`."""
         limit = self._max_requests
         if limit is not None and self.num_requests >= limit:
             raise RateLimited(f"This API key is at its limit of {limit} concurrent requests.", kind="requests")
         _take(self._requests, 1, "requests")
         self.num_requests += 1
-        return Lease(self)
-
-    def reserve(self, num_tokens: int) -> None:
-        """Take tokens. Raises `RateLimited`."""
-        _take(self._tokens, num_tokens, "tokens")
-
-    def release(self, reserved: int, used: int) -> None:
-        """End a request that reserved and used so many tokens."""
-        self.num_requests -= 1
-        if self._tokens is not None:
-            self._tokens.take(used - reserved)
+        lease = Lease(self)
+        try:
+            yield lease
+        finally:
+            self.num_requests -= 1
+            if self.tokens is not None:
+                self.tokens.take(lease.used - lease.reserved)
 
     def headers(self) -> dict[str, str]:
         """OpenAI's `x-ratelimit-*` headers for the limits that are set."""
         headers: dict[str, str] = {}
-        for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+        for kind, bucket in (("requests", self._requests), ("tokens", self.tokens)):
             if bucket is not None:
                 headers[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
                 headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.level)))
@@ -105,24 +104,18 @@ class RateLimiter:
         return bucket
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
-    """One request's use of a key's limits, until the context manager exits. Set `used` before, if tokens were used."""
+    """One request's use of a key's limits. Set `used` before it ends, if tokens were used."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
-        self._limiter = limiter
-        self._reserved = 0
-        self.used = 0
+    limiter: RateLimiter
+    reserved: int = 0  # tokens
+    used: int = 0  # tokens
 
     def reserve(self, num_tokens: int) -> None:
-        """Raises `RateLimited`."""
-        self._limiter.reserve(num_tokens)
-        self._reserved += num_tokens
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._limiter.release(self._reserved, self.used)
+        """Take tokens until the request ends. Raises `RateLimited`."""
+        _take(self.limiter.tokens, num_tokens, "tokens")
+        self.reserved += num_tokens
 
 
 def _take(bucket: TokenBucket | None, amount: int, kind: str) -> None:

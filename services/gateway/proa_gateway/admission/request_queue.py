@@ -47,7 +47,7 @@ class RequestQueue:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(queue) for queue in self._models.values())
+        return self._bounds.waiting.total
 
     def has_capacity(self, model: str) -> bool:
         """Whether a request need not wait. It must then be sent before other tasks run."""
@@ -82,7 +82,7 @@ class RequestQueue:
 
     def capacity_changed(self) -> None:
         """Admit waiting requests in the event loop's next iteration, after those admitted before have been sent."""
-        if not self._scheduled and self.num_waiting:
+        if not self._scheduled and self._bounds.waiting.total:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._admit_waiting)
 

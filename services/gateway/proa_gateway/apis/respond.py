@@ -34,9 +34,8 @@ def admitted(request: Request, model: str | None) -> Iterator[ServedModel]:
     gateway = gateway_of(request)
     caller: Caller = request.state.caller
     try:
-        lease = caller.limiter.acquire()
+        with caller.limiter.acquire():
+            yield gateway.admission.lookup.tokenizer_model(model)
     except RateLimited:
         gateway.metrics.observe_rejection("rate_limit")
         raise
-    with lease:
-        yield gateway.admission.lookup.tokenizer_model(model)

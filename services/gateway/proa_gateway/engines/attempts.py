@@ -239,23 +239,22 @@ class RequestAttempts:
         return same_tokens and (same_weights or not self.num_received)
 
 
+@dataclass(frozen=True, slots=True)
 class RequestDeadlines:
-    """Deadlines of one HTTP request. Times are the event loop's, in seconds. `ends_at`: the end of the total time."""
+    """Deadlines of one HTTP request. Times are the event loop's, in seconds."""
 
-    def __init__(self, deadlines: Deadlines, ends_at: float) -> None:
-        self._deadlines = deadlines
-        self._ends_at = ends_at
-        self._check_interval = min(deadlines.first_token, deadlines.next_token) / 4
+    deadlines: Deadlines
+    ends_at: float  # the end of the total time
 
     def until_next_check(self, now: float) -> float:
-        return max(0.0, min(self._check_interval, self._ends_at - now))
+        return max(0.0, min(self.deadlines.first_token / 4, self.deadlines.next_token / 4, self.ends_at - now))
 
     def error(self, sequences: Iterable[RequestAttempts], now: float) -> GatewayError | None:
         """`DeadlineExceeded` after the total time, `EngineTimeout` if a sequence got no token in time, else None."""
-        if now >= self._ends_at:
+        if now >= self.ends_at:
             return DeadlineExceeded("The answer was not finished within the request's time.")
         for attempts in sequences:
-            limit = self._deadlines.next_token if attempts.num_received else self._deadlines.first_token
+            limit = self.deadlines.next_token if attempts.num_received else self.deadlines.first_token
             if now - attempts.last_progress > limit:
                 what = "next" if attempts.num_received else "first"
                 return EngineTimeout(f"The engine sent no {what} token within {limit:g} s.")

@@ -22,8 +22,8 @@ from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.engines.models import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, SentRequest, Session
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
+from proa_gateway.routing.index import host_hit_weight
 from proa_gateway.routing.router import Router
-from proa_gateway.routing.tiers import host_hit_weight
 
 THRESHOLD = 5  # failures in a row
 FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
@@ -186,8 +186,9 @@ class EngineClient:
     @property
     def accepts_requests(self) -> bool:
         """Whether new requests may be sent; to an engine that only prefills, only prefills."""
-        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
-        return accepts and self.breaker_state is not BreakerState.OPEN
+        if self.state is not EngineState.READY or self.removed or self.load_stats.sleep_level:
+            return False
+        return self.breaker_state is not BreakerState.OPEN
 
     @property
     def usable(self) -> bool:

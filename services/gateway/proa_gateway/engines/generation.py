@@ -198,7 +198,8 @@ class Generation:
                 if not attempts.tried:
                     raise
                 pick = self._pool.pick(self._model, attempts.hints, avoid=incompatible)
-            span.set_attributes(pick.span_attributes())
+            if span.is_recording():
+                span.set_attributes(pick.span_attributes())
         return pick
 
     def _send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:

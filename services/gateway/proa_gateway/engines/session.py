@@ -179,14 +179,19 @@ class Session:
         return asyncio.get_running_loop().time() - self._last_message_at
 
     def submit(self, request: EngineCoreRequest, sink: OutputSink) -> SentRequest:
-        """Queue the request for the next write."""
+        """Queue the request for the next write, without the pixels of images that the engine has."""
         self._last_handle += 1
-        self._sinks[self._last_handle] = sink
-        self._add(self._last_handle, request)
+        handle = self._last_handle
+        self._sinks[handle] = sink
         if request.lora_name:
-            self._lora_names[self._last_handle] = request.lora_name
+            self._lora_names[handle] = request.lora_name
             self._listener.on_lora_request(request.lora_name)
-        return SentRequest(self, self._last_handle)
+        if request.images:
+            self._with_images[handle] = request
+            request = replace(request, images=self._sent_images.strip(request.images))
+        self._to_add[handle] = convert.add_to_pb(handle, request)
+        self._wake.set()
+        return SentRequest(self, handle)
 
     def abort(self, handle: int) -> None:
         """Abort a request with the next write. Its sink is not called again. Unknown handles are ignored."""
@@ -219,14 +224,6 @@ class Session:
         self._with_images.clear()
         for sink in sinks.values():
             sink.failed(EngineLost(f"the engine was lost: {reason}"), retryable=True)
-
-    def _add(self, handle: int, request: EngineCoreRequest) -> None:
-        """Queue the request, without the pixels of images that the engine has."""
-        if request.images:
-            self._with_images[handle] = request
-            request = replace(request, images=self._sent_images.strip(request.images))
-        self._to_add[handle] = convert.add_to_pb(handle, request)
-        self._wake.set()
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()

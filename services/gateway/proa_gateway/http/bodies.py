@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -226,15 +227,15 @@ class RequestBodies:
         return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
 
 
+@dataclass(slots=True, eq=False)
 class _Body:
-    """The part of a body that has arrived. `deadline`: event loop time."""
+    """The part of a body that has arrived."""
 
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.parts: list[bytes] = []
-        self.num_bytes = 0
-        self.cost_bound = 0  # of reading it as JSON
-        self.is_complete = False
+    deadline: float  # event loop time
+    parts: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    cost_bound: int = 0  # of reading it as JSON
+    is_complete: bool = False
 
     def add(self, part: bytes) -> None:
         self.parts.append(part)

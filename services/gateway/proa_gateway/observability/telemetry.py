@@ -5,6 +5,7 @@ Names follow the GenAI semantic conventions, https://github.com/open-telemetry/s
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -40,7 +41,7 @@ class GatewayTracer:
         if key_name:
             attributes["proa.api_key.name"] = key_name
         span = self._tracer.start_span(f"POST {route}", parent, SpanKind.SERVER, attributes)
-        return RequestTrace(self._tracer, span)
+        return RequestTrace(self._tracer, span, trace.set_span_in_context(span, Context()))
 
     @contextmanager
     def part(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[None]:
@@ -58,13 +59,13 @@ class GatewayTracer:
             self._provider.shutdown()
 
 
+@dataclass(frozen=True, slots=True)
 class RequestTrace:
     """The spans of one request. Call `finish` exactly once, however the request ended."""
 
-    def __init__(self, tracer: trace.Tracer, span: Span) -> None:
-        self._tracer = tracer
-        self._span = span
-        self._context = trace.set_span_in_context(span, Context())
+    _tracer: trace.Tracer
+    _span: Span
+    _context: Context  # of the span's children
 
     @property
     def is_recording(self) -> bool:
@@ -138,11 +139,11 @@ class RequestTrace:
         self._span.end()
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptSpan:
     """The CLIENT span of one request to an engine. Call `finish` exactly once."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    _span: Span
 
     def headers(self) -> dict[str, str]:
         """Return the `trace_headers` of the engine's request; empty if there is no trace."""

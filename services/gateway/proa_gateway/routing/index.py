@@ -1,4 +1,4 @@
-"""PrefixIndex: which replica has which KV cache blocks.
+"""TieredIndex: which engine has which KV cache blocks on its device, and which in host memory, each in a `PrefixIndex`.
 
 A replica's blocks are confirmed (its engine's KV events reported them) or pending (a request was sent that will compute
 them). A cache hit of a replica with a checkpoint rule ends at a checkpoint.
@@ -6,10 +6,11 @@ them). A cache hit of a replica with a checkpoint rule ends at a checkpoint.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 from itertools import compress
 
-from proa.contract import CheckpointRule
+from proa.contract import CheckpointRule, ModelInfo, SchedulerStats
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.pending_blocks import PendingBlocks
 from proa_gateway.routing.replicas import ReplicaBitmaps, ReplicaCheckpoints
@@ -22,6 +23,11 @@ PENDING_TIMEOUT = 60.0
 """Seconds after which a pending request is dropped if its blocks were not confirmed. Covers the engine's queue. Not
 applied to engines without KV events."""
 
+HOST_HIT_WEIGHT = 0.8
+"""What a block in host memory saves, of what one on the device does, until an engine has measured it. From 256 tokens
+on between 0.7 and 0.95, measured on a CPU and estimated for PCIe 5; see docs/kv-cache.md."""
+MAX_HOST_HIT_WEIGHT = 0.95
+MAX_HOLDERS = 4
 _BITS = bytes.maketrans(b"01", b"\0\1")
 
 
@@ -137,9 +143,10 @@ class PrefixIndex:
         if replica is None or replica.chain != hints.chain:
             return 0
         bit, num_cached = replica.bit, self._count_leading(replica, block_hashes)
-        length = min(num_cached, hints.num_reusable)
-        num_reusable = self._checkpoints.count_reusable(bit, length, block_hashes)
-        self._checkpoints.expect(bit, num_reusable, length, hints, now)
+        num_reusable = length = min(num_cached, hints.num_reusable)
+        if self._checkpoints.replicas:
+            num_reusable = self._checkpoints.count_reusable(bit, length, block_hashes)
+            self._checkpoints.expect(bit, num_reusable, length, hints, now)
         if num_cached < len(block_hashes) or not replica.confirmed.issuperset(block_hashes[-1:]):
             self._pending.add(bit, block_hashes, now)
         self._confirmed.touch(block_hashes[:num_cached])
@@ -204,8 +211,9 @@ class PrefixIndex:
             or pending.num_blocks > self._max_blocks
         ):
             pending.remove_oldest(bit)
-        timed_out = now - PENDING_TIMEOUT if replica.has_events else -math.inf
-        self._checkpoints.remove_expected(bit, timed_out, replica.capacity)
+        if self._checkpoints.replicas:
+            timed_out = now - PENDING_TIMEOUT if replica.has_events else -math.inf
+            self._checkpoints.remove_expected(bit, timed_out, replica.capacity)
 
 
 def _count_leading(confirmed: set[bytes], block_hashes: Sequence[bytes]) -> int:
@@ -225,3 +233,93 @@ def _count_leading(confirmed: set[bytes], block_hashes: Sequence[bytes]) -> int:
 def _bits(bitmap: int) -> bytes:
     """Return the bits as bytes 0 and 1, lowest first. `compress` reads these 100 times faster than shifting the int."""
     return f"{bitmap:b}"[::-1].encode().translate(_BITS)
+
+
+def host_hit_weight(model: ModelInfo, stats: SchedulerStats) -> float:
+    """Return what a block in the engine's host memory saves, of what one on the device does: 1 less the time of a load
+    over that of computing it. `HOST_HIT_WEIGHT` while a rate is not known."""
+    transfer, load_rate, prefill_rate = model.kv_transfer, stats.load_bytes_per_second, stats.prefill_tokens_per_second
+    if transfer is None or not load_rate or not prefill_rate:
+        return HOST_HIT_WEIGHT
+    load, prefill = transfer.block_bytes / load_rate, model.block_size / prefill_rate
+    return min(max(1 - load / prefill, 0.0), MAX_HOST_HIT_WEIGHT)
+
+
+class TieredIndex:
+    """Two prefix indices of the same engines. Only the device's has pending blocks: what is computed is there first."""
+
+    def __init__(self) -> None:
+        self.device = PrefixIndex()
+        self.host = PrefixIndex()
+        self._host_weights: dict[str, Callable[[], float]] = {}  # by address
+
+    @property
+    def num_blocks(self) -> int:
+        return self.device.num_blocks + self.host.num_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory in use."""
+        return self.device.num_bytes + self.host.num_bytes
+
+    def add_engine(
+        self,
+        address: str,
+        chain: HashChain,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        rule: CheckpointRule | None = None,
+        host_weight: Callable[[], float] = lambda: HOST_HIT_WEIGHT,
+    ) -> None:
+        """Add an engine with empty caches of these sizes. Replaces one of the same address. `host_weight` returns its
+        `host_hit_weight`."""
+        self.remove_engine(address)
+        self.device.add_replica(address, chain, num_blocks, rule)
+        if num_host_blocks:
+            self.host.add_replica(address, chain, num_host_blocks, rule)
+            self._host_weights[address] = host_weight
+
+    def remove_engine(self, address: str) -> None:
+        """Remove an engine and its blocks. Unknown addresses are ignored."""
+        self.device.remove_replica(address)
+        self.host.remove_replica(address)
+        self._host_weights.pop(address, None)
+
+    def match(self, block_hashes: Sequence[bytes]) -> list[tuple[float, list[str]]]:
+        """Return (length, addresses) pairs as `PrefixIndex.match` does. Blocks that an engine would load count as
+        `host_hit_weight` blocks each."""
+        on_device = self.device.match(block_hashes)
+        if not self._host_weights:
+            return [(float(length), addresses) for length, addresses in on_device]
+        lengths = {address: float(length) for length, addresses in on_device for address in addresses}
+        for length, addresses in self.host.match(block_hashes):
+            for address in addresses:
+                known = lengths.get(address, 0.0)
+                if length > known:
+                    lengths[address] = known + self._host_weights[address]() * (length - known)
+        by_length: dict[float, list[str]] = {}
+        for address, weighted in lengths.items():
+            by_length.setdefault(weighted, []).append(address)
+        return sorted(by_length.items(), reverse=True)
+
+    def holders(self, block_hashes: Sequence[bytes], among: Mapping[str, float], more_than: int) -> dict[str, int]:
+        """Return how many leading blocks of the prompt engines hold in either tier, exactly, by address.
+
+        These are the `MAX_HOLDERS` of the engines `among` that hold most, and more than `more_than`; between equal ones
+        those with the lowest cost, which is the mapping's value. Pending blocks do not count.
+        """
+        lengths: dict[str, int] = {}
+        for tier in (self.device, self.host):
+            for length, addresses in tier.match(block_hashes, pending=False):
+                if length > more_than:
+                    lengths |= {one: max(length, lengths.get(one, 0)) for one in addresses if one in among}
+        best = nsmallest(MAX_HOLDERS, lengths, key=lambda one: (-lengths[one], among[one]))
+        tiers = self.device, self.host
+        exact = {one: max(tier.count_confirmed(one, block_hashes) for tier in tiers) for one in best}
+        return {one: length for one, length in exact.items() if length > more_than}
+
+    def add_pending(self, address: str, hints: RoutingHints, now: float) -> int:
+        """Record that a request is sent to the engine. Return how many leading blocks of the prompt it need not
+        compute."""
+        on_device = self.device.add_pending(address, hints, now)
+        return max(on_device, self.host.count_cached(address, hints.reusable)) if self._host_weights else on_device

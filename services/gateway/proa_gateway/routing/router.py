@@ -12,8 +12,8 @@ from proa.blocks import hash_blocks
 from proa.contract import Hello, Image, KvEvents, Lora, PromptEmbeds, extra_keys
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.hints import HashChain, RoutingHints, hash_chain
+from proa_gateway.routing.index import TieredIndex
 from proa_gateway.routing.policies import make_policy
-from proa_gateway.routing.tiers import TieredIndex
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly, ContentForms, cut_at_mark, marked
-from proa_gateway.chat_templates import TemplateRenderer
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_of
 from proa_gateway.serving.conversation import REASONING_FIELDS, ChatMessage, Conversation, ReasoningFields, ToolCall
+from proa_gateway.tokenizer import TemplateRenderer
 
 
 class Arguments(dict[str, Any]):

@@ -140,18 +140,13 @@ ToolChoiceField = Annotated[
 """`tool_choice` of chat completions."""
 
 
-def choose_tools(tools: Sequence[Tool], choice: ToolChoice | AllowedTools) -> tuple[Sequence[Tool], ToolChoice]:
-    """The tools that the model gets to know, and which of them it may or must call.
-
-    Raises `InvalidRequest` for an allowed tool that is not in `tools`.
-    """
-    if not isinstance(choice, AllowedTools):
-        return tools, choice
+def allowed_tools(tools: Sequence[Tool], choice: AllowedTools) -> Sequence[Tool]:
+    """Raises `InvalidRequest` for an allowed tool that is not in `tools`."""
     allowed = [tool for tool in tools if tool.function.name in choice.names]
     if missing := choice.names - {tool.function.name for tool in allowed}:
         message = f"tool_choice allows the tool {min(missing)!r}, which is not in tools."
         raise InvalidRequest(message, param="tool_choice")
-    return allowed, choice.mode
+    return allowed
 
 
 def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
@@ -269,7 +264,10 @@ class TemplateFields(BaseModel):
 
     def conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
         """Raises `InvalidRequest`."""
-        tools, tool_choice = choose_tools(self.tools or (), self.tool_choice or "auto")
+        tools: Sequence[Tool] = self.tools or ()
+        tool_choice = self.tool_choice or "auto"
+        if isinstance(tool_choice, AllowedTools):
+            tools, tool_choice = allowed_tools(tools, tool_choice), tool_choice.mode
         return Conversation(
             messages=messages,
             tools=tools,

@@ -94,8 +94,8 @@ class ConversationReader:
         if self.reasoning_fields is not None:
             conversation, unused = fit_reasoning(conversation, template, self.reasoning_fields)
             ignored = [*unused, *ignored]
-        parts = image_parts(conversation.messages, self.param)
-        images = await load_images(parts, model, settings.images, param=self.param)
+        parts = list(image_parts(conversation.messages, self.param))
+        images = await load_images(parts, model, settings.images, param=self.param) if parts else None
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
         placeholder = images.input.placeholder if images is not None else ""
         renderer = model.tokenizer.templates
@@ -119,18 +119,13 @@ class ConversationReader:
         if len(kept) < len(token_ids):
             expanded = await model.tokenizer.detokenize(kept)
             placed = images_kept(placed, len(token_ids), len(kept), request.truncation_side or "left")
-        add_generation_prompt = partial(
-            generation_prompt,
-            conversation,
-            template,
-            renderer,
-            text,
-            settings.content_format,
-            placeholder=placeholder,
-        )
-        message_format = await self._message_format(
-            model_format, lambda: self._rendered(model, add_generation_prompt())
-        )
+        message_format = None
+        if model_format is not None:
+            content_format = settings.content_format
+            added_text = partial(
+                generation_prompt, conversation, template, renderer, text, content_format, placeholder=placeholder
+            )
+            message_format = await self._message_format(model_format, lambda: self._rendered(model, added_text()))
         prompt = Prompt(kept, expanded, placed, message_format=message_format)
         return ReadConversation(prompt, conversation, ignored)
 
@@ -145,13 +140,11 @@ class ConversationReader:
             raise InvalidRequest(message, param=self.param) from error
 
     async def _message_format(
-        self, model_format: ModelFormat | None, added_text: Callable[[], Awaitable[str]]
+        self, model_format: ModelFormat, added_text: Callable[[], Awaitable[str]]
     ) -> MessageFormat | None:
         """Return how the outputs are parsed, None if they are not. `added_text` returns the end of the prompt that
         begins the answer."""
         conversation = self.conversation
-        if model_format is None:
-            return None
         separates_reasoning = model_format.tool_format.has_reasoning and conversation.separates_reasoning
         if not conversation.prompt_tools and not separates_reasoning:
             return None

@@ -165,8 +165,10 @@ def sampling_params(
         raise UnsupportedTask(f"The model {model.name!r} generates no text.", param="model")
     num_choices = request.n or 1
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-        _check_list(name, getattr(request, name) or (), num_choices, model.info)
-    check_token_ids("logit_bias", [int(key) for key in request.logit_bias or ()], model.info)
+        if token_ids := getattr(request, name):
+            _check_list(name, token_ids, num_choices, model.info)
+    if request.logit_bias:
+        check_token_ids("logit_bias", [int(key) for key in request.logit_bias], model.info)
     if request.logprob_token_ids and logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
     min_tokens = request.min_tokens or 0

@@ -78,11 +78,6 @@ class Job(ABC):
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
-    def num_embedded_tokens(self) -> int:
-        """Those of `num_tokens` that embeddings stand for."""
-        return sum(embeds.num_tokens for prompt in self.prompts for embeds in prompt.embeds)
-
-    @property
     def num_image_bytes(self) -> int:
         """Bytes of images' pixels, and of embeddings."""
         pixels = sum(len(image.pixels) for prompt in self.prompts for image in prompt.images)

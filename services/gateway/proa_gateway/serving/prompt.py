@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final, Literal
 
 from proa.contract import Image, ImageInput
@@ -81,18 +80,15 @@ def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePa
 
 
 async def load_images(
-    parts: Iterator[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
-) -> PromptImages | None:
-    """Load and prepare the images of a prompt. None if there are no parts. `loader` None: images are refused. `param`:
-    path of the messages in the body. Raises `InvalidRequest` and `Overloaded`."""
-    first = next(parts, None)
-    if first is None:
-        return None
-    image_input = model.info.images
+    parts: Sequence[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
+) -> PromptImages:
+    """Load and prepare the images of a prompt, at least one. `loader` None: images are refused. `param`: path of the
+    messages in the body. Raises `InvalidRequest` and `Overloaded`."""
+    image_input, param_of_first = model.info.images, parts[0].param
     if image_input is None or loader is None:
-        message = f"{first.param}: the model {model.name!r} does not read images."
-        raise UnsupportedField(message, param=first.param)
-    sources = (ImageSource(part.url, part.param) for part in chain((first,), parts))
+        message = f"{param_of_first}: the model {model.name!r} does not read images."
+        raise UnsupportedField(message, param=param_of_first)
+    sources = (ImageSource(part.url, part.param) for part in parts)
     return PromptImages(await loader.load(sources, image_input), image_input, param)
 
 

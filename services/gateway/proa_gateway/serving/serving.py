@@ -72,7 +72,7 @@ class Progress:
             max_tokens=None if job is None else job.max_tokens,
             input_tokens=0 if job is None else job.num_tokens,
             cached_tokens=usage.cached_tokens,
-            embedded_tokens=0 if job is None else job.num_embedded_tokens,
+            embedded_tokens=0 if job is None else sum(each.num_tokens for p in job.prompts for each in p.embeds),
             output_tokens=usage.completion_tokens,
             longest_output=max((each.num_tokens for each in sequences), default=0),
             finish_reasons=[each.finish_reason for each in sequences],
@@ -171,7 +171,8 @@ class Serving:
                 trace.set_parameters(job.parameters)
             if job.ignored_fields:
                 response_headers += self._notices.ignored(job.ignored_fields)
-            guard.hold_images(job.num_image_bytes)
+            if num_bytes := job.num_image_bytes:
+                guard.hold_images(num_bytes)
             grammar = None
             if job.constraint is not None:
                 with trace.span("grammar"):
@@ -195,7 +196,7 @@ class Serving:
                 await job.run(running, writer)
             finally:
                 generation.close()
-                guard.settle(job.num_tokens + running.usage.completion_tokens)
+                guard.num_used_tokens = job.num_tokens + running.usage.completion_tokens
 
     async def _routing_hints(self, accepted: Accepted, job: Job, model: ServedModel) -> Sequence[RoutingHints]:
         """One for each prompt."""
