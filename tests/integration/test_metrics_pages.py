@@ -363,10 +363,10 @@ def engine(address: str, *, model_name: str | None) -> EngineClient:
 
 def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    metrics.observe_request("/v1/chat/completions", 200)
     metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
     metrics.observe_rejection("requests")
     outcome = Outcome(
+        route="/v1/chat/completions",
         operation="chat",
         model="m",
         base_model="m",
@@ -374,11 +374,19 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
         time_to_first_token=0.1,
         input_tokens=7,
         output_tokens=11,
-        finish_reasons=["stop"],
+        finishes={"stop": 1},
     )
     metrics.observe_outcome(outcome)
     metrics.observe_outcome(
-        Outcome(operation="chat", model="m", base_model="m", duration=5.0, error_type="engine_lost")
+        Outcome(
+            route="/v1/chat/completions",
+            operation="chat",
+            model="m",
+            base_model="m",
+            duration=5.0,
+            status=503,
+            error_type="engine_lost",
+        )
     )
     metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
@@ -405,6 +413,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
 def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     outcome = Outcome(
+        route="/v1/chat/completions",
         operation="chat",
         model="lora",
         base_model="m",
@@ -412,20 +421,43 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         time_to_first_token=0.1,
         input_tokens=7,
         output_tokens=11,
-        finish_reasons=["stop"],
+        finishes={"stop": 1},
         longest_output=6,
         num_choices=2,
         max_tokens=50,
     )
     metrics.observe_outcome(outcome)
     outcome = Outcome(
-        operation="chat", model="m", base_model="m", duration=5.0, input_tokens=3, error_type="engine_lost"
+        route="/v1/chat/completions",
+        operation="chat",
+        model="m",
+        base_model="m",
+        duration=5.0,
+        input_tokens=3,
+        status=503,
+        error_type="engine_lost",
     )
     metrics.observe_outcome(outcome)
     metrics.observe_outcome(
-        Outcome(operation="chat", model="", base_model="", duration=5.0, error_type="model_not_found")
+        Outcome(
+            route="/v1/chat/completions",
+            operation="chat",
+            model="",
+            base_model="",
+            duration=5.0,
+            status=404,
+            error_type="model_not_found",
+        )
     )
-    left = Outcome(operation="chat", model="m", base_model="m", status=499, error_type="left", finish_reasons=[None])
+    left = Outcome(
+        route="/v1/chat/completions",
+        operation="chat",
+        model="m",
+        base_model="m",
+        status=499,
+        error_type="left",
+        finishes={"client_disconnected": 1},
+    )
     metrics.observe_outcome(left)
     metrics.watch([engine("a:1", model_name="m")], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())

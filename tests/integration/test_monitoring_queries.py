@@ -63,7 +63,9 @@ async def gateway_page() -> str:
         metrics = gateway.gateway.metrics
         metrics.observe_queue_wait("fake", "admitted", 0.5)
         metrics.observe_rejection("requests")
-        keyed = Outcome(operation="chat", model="fake", base_model="fake", key="team", output_tokens=1)
+        keyed = Outcome(
+            route="/", operation="chat", status=503, model="fake", base_model="fake", key="team", output_tokens=1
+        )
         metrics.observe_outcome(keyed)
         metrics.observe_kv_source("prefill")
         metrics.observe_kv_fetch("prefill", num_tokens=1, num_bytes=1, seconds=0.1)

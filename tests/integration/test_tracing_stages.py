@@ -195,7 +195,11 @@ def test_the_gateways_spans_are_children_of_the_request_span(receiver: OtlpRecei
     attempt = trace.start_attempt("10.0.0.1:50051", 2)
     headers = attempt.headers()
     attempt.finish("unavailable", "connection lost")
-    trace.finish(Outcome(operation="chat", input_tokens=3, output_tokens=4, finish_reasons=["stop", None]))
+    trace.finish(
+        Outcome(
+            route="/v1/chat/completions", operation="chat", input_tokens=3, output_tokens=4, finish_reasons=["stop"]
+        )
+    )
     tracer.shutdown()
     spans = {span.name: span for span in receiver.spans}
     root = spans["POST /v1/chat/completions"]
@@ -217,7 +221,7 @@ def test_a_part_of_a_stage_has_a_span_in_that_of_the_stage(receiver: OtlpReceive
     trace = tracer.start_request({}, "/v1/chat/completions")
     with trace.span("tokenize"), tracer.part("images", {"proa.num_images": 2}):
         pass
-    trace.finish(Outcome(operation="chat"))
+    trace.finish(Outcome(route="", operation="chat"))
     tracer.shutdown()
     assert len(receiver.spans) == 3
     spans = {span.name: span for span in receiver.spans}
@@ -230,7 +234,7 @@ def test_a_stage_that_raises_has_a_failed_span(receiver: OtlpReceiver) -> None:
     trace = tracer.start_request({}, "/v1/completions")
     with pytest.raises(ValueError, match="too long"), trace.span("admission"):
         raise ValueError("too long")
-    trace.finish(Outcome(operation="chat", status=400, error_type="ValueError"))
+    trace.finish(Outcome(route="", operation="chat", status=400, error_type="ValueError"))
     tracer.shutdown()
     assert all(span.failed and span.attributes["error.type"] == "ValueError" for span in receiver.spans)
     assert len(receiver.spans) == 2
@@ -241,11 +245,11 @@ def test_standard_variables_name_the_service_and_choose_the_sampler(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "renamed")
     tracer = GatewayTracer.from_environment()
-    tracer.start_request({}, "/kept").finish(Outcome(operation="chat"))
+    tracer.start_request({}, "/kept").finish(Outcome(route="", operation="chat"))
     tracer.shutdown()
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     tracer = GatewayTracer.from_environment()
-    tracer.start_request({}, "/dropped").finish(Outcome(operation="chat"))
+    tracer.start_request({}, "/dropped").finish(Outcome(route="", operation="chat"))
     tracer.shutdown()
     assert [(span.service, span.name) for span in receiver.spans] == [("renamed", "POST /kept")]
 
@@ -282,7 +286,7 @@ def test_shutdown_with_an_unreachable_collector_waits_at_most_for_the_export_tim
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # seconds; the default is 10
     tracer = GatewayTracer.from_environment()
-    tracer.start_request({}, "/v1/completions").finish(Outcome(operation="chat"))
+    tracer.start_request({}, "/v1/completions").finish(Outcome(route="", operation="chat"))
     started = time.monotonic()
     tracer.shutdown()
     assert time.monotonic() - started < 5

@@ -129,8 +129,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
     metrics = GatewayMetrics(registry)
 
     def on_engine_change(engine: EngineClient) -> None:
-        """An engine's state or load has changed, or its session has ended."""
-        admission.queue.capacity_changed()
+        """An engine's session has begun or ended, or it drains."""
         if engine.model_name is None:
             models.forget(engine.address)
         else:
@@ -154,7 +153,8 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,
-            observe=on_engine_change,
+            on_change=on_engine_change,
+            on_load=lambda: admission.queue.capacity_changed(),
             exchange=KvExchange(
                 router,
                 metrics,

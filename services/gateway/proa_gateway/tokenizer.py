@@ -173,7 +173,7 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= MAX_INLINE_CHARACTERS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return await self._in_thread(lambda: self._encode_without_gil(text, add_special_tokens))
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -175,7 +175,11 @@ class AdmissionControl:
                 try:
                     yield guard
                 finally:
-                    guard.close()
+                    lease.used = guard.num_used_tokens
+                    request.settle(guard.num_used_tokens)
+                    self.bounds.release(request)
+                    self.pixels.total -= guard.num_pixel_bytes
+                    self.queue.capacity_changed()
         except Overloaded as error:
             if error.limit is not None:
                 self._metrics.observe_rejection(error.limit)
@@ -196,27 +200,27 @@ class AdmissionControl:
 
 @dataclass(slots=True, eq=False)
 class AdmissionGuard:
-    """One admitted request. `close` ends it."""
+    """One admitted request, until the context of `AdmissionControl.admit` ends."""
 
-    _control: AdmissionControl
-    _request: QueuedRequest
-    _lease: Lease
-    _num_choices: int  # of each prompt
-    _ends_at: float  # when the request's time is over, by `time.perf_counter`
-    _trace: Trace
-    _num_pixel_bytes: int = 0
-    num_used_tokens: int = 0  # of prompts and outputs; to be set before `close` if the request was sent to an engine
+    control: AdmissionControl
+    request: QueuedRequest
+    lease: Lease
+    num_choices: int  # of each prompt
+    ends_at: float  # when the request's time is over, by `time.perf_counter`
+    trace: Trace
+    num_pixel_bytes: int = 0  # of its images
+    num_used_tokens: int = 0  # of prompts and outputs; to be set before the end if the request was sent to an engine
 
     async def find_model(self, requested: str | None) -> ServedModel:
         """The model of this name, the only one for None. Waits for its first engine if the gateway scales from zero.
         Raises `InvalidRequest`, `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
-        lookup, pool = self._control.lookup, self._control.pool
+        lookup, pool = self.control.lookup, self.control.pool
         name = lookup.name(requested)
         base = lookup.base_name(name)
         try:
             pool.check(base)
         except (ModelNotFound, EngineUnavailable) as error:
-            self._request.cost = self._expected_output(None)
+            self.request.cost = self._expected_output(None)
             await self._wait_for_engine(base, error)
         if base != name and pool.refuses_loras(base):
             raise EngineUnavailable(f"The engines of the model {base!r} run without --enable-lora.")
@@ -225,11 +229,11 @@ class AdmissionGuard:
     def hold_images(self, num_bytes: int) -> None:
         """Count the pixels of the request's images, until it ends. Raises `Overloaded`, but not for a request whose
         images are the only ones."""
-        pixels = self._control.pixels
+        pixels = self.control.pixels
         if pixels.total and pixels.total + num_bytes > pixels.limit:
             raise pixels.error()
         pixels.total += num_bytes
-        self._num_pixel_bytes += num_bytes
+        self.num_pixel_bytes += num_bytes
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.
@@ -238,40 +242,32 @@ class AdmissionGuard:
         `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
         """
         cost = num_prompt_tokens + self._expected_output(max_tokens)
-        self._lease.reserve(cost)
-        queue = self._control.queue
+        self.lease.reserve(cost)
+        queue = self.control.queue
         if queue.has_capacity(model):
             return
-        self._request.num_tokens, self._request.cost = self._num_choices * num_prompt_tokens, cost
-        await queue.wait_for_capacity(model, self._request, self._at_most(self._control.config.deadlines.queue))
-
-    def close(self) -> None:
-        """Settle the request's cost and give its capacity to others."""
-        self._lease.used = self.num_used_tokens
-        self._request.settle(self.num_used_tokens)
-        self._control.bounds.release(self._request)
-        self._control.pixels.total -= self._num_pixel_bytes
-        self._control.queue.capacity_changed()
+        self.request.num_tokens, self.request.cost = self.num_choices * num_prompt_tokens, cost
+        await queue.wait_for_capacity(model, self.request, self._at_most(self.control.config.deadlines.queue))
 
     def _expected_output(self, max_tokens: int | None) -> int:
         tokens = EXPECTED_OUTPUT if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT)
-        return self._request.num_sequences * tokens
+        return self.request.num_sequences * tokens
 
     async def _wait_for_engine(self, name: str, reason: ModelNotFound | EngineUnavailable) -> None:
         """`reason`: why there is none."""
-        control = self._control
+        control = self.control
         control.lookup.check(name)
         seconds = control.config.deadlines.scale_from_zero
         if name not in control.lookup.known or not seconds:
             if isinstance(reason, EngineUnavailable):
                 raise reason
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
-        with self._trace.span("scale_from_zero"):
-            await control.queue.wait_for_engine(name, self._request, self._at_most(seconds))
+        with self.trace.span("scale_from_zero"):
+            await control.queue.wait_for_engine(name, self.request, self._at_most(seconds))
 
     def _at_most(self, seconds: float) -> float:
         """Return how long to wait: as long as the request's time is not over, but not more than `seconds`."""
-        return min(seconds, self._ends_at - time.perf_counter())
+        return min(seconds, self.ends_at - time.perf_counter())
 
 
 def engine_capacity(max_num_seqs: int, *, load: int, num_waiting: int) -> int:

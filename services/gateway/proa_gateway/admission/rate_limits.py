@@ -48,6 +48,16 @@ class TokenBucket:
         """A negative amount is returned to the bucket."""
         self._level = min(self.per_minute, self.level - amount)
 
+    def reserve(self, amount: int, kind: str) -> None:
+        """Take an amount that the bucket holds. `kind`: of what is limited. Raises `RateLimited`."""
+        seconds = self.seconds_until(amount)
+        if seconds > 0:
+            message = (
+                f"This API key is at its limit of {self.per_minute} {kind} a minute. Try again in {seconds:.1f} s."
+            )
+            raise RateLimited(message, kind=kind, retry_after=math.ceil(seconds))
+        self.take(amount)
+
     def seconds_until(self, amount: float) -> float:
         """Time until the bucket holds the amount, or is full where the amount is larger than the bucket."""
         return max(0.0, (min(amount, self.per_minute) - self.level) * 60 / self.per_minute)
@@ -75,7 +85,8 @@ class RateLimiter:
         limit = self._max_requests
         if limit is not None and self.num_requests >= limit:
             raise RateLimited(f"This API key is at its limit of {limit} concurrent requests.", kind="requests")
-        _take(self._requests, 1, "requests")
+        if self._requests is not None:
+            self._requests.reserve(1, "requests")
         self.num_requests += 1
         lease = Lease(self)
         try:
@@ -114,18 +125,9 @@ class Lease:
 
     def reserve(self, num_tokens: int) -> None:
         """Take tokens until the request ends. Raises `RateLimited`."""
-        _take(self.limiter.tokens, num_tokens, "tokens")
+        if self.limiter.tokens is not None:
+            self.limiter.tokens.reserve(num_tokens, "tokens")
         self.reserved += num_tokens
-
-
-def _take(bucket: TokenBucket | None, amount: int, kind: str) -> None:
-    if bucket is None:
-        return
-    seconds = bucket.seconds_until(amount)
-    if seconds > 0:
-        message = f"This API key is at its limit of {bucket.per_minute} {kind} a minute. Try again in {seconds:.1f} s."
-        raise RateLimited(message, kind=kind, retry_after=math.ceil(seconds))
-    bucket.take(amount)
 
 
 def _duration(seconds: float) -> str:

@@ -50,18 +50,20 @@ class EnginePool:
         client_id: str,
         models: ModelRegistry,
         deadlines: Deadlines,
-        observe: Callable[[EngineClient], None],
+        on_change: Callable[[EngineClient], None],
+        on_load: Callable[[], None],
         router: Router,
         open_channel: OpenChannel,
         exchange: KvExchange,
         random: Random | None = None,
     ) -> None:
-        """`observe` is called when an engine's state or load changes, and after its session has ended. `random`: of the
-        pauses between attempts to connect; None: a new one."""
+        """`on_change` is called when an engine's state or model changes, also when its session has ended; `on_load`
+        then too, and when its load changes. `random`: of the pauses between attempts to connect; None: a new one."""
         self._client_id = client_id
         self._models = models
         self._deadlines = deadlines
-        self._observe = observe
+        self._on_state = on_change
+        self._on_load = on_load
         self._router = router
         self._open_channel = open_channel
         self._random = random or Random()
@@ -225,7 +227,8 @@ class EnginePool:
             self._last_seen[client.address] = seen
             self._ready.clear()
             self.exchange.engines_changed()
-        self._observe(client)
+            self._on_state(client)
+        self._on_load()
         self._changed.set()
 
     def _ready_for(self, model: str) -> dict[str, EngineClient]:

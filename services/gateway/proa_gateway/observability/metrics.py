@@ -273,8 +273,11 @@ class GatewayMetrics:
         self._requests.labels(route, str(status), error_type).inc()
 
     def observe_outcome(self, outcome: Outcome) -> None:
-        """Observe a request when it ends. If it failed only its duration, tokens and finishes are observed."""
+        """Observe a request when it ends. If it failed only its duration, tokens and finishes are observed; whoever
+        answers it with an error calls `observe_request` too."""
         model, error_type, first = outcome.model, outcome.error_type, outcome.time_to_first_token
+        if outcome.status == 200:
+            self._requests.labels(outcome.route, "200", error_type).inc()
         labels = (outcome.operation, PROVIDER_NAME, model)
         self._duration.labels(*labels, error_type).observe(outcome.duration)
         self._tokens.labels(model, "input").inc(outcome.input_tokens)

@@ -1,8 +1,7 @@
 """Outcome: how a request ended, as metrics, its trace and the access log report it."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from proa_gateway.output.text import FinishName
@@ -12,6 +11,7 @@ from proa_gateway.output.text import FinishName
 class Outcome:
     """How a request to an endpoint that engines work for ended. Tokens are those up to its end, also if it failed."""
 
+    route: str  # the path's template
     operation: str  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
     status: int = 200  # of HTTP; 499: the client disconnected
     error_type: str = ""  # the error's name; empty: there was none
@@ -31,15 +31,10 @@ class Outcome:
     embedded_tokens: int = 0  # of the input tokens, those that embeddings stand for
     output_tokens: int = 0
     longest_output: int = 0  # tokens of one sequence
-    finish_reasons: Sequence[FinishName | None] = ()  # of each sequence; None: it did not finish
-
-    @property
-    def finishes(self) -> Counter[str]:
-        """How many sequences ended for each of the reasons that the client received: a response that is not streamed
-        has finish reasons only if all of its sequences finished. `error`: the client got an error instead."""
-        is_shown = self.status == 200 or self.is_streamed
-        unfinished = "client_disconnected" if self.status == 499 else "error"
-        return Counter(reason if reason is not None and is_shown else unfinished for reason in self.finish_reasons)
+    finish_reasons: Sequence[FinishName] = ()  # of the sequences that finished
+    finishes: Mapping[str, int] = field(default_factory=dict)
+    """How many sequences ended for each of the reasons that the client received: a response that is not streamed has
+    finish reasons only if all of its sequences finished. `client_disconnected`, `error`: there was none."""
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -52,5 +47,5 @@ class Outcome:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "first_token_ms": None if first is None else round(1000 * first, 1),
-            "finish_reason": ",".join(dict.fromkeys(filter(None, self.finish_reasons))) or None,
+            "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -47,10 +47,11 @@ class GatewayTracer:
     def part(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[None]:
         """Span of a part (`images`) of the stage whose code calls this, of whichever request. Nothing outside of
         stages: not all requests have a trace."""
-        if not trace.get_current_span().get_span_context().is_valid:
+        stage = trace.get_current_span()
+        if not stage.get_span_context().is_valid:
             yield
             return
-        with _ended(self._tracer.start_span(name, attributes=attributes)):
+        with RequestTrace(self._tracer, stage, get_current()).span(name, **attributes):
             yield
 
     def shutdown(self) -> None:
@@ -63,18 +64,18 @@ class GatewayTracer:
 class RequestTrace:
     """The spans of one request. Call `finish` exactly once, however the request ended."""
 
-    _tracer: trace.Tracer
-    _span: Span
-    _context: Context  # of the span's children
+    tracer: trace.Tracer
+    root: Span
+    context: Context  # of the span's children
 
     @property
     def is_recording(self) -> bool:
-        return self._span.is_recording()
+        return self.root.is_recording()
 
     @property
     def trace_id(self) -> str:
         """In hexadecimal; empty if the request belongs to no trace."""
-        context = self._span.get_span_context()
+        context = self.root.get_span_context()
         return trace.format_trace_id(context.trace_id) if context.is_valid else ""
 
     def set_request(self, *, operation: str, model: str, base_model: str) -> None:
@@ -85,39 +86,42 @@ class RequestTrace:
             "gen_ai.request.model": model,
             "proa.base_model": base_model if base_model != model else None,
         }
-        self._span.set_attributes(_present(values))
+        self.root.set_attributes(_present(values))
 
     def set_parameters(self, values: Mapping[str, AttributeValue | None]) -> None:
         """Set a request's parameters: the attributes `gen_ai.request.*` by the rest of their names. None: not given."""
-        self._span.set_attributes({f"gen_ai.request.{name}": value for name, value in _present(values).items()})
+        self.root.set_attributes({f"gen_ai.request.{name}": value for name, value in _present(values).items()})
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         """Span of a stage (`tokenize`, `admission`, `route`). An exception marks it as failed and is raised again."""
-        span = self._tracer.start_span(name, self._context, attributes=attributes)
+        span = self.tracer.start_span(name, self.context, attributes=attributes)
         token = attach(trace.set_span_in_context(span))
         try:
-            with _ended(span):
-                yield span
+            yield span
+        except BaseException as error:
+            set_error(span, type(error).__name__, str(error))
+            raise
         finally:
+            span.end()
             detach(token)
 
     def start_attempt(self, engine: str, attempt: int = 1) -> "AttemptSpan":
         """Start the span of one attempt. `engine` is `host:port`; retries and failovers are further attempts."""
-        span = self._tracer.start_span("Generate", self._context, SpanKind.CLIENT)
+        span = self.tracer.start_span("Generate", self.context, SpanKind.CLIENT)
         if span.is_recording():
             span.set_attributes({**_call_attributes(engine), "proa.attempt": attempt})
         return AttemptSpan(span)
 
     def start_prefill(self, engine: str) -> "AttemptSpan":
         """Start the span of a request that computes the prompt on a prefill engine, for an attempt elsewhere."""
-        span = self._tracer.start_span("Prefill", self._context, SpanKind.CLIENT)
+        span = self.tracer.start_span("Prefill", self.context, SpanKind.CLIENT)
         if span.is_recording():
             span.set_attributes({**_call_attributes(engine), "gen_ai.operation.name": "prefill"})
         return AttemptSpan(span)
 
     def add_event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
-        self._span.add_event(name, attributes)
+        self.root.add_event(name, attributes)
 
     def finish(self, outcome: Outcome) -> None:
         """End the request's span."""
@@ -130,37 +134,37 @@ class RequestTrace:
                 "gen_ai.usage.output_tokens": outcome.output_tokens,
                 "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
                 "proa.embedded_tokens": outcome.embedded_tokens or None,
-                "gen_ai.response.finish_reasons": [each for each in outcome.finish_reasons if each is not None] or None,
+                "gen_ai.response.finish_reasons": list(outcome.finish_reasons) or None,
                 "gen_ai.response.time_to_first_chunk": outcome.time_to_first_token,
             }
-            self._span.set_attributes(_present(values))
+            self.root.set_attributes(_present(values))
             if outcome.error_type:
-                set_error(self._span, outcome.error_type, outcome.message)
-        self._span.end()
+                set_error(self.root, outcome.error_type, outcome.message)
+        self.root.end()
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpan:
     """The CLIENT span of one request to an engine. Call `finish` exactly once."""
 
-    _span: Span
+    span: Span
 
     def headers(self) -> dict[str, str]:
         """Return the `trace_headers` of the engine's request; empty if there is no trace."""
-        return inject_headers(self._span)
+        return inject_headers(self.span)
 
     def set_kv_source(self, engine: str) -> None:
         """Set from which engine, `host:port`, the engine of this attempt may fetch blocks of the prompt."""
-        self._span.set_attribute("proa.kv.source", engine)
+        self.span.set_attribute("proa.kv.source", engine)
 
     def set_fetched_tokens(self, num_tokens: int) -> None:
         """Set how many tokens of the prompt came from there."""
-        self._span.set_attribute("proa.kv.fetched_tokens", num_tokens)
+        self.span.set_attribute("proa.kv.fetched_tokens", num_tokens)
 
     def finish(self, error_type: str | None = None, message: str = "") -> None:
         if error_type is not None:
-            set_error(self._span, error_type, message)
-        self._span.end()
+            set_error(self.span, error_type, message)
+        self.span.end()
 
 
 def _call_attributes(engine: str) -> dict[str, AttributeValue]:
@@ -170,18 +174,6 @@ def _call_attributes(engine: str) -> dict[str, AttributeValue]:
     if port.isdigit():
         server["server.port"] = int(port)
     return {"rpc.system": "grpc", "rpc.service": "proa.engine.v1.EngineService", **server}
-
-
-@contextmanager
-def _ended(span: Span) -> Iterator[Span]:
-    """Ends it. An exception marks it as failed and is raised again."""
-    try:
-        yield span
-    except BaseException as error:
-        set_error(span, type(error).__name__, str(error))
-        raise
-    finally:
-        span.end()
 
 
 def _present(values: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:

@@ -115,7 +115,9 @@ class ConversationReader:
         else:
             token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
         placed = images.place(token_ids) if images is not None else ()
-        kept = truncated(token_ids, request, model, max_tokens=self.max_tokens)
+        kept: Sequence[int] = token_ids
+        if request.truncate_prompt_tokens is not None:
+            kept = truncated(token_ids, request, model, max_tokens=self.max_tokens)
         if len(kept) < len(token_ids):
             expanded = await model.tokenizer.detokenize(kept)
             placed = images_kept(placed, len(token_ids), len(kept), request.truncation_side or "left")

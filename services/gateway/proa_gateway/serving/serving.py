@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,11 @@ class Progress:
             sequences, usage, first = running.sequences, running.usage, running.generation.first_token_at
             error = error or running.generation.error  # of a stream that had begun
         error_type = {200: "", 499: "client_disconnected"}.get(status, "internal_error")
+        reasons = [each.finish_reason for each in sequences]
+        is_shown = status == 200 or accepted.call.is_streamed
+        unfinished = "client_disconnected" if status == 499 else "error"
         return Outcome(
+            route=accepted.call.endpoint.route,
             operation=accepted.call.endpoint.operation,
             status=status,
             error_type=error_type if error is None else error.code or type(error).__name__,
@@ -75,7 +80,8 @@ class Progress:
             embedded_tokens=0 if job is None else sum(each.num_tokens for p in job.prompts for each in p.embeds),
             output_tokens=usage.completion_tokens,
             longest_output=max((each.num_tokens for each in sequences), default=0),
-            finish_reasons=[each.finish_reason for each in sequences],
+            finish_reasons=[reason for reason in reasons if reason is not None],
+            finishes=Counter(reason if reason is not None and is_shown else unfinished for reason in reasons),
         )
 
 
@@ -153,7 +159,6 @@ class Serving:
             metrics.observe_outcome(outcome)
             if outcome.error_type:
                 state.error_type = outcome.error_type
-        metrics.observe_request(call.endpoint.route, status, outcome.error_type)
 
     async def _serve(self, progress: Progress, connection: HTTPConnection, writer: ResponseWriter) -> None:
         accepted, response_headers = progress.accepted, connection.state.response_headers
