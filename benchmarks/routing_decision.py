@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from proa.contract import LoadedLoras, Lora
 from proa_gateway.engines.engine_loras import EngineLoras
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.policies import POLICIES, Policy, make_policy
+from proa_gateway.routing.policies import POLICIES, HashChain, Policy, RoutingHints, make_policy
 
 CHAIN = HashChain(b"\0" * 16, 16)
 NUM_TOKENS = 8192

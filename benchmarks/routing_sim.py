@@ -26,9 +26,8 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, RowOutput, SchedulerOutput, StepOutputs
 from proa_gateway.engines.engine_loras import EngineLoras
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.policies import POLICIES, make_policy
+from proa_gateway.routing.policies import POLICIES, HashChain, RoutingHints, make_policy
 
 BLOCK_SIZE = 16
 CHAIN = HashChain(root_hash("simulated", ""), BLOCK_SIZE)

@@ -19,7 +19,7 @@ async def test_a_plain_chat_enters_few_files_and_functions_of_the_gateway() -> N
         with traced_calls(proa_gateway) as trace:
             await running.events("/v1/chat/completions", body)
     assert len(trace.functions) <= 250, f"\n{trace}"
-    assert len(trace.files) <= 48, f"\n{trace}"
+    assert len(trace.files) <= 46, f"\n{trace}"
 
 
 def test_steps_of_decodes_enter_few_files_and_functions_of_the_engine() -> None:

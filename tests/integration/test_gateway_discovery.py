@@ -8,8 +8,8 @@ import pytest
 from kubernetes.client import Configuration
 
 from proa.engine.v1 import service_pb2
-from proa_gateway import gateway as gateway_module
 from proa_gateway import keep_running
+from proa_gateway import open_gateway as gateway_module
 from proa_gateway.engines import client as breaker
 from proa_gateway.engines import deletion_costs
 from proa_gateway.engines.client import THRESHOLD, EngineClient

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from proa.blocks import hash_blocks
-from proa_gateway.routing.hints import hash_chain
+from proa_gateway.routing.policies import hash_chain
 from support.gateway import RunningGateway, running_gateway, until
 from support.processes import engine_process, free_port
 from support.routing import HITS, cached_tokens, in_sync

@@ -16,10 +16,11 @@ from proa_gateway.apis.models import public_router
 from proa_gateway.apis.routes import ERROR_FORMS, ROUTERS
 from proa_gateway.apis.tokenize import tokenizer_info_router
 from proa_gateway.config import GatewayConfig
-from proa_gateway.gateway import Gateway, authenticate, gateway_of, open_gateway
+from proa_gateway.gateway import Gateway, authenticate, gateway_of
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
 from proa_gateway.http.errors import error_handlers
 from proa_gateway.http.middleware import AccessLogMiddleware, HeadAsGet, Paths, RequestIdMiddleware
+from proa_gateway.open_gateway import open_gateway
 from proa_gateway.operators.dev import dev_router
 from proa_gateway.operators.lora import lora_router
 from proa_gateway.page import page_router

@@ -1,60 +1,32 @@
-"""The composition root: builds the parts of one gateway process, starts them and shuts them down."""
+"""Gateway: the parts of one gateway process, and what routes do with them."""
 
-import asyncio
-import logging
-import secrets
-import socket
 import time
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from fastapi import Request
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore, Caller, authorization
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
-from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.deletion_costs import write_deletion_costs
-from proa_gateway.engines.discovery import (
-    Discovery,
-    EndpointSliceDiscovery,
-    StaticDiscovery,
-    TlsChannels,
-    insecure_channels,
-)
-from proa_gateway.engines.kv_exchange import KvExchange
-from proa_gateway.engines.models import LoraRegistry, ModelRegistry
+from proa_gateway.engines.models import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import HeaderMissing, HostNotAllowed, InvalidApiKey, NotAnOperator
-from proa_gateway.http.bodies import LargeBodies
+from proa_gateway.errors import HeaderMissing, HostNotAllowed, InvalidApiKey, NotAnOperator, RateLimited
+from proa_gateway.http.errors import error_responses
 from proa_gateway.http.middleware import AllowedHosts
-from proa_gateway.images.fetch import ImageFetcher
-from proa_gateway.images.loader import ImageLoader
-from proa_gateway.keep_running import keep_running
+from proa_gateway.http.streaming import WriterResponse
 from proa_gateway.observability.metrics import GatewayMetrics
-from proa_gateway.observability.telemetry import GatewayTracer
-from proa_gateway.parsing.known_formats import known_formats
 from proa_gateway.routing.router import Router
-from proa_gateway.scaler.demand import Demand
-from proa_gateway.scaler.server import serve_scaler
-from proa_gateway.serving.constraints import Constrainer
-from proa_gateway.serving.grammars import Grammars
 from proa_gateway.serving.ignored_fields import Notices
-from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.message_format import MessageFormats
+from proa_gateway.serving.job import ApiCall, ApiSettings
 from proa_gateway.serving.serving import Serving
 from proa_gateway.serving.stored_responses import BackgroundTasks, ResponseStore
 
-TOKENIZER_THREADS = 2
-MAX_STORED_RESPONSE = 8 * 2**20  # bytes, with its input; a request that continues it reads them in 25 ms
-GRAMMAR_THREADS = 2  # their stacks: see `server.THREAD_STACK`
-_log = logging.getLogger(__name__)
+ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,141 +83,25 @@ async def require_operator(request: HTTPConnection) -> None:
         )
 
 
-@asynccontextmanager
-async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
-    """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
-    api_keys = ApiKeyStore(
-        config.api_keys, config.api_key, config.operator_key, separates_caches=config.separate_prefix_caches
-    )
-    formats = known_formats()
-    for failure in formats.failures.values():
-        _log.warning("%s", failure)
-    channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
-    discovery = make_discovery(config)
-    router = Router(config.routing)
-    tracer = GatewayTracer.from_environment()
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    metrics = GatewayMetrics(registry)
-
-    def on_engine_change(engine: EngineClient) -> None:
-        """An engine's session has begun or ended, or it drains."""
-        if engine.model_name is None:
-            models.forget(engine.address)
-        else:
-            admission.queue.add_model(engine.model_name)
-
-    with (
-        ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor,
-        ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
-        ThreadPoolExecutor(config.images.image_threads, thread_name_prefix="image") as image_executor,
-    ):
-        models = ModelRegistry(
-            executor,
-            folder=config.tokenizer,
-            chat_template=config.chat_template,
-            loras=LoraRegistry(config.lora_modules),
-        )
-        name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        pool = EnginePool(
-            client_id=name,
-            models=models,
-            deadlines=config.deadlines,
-            router=router,
-            open_channel=channels,
-            on_change=on_engine_change,
-            on_load=lambda: admission.queue.capacity_changed(),
-            exchange=KvExchange(
-                router,
-                metrics,
-                bandwidth=config.kv_transfer_bandwidth * 1e9,
-                min_remote_prefill_tokens=config.min_remote_prefill_tokens,
-            ),
-        )
-        demand = Demand(pool.engines)
-        metrics.watch(pool.engines, router.index, demand)
-        admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics, demand=demand)
-        notices = Notices()
-        serving = Serving(
-            config,
-            admission=admission,
-            pool=pool,
-            loras=models.loras,
-            constrainer=Constrainer(Grammars(grammar_executor, large_bodies), pool),
-            tracer=tracer,
-            metrics=metrics,
-            router=router,
-            notices=notices,
-        )
-        fetcher = ImageFetcher(
-            config.images.allowed_media_domains,
-            timeout=config.images.image_fetch_timeout,
-            max_bytes=config.images.max_image_bytes,
-        )
-        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
-        background = BackgroundTasks()
-        gateway = Gateway(
-            pool=pool,
-            models=models,
-            router=router,
-            metrics=metrics,
-            admission=admission,
-            serving=serving,
-            api_keys=api_keys,
-            hosts=AllowedHosts.of_machine(config.host, config.allowed_hosts),
-            config=config,
-            responses=ResponseStore(
-                max_responses=config.max_stored_responses,
-                max_bytes=config.max_stored_response_bytes,
-                max_response_bytes=MAX_STORED_RESPONSE,
-            ),
-            background=background,
-            notices=notices,
-            settings=ApiSettings(
-                formats=MessageFormats(formats, config.tool_call_parser, config.reasoning_parser),
-                trusts_template=config.trust_request_chat_template,
-                content_format=config.chat_template_content_format,
-                images=images,
-                plain_texts=config.plain_special_tokens,
-                includes_usage=config.enable_force_include_usage,
-                tokens_as_ids=config.return_tokens_as_token_ids,
-                max_choices=config.max_choices,
-                max_pooling_inputs=config.max_pooling_inputs,
-                max_pooling_tokens=config.max_pooling_tokens,
-            ),
-        )
-        tasks = [
-            asyncio.create_task(keep_running("discovery", partial(_follow, discovery, pool)), name="discovery"),
-            asyncio.create_task(keep_running("watching the API keys", api_keys.watch), name="API keys"),
-        ]
-        if config.pod_deletion_cost:
-            write = partial(write_deletion_costs, pool.engines, discovery)
-            tasks.append(asyncio.create_task(keep_running("writing deletion costs", write), name="deletion costs"))
-        try:
-            async with serve_scaler(config.scaler, config.host, name, demand):
-                yield gateway
-        finally:
-            await background.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await discovery.close()
-            await pool.close()
-            await fetcher.close()
-            await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
+def respond(call: ApiCall, request: Request) -> WriterResponse:
+    """The response that serving the call writes. Raises `UnsupportedField`."""
+    gateway, state, fields = gateway_of(request), request.state, call.fields
+    if fields.request_id is not None and "x-request-id" not in request.headers:
+        state.request_id = fields.request_id
+    state.model = fields.model  # for the access log
+    if call.extra_fields:
+        state.response_headers += gateway.notices.check_extra(call.extra_fields, call.endpoint.refused)
+    return WriterResponse(partial(gateway.serving.respond, call, request))
 
 
-def make_discovery(config: GatewayConfig) -> Discovery:
-    if config.engine_service is None:
-        return StaticDiscovery(config.engines)
-    host, port = config.engine_service.rsplit(":", 1)
-    service, namespace = host.split(".", 1)
-    return EndpointSliceDiscovery(service, namespace, int(port))
-
-
-async def _follow(discovery: Discovery, pool: EnginePool) -> None:
-    """Connect to the engines that discovery finds, and disconnect from those that are terminating or gone."""
-    async with aclosing(discovery.endpoints()) as found:
-        async for endpoints in found:
-            staying = sorted((each for each in endpoints if not each.terminating), key=lambda each: each.uid)
-            pool.set_engines({each.address: each.uid for each in staying})
+@contextmanager
+def admitted(request: Request, model: str | None) -> Iterator[ServedModel]:
+    """The model of a request that needs no engine and counts against its API key's limits. Raises `GatewayError`."""
+    gateway = gateway_of(request)
+    caller: Caller = request.state.caller
+    try:
+        with caller.limiter.acquire():
+            yield gateway.admission.lookup.tokenizer_model(model)
+    except RateLimited:
+        gateway.metrics.observe_rejection("rate_limit")
+        raise

@@ -18,7 +18,7 @@ from proa_gateway.engines.attempts import (
 )
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Overloaded
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 from support.model_info import model_info
 
 LOST, FULL, UNAVAILABLE = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")

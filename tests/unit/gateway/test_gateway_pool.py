@@ -9,7 +9,7 @@ import pytest
 
 from proa_gateway.engines.client import THRESHOLD, BreakerState
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 from support.fake_engine import FakeEngine
 from support.gateway import PATIENT, running_gateway, until
 from support.processes import free_port

@@ -11,9 +11,8 @@ from proa.lora_module import LoraModule
 from proa_gateway.engines.models import LoraRegistry
 from proa_gateway.engines.session import Session
 from proa_gateway.errors import GatewayError
-from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.policies import POLICIES, lora_cost, make_policy
+from proa_gateway.routing.policies import POLICIES, RoutingHints, lora_cost, make_policy
 
 SQL = Lora(name="sql", path="/sql", digest="d1")
 

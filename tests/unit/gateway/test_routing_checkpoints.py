@@ -11,8 +11,8 @@ from proa.blocks import hash_blocks
 from proa.contract import CheckpointRule
 from proa.contract.pb import to_pb
 from proa.engine.v1 import service_pb2
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PENDING_TIMEOUT, PrefixIndex
+from proa_gateway.routing.policies import HashChain, RoutingHints
 from proa_gateway.routing.replicas import ReplicaCheckpoints
 from support.prefix_cache import FakePrefixCache
 

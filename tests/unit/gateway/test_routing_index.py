@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PENDING_TIMEOUT, PrefixIndex
+from proa_gateway.routing.policies import HashChain, RoutingHints
 
 CHAIN = HashChain(b"root", 16)
 OTHER = HashChain(b"other", 16)

@@ -8,9 +8,17 @@ import pytest
 
 from proa_gateway.cli import main
 from proa_gateway.engines.engine_loras import EngineLoras
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex, TieredIndex
-from proa_gateway.routing.policies import POLICIES, Policy, Weights, best, is_overloaded, make_policy
+from proa_gateway.routing.policies import (
+    POLICIES,
+    HashChain,
+    Policy,
+    RoutingHints,
+    Weights,
+    best,
+    is_overloaded,
+    make_policy,
+)
 
 CHAIN = HashChain(b"root", 16)
 BLOCKS = [b"%d" % number for number in range(8)]

@@ -3,8 +3,8 @@
 import pytest
 
 from proa.contract import CheckpointRule, KvTransfer, SchedulerStats
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import HOST_HIT_WEIGHT, MAX_HOLDERS, MAX_HOST_HIT_WEIGHT, TieredIndex, host_hit_weight
+from proa_gateway.routing.policies import HashChain, RoutingHints
 from support.model_info import model_info
 
 CHAIN = HashChain(b"root", 4)

@@ -19,11 +19,10 @@ from proa_gateway.apis.embeddings.protocol import (
     PoolingRequest,
 )
 from proa_gateway.apis.embeddings.routes import classify, embeddings, pooling
-from proa_gateway.apis.respond import ERRORS
 from proa_gateway.apis.scores.protocol import SCORE_FIELDS, RankedDocuments, RerankRequest, ScoreList, ScoreRequest
 from proa_gateway.apis.scores.routes import rerank, score
 from proa_gateway.errors import GatewayError
-from proa_gateway.gateway import Gateway, gateway_of
+from proa_gateway.gateway import ERRORS, Gateway, gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import validated
 from proa_gateway.serving.envelope import generation_response

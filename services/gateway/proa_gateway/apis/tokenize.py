@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.apis.respond import admitted
 from proa_gateway.engines.models import ServedModel
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import admitted, gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
 from proa_gateway.serving.conversation import Messages, TemplateFields

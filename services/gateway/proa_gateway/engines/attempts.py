@@ -19,7 +19,7 @@ from proa_gateway.errors import (
     Overloaded,
 )
 from proa_gateway.observability.telemetry import AttemptSpan
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 
 HEADER = "x-request-timeout"
 

@@ -23,7 +23,7 @@ from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, 
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output.text import EngineSequence
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, Overloaded
 from proa_gateway.observability.metrics import FetchKind, GatewayMetrics
 from proa_gateway.observability.telemetry import AttemptSpan, RequestTrace
-from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.kv_sources import (
     FetchRates,
     Prefiller,
@@ -25,6 +24,7 @@ from proa_gateway.routing.kv_sources import (
     is_faster,
     remote_wait,
 )
+from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.routing.router import Router
 
 _DRAINING_COST = -1.0  # below every load: blocks of an engine that drains will be lost

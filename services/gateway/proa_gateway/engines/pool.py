@@ -18,7 +18,7 @@ from proa_gateway.engines.kv_exchange import KvExchange
 from proa_gateway.engines.models import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.keep_running import keep_running
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.routing.router import Router
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from heapq import nsmallest
 from itertools import compress
 
 from proa.contract import CheckpointRule, ModelInfo, SchedulerStats
-from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.pending_blocks import PendingBlocks
+from proa_gateway.routing.policies import HashChain, RoutingHints
 from proa_gateway.routing.replicas import ReplicaBitmaps, ReplicaCheckpoints
 
 MAX_BLOCKS = 1_000_000

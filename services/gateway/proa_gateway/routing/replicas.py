@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from proa.blocks import checkpoint_positions
 from proa.contract import CheckpointRule
-from proa_gateway.routing.hints import HashChain, RoutingHints
+from proa_gateway.routing.policies import HashChain, RoutingHints
 
 _KEY_BYTES = 64  # a 16-byte hash as a Python object, rounded up by the allocator
 

@@ -11,9 +11,8 @@ from functools import partial
 from proa.blocks import hash_blocks
 from proa.contract import Hello, Image, KvEvents, Lora, PromptEmbeds, extra_keys
 from proa_gateway.keep_running import keep_running
-from proa_gateway.routing.hints import HashChain, RoutingHints, hash_chain
 from proa_gateway.routing.index import TieredIndex
-from proa_gateway.routing.policies import make_policy
+from proa_gateway.routing.policies import HashChain, RoutingHints, hash_chain, make_policy
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024

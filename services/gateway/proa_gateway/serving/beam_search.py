@@ -19,7 +19,7 @@ from proa_gateway.errors import GatewayError, InvalidRequest, UnsupportedField
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.next_token import NextToken
 from proa_gateway.output.text import EngineSequence, OutputProcessor
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.serving.choices import ChoiceCollector, Prompt
 from proa_gateway.serving.generation_job import GenerationJob, collectors_of, final_usage
 from proa_gateway.serving.generation_request import GenerationRequest

@@ -20,7 +20,7 @@ from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output.text import EngineSequence
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.serving.choices import Prompt, Usage
 from proa_gateway.serving.constraints import OutputConstraint
 from proa_gateway.serving.content import ContentFormat

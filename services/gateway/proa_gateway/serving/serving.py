@@ -21,7 +21,7 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.outcome import Outcome
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.output.text import EngineSequence
-from proa_gateway.routing.hints import RoutingHints, hash_chain
+from proa_gateway.routing.policies import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
 from proa_gateway.serving.choices import Usage
 from proa_gateway.serving.constraints import Constrainer

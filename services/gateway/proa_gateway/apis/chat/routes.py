@@ -9,8 +9,7 @@ from proa_gateway.apis.chat.protocol import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from proa_gateway.apis.respond import ERRORS, respond
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.serving.envelope import generation_response
 

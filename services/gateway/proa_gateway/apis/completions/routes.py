@@ -4,8 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from proa_gateway.apis.completions.job import completion_call
 from proa_gateway.apis.completions.protocol import Completion, CompletionChunk, CompletionRequest
-from proa_gateway.apis.respond import ERRORS, respond
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.serving.envelope import generation_response
 

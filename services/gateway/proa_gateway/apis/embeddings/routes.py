@@ -14,8 +14,7 @@ from proa_gateway.apis.embeddings.protocol import (
     PoolingList,
     PoolingRequest,
 )
-from proa_gateway.apis.respond import ERRORS, respond
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 
 embeddings_router = APIRouter(route_class=JsonRoute)

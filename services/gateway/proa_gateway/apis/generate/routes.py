@@ -4,8 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from proa_gateway.apis.generate.job import generate_call
 from proa_gateway.apis.generate.protocol import GENERATE_RESPONSE, GenerateBody
-from proa_gateway.apis.respond import ERRORS, respond
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 
 generate_router = APIRouter(route_class=JsonRoute)

@@ -13,8 +13,7 @@ from proa_gateway.apis.messages.protocol import (
     MessagesRequest,
     TokenCount,
 )
-from proa_gateway.apis.respond import ERRORS, admitted, respond
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, admitted, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 
 messages_router = APIRouter(route_class=JsonRoute)

@@ -7,7 +7,6 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.apis.respond import ERRORS, admitted, respond
 from proa_gateway.apis.responses.items import Fields, Item
 from proa_gateway.apis.responses.job import responses_call
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
@@ -15,7 +14,7 @@ from proa_gateway.apis.responses.render import Keep, cancelled, new_response
 from proa_gateway.apis.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS, InputTokens
 from proa_gateway.apis.responses.store import OwnersResponses, generate_unseen, page
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, admitted, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
 from proa_gateway.serving.conversation_call import ConversationCall

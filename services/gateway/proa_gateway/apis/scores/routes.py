@@ -2,10 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from proa_gateway.apis.respond import ERRORS, respond
 from proa_gateway.apis.scores.job import rerank_call, score_call
 from proa_gateway.apis.scores.protocol import RankedDocuments, RerankRequest, ScoreList, ScoreRequest
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import ERRORS, gateway_of, respond
 from proa_gateway.http.bodies import JsonRoute
 
 scores_router = APIRouter(route_class=JsonRoute)
