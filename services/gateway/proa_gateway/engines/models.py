@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownLora:
-    """`lora.digest` is empty until an engine has loaded it. `given`: by an operator, through a flag or a request."""
+    """An adapter that requests may name."""
 
-    lora: Lora
+    lora: Lora  # its digest is empty until an engine has loaded it
     base_model: str | None  # None: the gateway's only model
-    given: bool
+    given: bool  # by an operator, through a flag or a request
 
 
 class LoraRegistry:

@@ -29,10 +29,10 @@ _NO_SAMPLING = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class PooledEnvelope:
-    """The response's fields around its results. `created`: Unix seconds."""
+    """The response's fields around its results."""
 
     id: str
-    created: int
+    created: int  # Unix seconds
     model: str
     usage: Usage
 
@@ -60,14 +60,13 @@ class PooledWork:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledCall(ApiCall):
-    """`num_inputs`: at least as many as engine requests. `param`: the body's field that errors about inputs name.
-    `read` raises `InvalidRequest`."""
+    """A request for values that engines compute from prompts."""
 
     fields: PoolingFields
     settings: ApiSettings
-    num_inputs: int
-    param: str
-    read: Callable[[ServedModel], Awaitable[PooledWork]]
+    num_inputs: int  # at least as many as engine requests
+    param: str  # the body's field that errors about inputs name
+    read: Callable[[ServedModel], Awaitable[PooledWork]]  # raises `InvalidRequest`
 
     def check(self) -> None:
         limit = self.settings.max_pooling_inputs

@@ -24,9 +24,9 @@ def hash_chain(model: ModelInfo) -> HashChain:
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """`block_hashes` are those of the prompt's full blocks, in order. Empty if the policy does not use them."""
+    """What a policy knows of a request."""
 
-    block_hashes: Sequence[bytes] = ()
+    block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order; empty if the policy does not use them
     chain: HashChain | None = None  # of `block_hashes`; None if these are not computed
     num_prompt_tokens: int = 0
     session_id: str | None = None  # the client's own name for its conversation, for session affinity

@@ -138,11 +138,11 @@ class _NoListener:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchJob(GenerationJob):
-    """The choices of a prompt are the best outputs, the best first. `max_model_len`: of prompt and output together."""
+    """The choices of a prompt are the best outputs, the best first."""
 
     search: BeamSearchParams
     eos_token_ids: frozenset[int]
-    max_model_len: int
+    max_model_len: int  # of prompt and output together
 
     async def run(self, running: Running, writer: ResponseWriter) -> None:
         accepted = running.accepted

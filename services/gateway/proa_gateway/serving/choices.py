@@ -25,15 +25,14 @@ from proa_gateway.serving.message_format import MessageFormat
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest.
-    `image_tokens`: those of the prompt's. `metrics`: times of the request that the response is to have beside them."""
+    """The tokens of a request, of all its prompts and choices."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int | None = None
-    image_tokens: int = 0
-    metrics: dict[str, float | None] | None = None
+    cached_tokens: int  # of the prompts' tokens
+    reasoning_tokens: int | None = None  # of the completions' tokens; None: not distinguished from the rest
+    image_tokens: int = 0  # of the prompts' tokens
+    metrics: dict[str, float | None] | None = None  # times that the response is to have beside them
 
     def to_dict(self) -> dict[str, Any]:
         usage: dict[str, Any] = {
@@ -54,14 +53,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt. `text` None: the response does not need it. `images`: with their pixels. `message_format`:
-    how the outputs are parsed; None: they are not, all text is content. `embeds`: `hashed`, in the place of tokens."""
+    """A tokenized prompt."""
 
     token_ids: Sequence[int]
-    text: str | None = None
-    images: tuple[Image, ...] = ()
-    message_format: MessageFormat | None = None
-    embeds: tuple[PromptEmbeds, ...] = ()
+    text: str | None = None  # None: the response does not need it
+    images: tuple[Image, ...] = ()  # with their pixels
+    message_format: MessageFormat | None = None  # how the outputs are parsed; None: all text is content
+    embeds: tuple[PromptEmbeds, ...] = ()  # `hashed`, in the place of tokens
 
     @property
     def text_token_ids(self) -> Sequence[int]:
@@ -71,11 +69,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The whole output of one choice. `delta`: the output's tokens, log probabilities and end. `events`: its text."""
+    """The whole output of one choice."""
 
     prompt: Prompt
-    events: Sequence[MessageEvent]
-    delta: Delta
+    events: Sequence[MessageEvent]  # its text
+    delta: Delta  # its tokens, log probabilities and end
 
 
 class ChoiceRenderer(Protocol):

@@ -217,27 +217,21 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """`messages`: in the form of chat completions, tool calls and their results included.
+    """What a model is to answer, and how."""
 
-    `template_kwargs`: the chat template's variables. `chat_template`: None: the model's own. `opens_message`: the
-    prompt ends with the opening of a new message. `continues_message`: it ends within the last one.
-    `includes_reasoning`: the answer shows it. `separates_reasoning`: it is not part of the answer's text.
-    `thinking_token_budget`: after so many tokens it is closed.
-    """
-
-    messages: Sequence[ChatMessage]
+    messages: Sequence[ChatMessage]  # in the form of chat completions, tool calls and their results included
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    includes_reasoning: bool = True
-    separates_reasoning: bool = True
-    thinking_token_budget: int | None = None
+    includes_reasoning: bool = True  # the answer shows it
+    separates_reasoning: bool = True  # it is not part of the answer's text
+    thinking_token_budget: int | None = None  # after so many tokens reasoning is closed; None: never
     reasoning_effort: Effort | None = None
     documents: Sequence[Mapping[str, object]] = ()
-    template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    chat_template: str | None = None
-    opens_message: bool = True
-    continues_message: bool = False
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)  # the chat template's variables
+    chat_template: str | None = None  # None: the model's own
+    opens_message: bool = True  # the prompt ends with the opening of a new message
+    continues_message: bool = False  # the prompt ends within the last message
 
     @property
     def prompt_tools(self) -> Sequence[Tool]:
@@ -283,10 +277,8 @@ class TemplateFields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFields:
-    """Fields about reasoning that clients of an API send to any model. `thinking`: the value for the template's switch,
-    unless `template_kwargs` has one; None: not sent. `thinking_field` and `effort_field`: their paths, maybe one
-    path."""
+    """Fields about reasoning that clients of an API send to any model."""
 
-    thinking: bool | None
-    thinking_field: str
-    effort_field: str
+    thinking: bool | None  # the value for the template's switch, unless `template_kwargs` has one; None: not sent
+    thinking_field: str  # its path
+    effort_field: str  # path of the effort, maybe the same one

@@ -42,25 +42,23 @@ from proa_gateway.tokenizer import MARK
 
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
-    """`conversation`: with the reasoning fields that the model's template uses. `ignored_fields`: paths of the
-    others."""
+    """A conversation as the prompt for one model."""
 
     prompt: Prompt
-    conversation: Conversation
-    ignored_fields: Sequence[str]
+    conversation: Conversation  # with the reasoning fields that the model's template uses
+    ignored_fields: Sequence[str]  # paths of those that it does not use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationReader:
-    """`request`: its fields about tokens. `param`: path of the messages in the body, for errors. `max_tokens`: of the
-    output, for which truncation leaves room. `reasoning_fields`: those that clients send to any model."""
+    """Makes the prompt of a conversation."""
 
     conversation: Conversation
-    request: GenerationRequest
+    request: GenerationRequest  # for its fields about tokens
     settings: ApiSettings
-    param: str = "messages"
-    max_tokens: int | None = None
-    reasoning_fields: ReasoningFields | None = None
+    param: str = "messages"  # path of the messages in the body, for errors
+    max_tokens: int | None = None  # of the output, for which truncation leaves room
+    reasoning_fields: ReasoningFields | None = None  # those that clients send to any model
 
     def check(self) -> None:
         """Check what needs no model. Raises `InvalidRequest`."""
@@ -176,23 +174,22 @@ class ConversationReader:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """The parts of a conversation's job that a renderer needs. `params`: with the model's defaults."""
+    """The parts of a conversation's job that a renderer needs."""
 
     model: ServedModel
     prompt: Prompt
-    params: SamplingParams
+    params: SamplingParams  # with the model's defaults
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationCall(GenerationCall):
-    """`renderer` makes the response's renderer. `param`: the body's field that has the prompt, for errors. `logprobs`:
-    how many likeliest tokens log probabilities have; None: there are none."""
+    """A request for the answer to a conversation."""
 
     reader: ConversationReader
     renderer: Callable[[PreparedChat], MakeRenderer]
-    param: str = "messages"
-    logprobs: int | None = None
-    continuous_usage: bool = False
+    param: str = "messages"  # the body's field that has the prompt, for errors
+    logprobs: int | None = None  # how many likeliest tokens log probabilities have; None: there are none
+    continuous_usage: bool = False  # every event of a stream has the usage
 
     def check(self) -> None:
         GenerationCall.check(self)

@@ -57,16 +57,15 @@ class GenerationCall(ApiCall):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationJob(Job):
-    """`param`: the body's field that has the prompt, for errors. `params`: one for each choice of a prompt.
-    `text_stream`: turns the output of a prompt into text; None: the output is discarded, only the prompt is scored.
-    `continuous_usage`: every event of a stream has the usage."""
+    """Generates a text for each choice of each prompt."""
 
     request: GenerationRequest
-    param: str
-    params: Sequence[SamplingParams]
+    param: str  # the body's field that has the prompt, for errors
+    params: Sequence[SamplingParams]  # one for each choice of a prompt
     text_stream: Callable[[Prompt], TextStream | None]
+    """Turns the output of a prompt into text. None: the output is discarded, only the prompt is scored."""
     renderer: MakeRenderer
-    continuous_usage: bool = False
+    continuous_usage: bool = False  # every event of a stream has the usage
 
     @property
     def max_tokens(self) -> int | None:

@@ -31,46 +31,37 @@ from proa_gateway.serving.message_format import MessageFormats
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`operation`: `gen_ai.operation.name` in OpenTelemetry's semantic conventions. `id_prefix`: of responses' ids.
-    `refused`: fields that the body's class does not have, with the reasons."""
+    """What serving reads of an endpoint that engines work for."""
 
-    route: str
-    operation: str
-    id_prefix: str
-    refused: Mapping[str, Refused]
+    route: str  # the path's template
+    operation: str  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
+    id_prefix: str  # of responses' ids
+    refused: Mapping[str, Refused]  # fields that the body's class does not have, with the reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """The gateway's options that APIs use.
-
-    `trusts_template`: requests may bring a chat template. `content_format`: of the contents that templates get.
-    `images` None: images are refused. `plain_texts`: special tokens in the texts of chats are encoded as text.
-    `includes_usage`: all events of streams have the usage. `tokens_as_ids`: log probabilities name tokens by their ids,
-    unless the request says otherwise. `max_choices`: of all prompts of a request. `max_pooling_inputs` and
-    `max_pooling_tokens`: of a request for pooled values.
-    """
+    """The gateway's options that APIs use."""
 
     formats: MessageFormats
-    trusts_template: bool = False
-    content_format: ContentFormat = "auto"
-    images: ImageLoader | None = None
-    plain_texts: bool = False
-    includes_usage: bool = False
-    tokens_as_ids: bool = False
-    max_choices: int = 128
-    max_pooling_inputs: int = 2048
-    max_pooling_tokens: int = 1_048_576
+    trusts_template: bool = False  # requests may bring a chat template
+    content_format: ContentFormat = "auto"  # of the contents that templates get
+    images: ImageLoader | None = None  # None: images are refused
+    plain_texts: bool = False  # special tokens in the texts of chats are encoded as text
+    includes_usage: bool = False  # all events of streams have the usage
+    tokens_as_ids: bool = False  # log probabilities name tokens by their ids, unless the request says otherwise
+    max_choices: int = 128  # of all prompts of a request
+    max_pooling_inputs: int = 2048  # of a request for pooled values
+    max_pooling_tokens: int = 1_048_576  # of a request for pooled values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """The input of engines and of the renderer, computed once from the body and the model. `ignored_fields`: paths of
-    fields that the model does not use. `constraint`: what each output must match."""
+    """The input of engines and of the renderer, computed once from the body and the model."""
 
     prompts: Sequence[Prompt]
-    ignored_fields: Sequence[str] = ()
-    constraint: OutputConstraint | None = None
+    ignored_fields: Sequence[str] = ()  # paths of fields that the model does not use
+    constraint: OutputConstraint | None = None  # what each output must match; None: anything
 
     @property
     def num_tokens(self) -> int:
@@ -109,13 +100,12 @@ class Job(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiCall(ABC):
-    """One request to an endpoint, before its model is known. `session_id`: what the requests of one conversation have
-    in common, for session affinity. `extra_fields`: of the body, which its class does not have, by their paths."""
+    """One request to an endpoint, before its model is known."""
 
     endpoint: Endpoint
     fields: RequestFields
-    session_id: str | None
-    extra_fields: Mapping[str, Any]
+    session_id: str | None  # what the requests of one conversation have in common, for session affinity
+    extra_fields: Mapping[str, Any]  # of the body, which its class does not have, by their paths
     num_prompts: int = 1
 
     @property
@@ -144,7 +134,7 @@ class Accepted:
     caller: Caller
     trace: RequestTrace
     id: str  # of the response
-    session_id: str | None  # what the requests of one conversation have in common, for session affinity
+    session_id: str | None  # of the header `x-session-id`, or the call's
     rank: int  # order among the caller's requests in the gateway's queue, smaller first
     priority: int  # the engine's scheduling priority
     cache_salt: str
@@ -171,7 +161,7 @@ class Running:
     prepared: Prepared
     generation: Generation
     config: GatewayConfig
-    sequences: list[EngineSequence] = field(default_factory=list)
+    sequences: list[EngineSequence] = field(default_factory=list)  # in the order of the response's choices or inputs
 
     @property
     def usage(self) -> Usage:

@@ -22,14 +22,14 @@ from proa_gateway.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """How the outputs of one request are parsed. `parallel_calls`: a message may have more than one call.
-    `constrains_content`: the content must match a grammar, to which the whitespace after reasoning does not belong."""
+    """How the outputs of one request are parsed."""
 
     compiled: CompiledFormat
-    schemas: Schemas
-    reasoning: Reasoning
-    parallel_calls: bool
+    schemas: Schemas  # of the request's tools
+    reasoning: Reasoning  # whether the prompt ends within it
+    parallel_calls: bool  # a message may have more than one call
     constrains_content: bool = False
+    """The content must match a grammar, to which the whitespace after reasoning does not belong."""
 
     @property
     def markers(self) -> frozenset[int]:

@@ -23,19 +23,17 @@ _ABSENT = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """What all choices of a response share. `echo`: text to put before the output's. `logprobs`: renders log
-    probabilities; None: not requested. `names_call`: `tool_choice` names a function, so that a call does not change the
-    finish reason. `is_parsed`: reasoning and calls are not part of the content."""
+    """What all choices of a response share."""
 
     envelope: Envelope
-    role: str
-    echo: str
-    logprobs: ChatLogprobs | None
+    role: str  # of the messages
+    echo: str  # text to put before the output's
+    logprobs: ChatLogprobs | None  # renders log probabilities; None: not requested
     has_token_ids: bool
     includes_reasoning: bool
-    names_call: bool
-    continuous_usage: bool
-    is_parsed: bool
+    names_call: bool  # `tool_choice` names a function, so that a call does not change the finish reason
+    continuous_usage: bool  # every event of a stream has the usage
+    is_parsed: bool  # reasoning and calls are not part of the content
 
 
 class ChatChoice:

@@ -38,10 +38,10 @@ from proa_gateway.serving.structured_outputs import ResponseFormat
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that may be called. `tool`: in the form of chat completions."""
+    """A function that may be called."""
 
     call_name: CallName
-    tool: Tool
+    tool: Tool  # in the form of chat completions
 
 
 class FunctionParam(BaseModel):
