@@ -1,9 +1,8 @@
 """The gateway's Prometheus metrics.
 
-To add a metric of the engines, add a line to `ENGINE_GAUGES` (`engine_gauges.py`); otherwise declare it in
-`GatewayMetrics.__init__` and set it in the `observe_` method of the event. Names follow the GenAI semantic conventions,
-and vLLM's (`vllm_metrics.py`). Nothing is updated per token; gauges of engines are
-read when scraped.
+To add a metric of the engines, add a line to `ENGINE_GAUGES`; otherwise declare it in `GatewayMetrics.__init__` and set
+it in the `observe_` method of the event; those of a request that has ended are set from its `Outcome`. Names follow the
+GenAI semantic conventions, and vLLM's. Nothing is updated per token; gauges of engines are read when scraped.
 """
 
 from collections.abc import Callable, Collection, Iterator
