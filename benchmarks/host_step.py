@@ -42,6 +42,7 @@ from proa_engine.worker.async_output import StepTensors, collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.worker.step_inputs import InputBuilder, StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.engines.session import Session as GatewaySession
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import OutputProcessor
@@ -203,7 +204,8 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()
     router.start(LoadedEngine(parts.core, info, config, (), lambda request: None, observer))
-    session = GatewaySession(cable, Listener(), heartbeat=3600.0)  # type: ignore[arg-type]
+    loras = EngineLoras("", lambda lora, model: None)
+    session = GatewaySession(cable, Listener(), loras, heartbeat=3600.0)  # type: ignore[arg-type]
     client = Client(session, Vocabulary(tokenizer))
     engine = asyncio.create_task(EngineSession(router, lambda: None).run(cable.messages(), cable.send))
     gateway = asyncio.create_task(session.run())

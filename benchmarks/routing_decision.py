@@ -77,11 +77,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(1)
     replicas = [
-        Replica(f"10.0.0.{number}:50051", rng.randrange(20), rng.random(), EngineLoras("", lambda lora: None))
+        Replica(f"10.0.0.{number}:50051", rng.randrange(20), rng.random(), EngineLoras("", lambda lora, model: None))
         for number in range(arguments.replicas)
     ]
     for number, replica in enumerate(replicas):
-        replica.loras.start(8, LoadedLoras(loras=(LORA,) if number % 4 == 0 else ()))
+        replica.loras.start("m", 8, LoadedLoras(loras=(LORA,) if number % 4 == 0 else ()))
     index = PrefixIndex()
     tracemalloc.start()
     for replica in replicas:

@@ -93,7 +93,7 @@ class ReplicaState:
     address: str
     load: int = 0
     kv_cache_usage: float = 0.0
-    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora: None))
+    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora, model: None))
 
 
 class Gateway:

@@ -129,14 +129,14 @@ class Unused:
 
 
 class RequestCounter(Unused):
-    """The `SessionListener` of requests with adapters. `ended`: their names."""
+    """An engine's adapters. `ended`: the names of those whose requests have ended."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def on_lora_request(self, name: str) -> None: ...
+    def count_request(self, name: str) -> None: ...
 
-    def on_lora_request_end(self, name: str) -> None:
+    def uncount_request(self, name: str) -> None:
         self.ended.append(name)
 
 
@@ -147,12 +147,12 @@ class IgnoredOutput(Unused):
 
 
 async def test_requests_left_at_the_end_of_a_session_are_not_counted_as_ended_when_they_are_aborted_later() -> None:
-    listener = RequestCounter()
-    session = Session(cast(Any, Unused()), cast(Any, listener), heartbeat=1.0)
+    counter = RequestCounter()
+    session = Session(cast(Any, Unused()), cast(Any, Unused()), cast(Any, counter), heartbeat=1.0)
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=(1,), sampling_params=SamplingParams(), lora_name="sql", lora_digest="d1"
     )
     sent = session.submit(request, cast(Any, IgnoredOutput()))
     session.close("the engine was killed")
     sent.abort()
-    assert listener.ended == []
+    assert counter.ended == []

@@ -30,7 +30,7 @@ class Engine:
     address: str
     load: int = 0
     kv_cache_usage: float = 0.0
-    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora: None))
+    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora, model: None))
 
 
 def make_engines(*loads: int) -> list[Engine]:

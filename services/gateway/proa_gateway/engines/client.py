@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import grpc
 
-from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, ModelInfo, Role, SchedulerStats
+from proa.contract import EngineCoreRequest, Hello, Lora, Role, SchedulerStats
 from proa.logs import with_fields
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
@@ -161,7 +161,7 @@ class EngineClient:
         self.load_stats = SchedulerStats()
         self.load = 0  # unfinished requests: as last reported, plus those sent since
         self.kv_cache_usage = 0.0
-        self.loras = EngineLoras(address, self._on_lora_loaded)
+        self.loras = EngineLoras(address, models.loras.learn)
         self._num_loading = 0  # requests that wait until their adapter is loaded; counted in `load`
         self.refusal = ""  # why the gateway does not use it, though it answers
         self._random = random
@@ -208,11 +208,6 @@ class EngineClient:
     @property
     def breaker_state(self) -> BreakerState:
         return self._breaker.state(asyncio.get_running_loop().time())
-
-    @property
-    def _is_starting(self) -> bool:
-        """Whether discovery has just reported the engine, so that nothing may listen at its address yet."""
-        return self._last_model_name is None and asyncio.get_running_loop().time() < self._grace_ends_at
 
     @property
     def suspect(self) -> bool:
@@ -284,18 +279,6 @@ class EngineClient:
         self.state = EngineState.DRAINING
         self._on_change(self)
 
-    def on_loras(self, loaded: LoadedLoras) -> None:
-        self.loras.update(loaded)
-
-    def on_lora_missing(self, name: str) -> None:
-        self.loras.drop(name)
-
-    def on_lora_request(self, name: str) -> None:
-        self.loras.count_request(name)
-
-    def on_lora_request_end(self, name: str) -> None:
-        self.loras.uncount_request(name)
-
     def on_success(self) -> None:
         self._breaker.record_success()
 
@@ -352,16 +335,16 @@ class EngineClient:
                 return Attempt(str(error), is_refused=True)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 has_answered = channel.get_state() is grpc.ChannelConnectivity.READY
+                # Where discovery has just reported the engine, nothing may listen at its address yet.
+                is_starting = self._last_model_name is None and asyncio.get_running_loop().time() < self._grace_ends_at
                 if has_answered:  # it loads its model, or drains
                     self._grace_ends_at = self._end_of_new_grace_period()
-                return Attempt(
-                    describe_error(error),
-                    is_expected=has_answered or self._is_starting,
-                    has_answered=has_answered,
-                )
+                is_expected = has_answered or is_starting
+                return Attempt(describe_error(error), is_expected=is_expected, has_answered=has_answered)
             events = partial(convert.read_kv_events, channel)
-            host_weight = partial(self._host_hit_weight, hello.model)
-            following = asyncio.create_task(self._router.follow(self.address, hello, events, host_weight))
+            following = asyncio.create_task(
+                self._router.follow(self.address, hello, events, lambda: host_hit_weight(hello.model, self.load_stats))
+            )
             self._channel = channel
             try:
                 return await self._serve(call, hello)
@@ -380,7 +363,7 @@ class EngineClient:
 
     async def _serve(self, call: convert.SessionCall, hello: Hello) -> Attempt:
         """Return why the session ended, and whether that was expected: the engine had said that it drains."""
-        session = Session(call, self, heartbeat=self._deadlines.heartbeat)
+        session = Session(call, self, self.loras, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
         self._last_model_name, self.role = hello.model.model_name, hello.model.role
         model, version = hello.model.model_name, hello.model.engine_version
@@ -388,7 +371,7 @@ class EngineClient:
         _log.info("engine connected: %s serves %s (proa-engine %s)", self.address, model, version, extra=fields)
         reason = "the gateway ended the session"
         try:
-            self.loras.start(hello.model.max_loras, hello.loras)
+            self.loras.start(model, hello.model.max_loras, hello.loras)
             self.on_stats(hello.stats)
             reason = await session.run()
         finally:
@@ -402,13 +385,6 @@ class EngineClient:
             self._on_change(self)
             session.close(reason)
         return Attempt(reason, connected=True, is_expected=drained, num_requests=num_requests)
-
-    def _host_hit_weight(self, model: ModelInfo) -> float:
-        return host_hit_weight(model, self.load_stats)
-
-    def _on_lora_loaded(self, lora: Lora) -> None:
-        if self.hello is not None:
-            self._models.loras.learn(lora, self.hello.model.model_name)
 
     def _end_of_new_grace_period(self) -> float:
         return asyncio.get_running_loop().time() + self._deadlines.failover

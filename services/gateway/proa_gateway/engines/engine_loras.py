@@ -15,11 +15,12 @@ CallLoad = Callable[[], Coroutine[Any, Any, Lora]]
 class EngineLoras:
     """The adapters are those of the engine's last message; `start` and `stop` begin and end its session."""
 
-    def __init__(self, address: str, on_loaded: Callable[[Lora], None]) -> None:
-        """`on_loaded` is called with each adapter that the engine did not have before."""
+    def __init__(self, address: str, learn: Callable[[Lora, str], None]) -> None:
+        """`learn` is called with each adapter that the engine did not have before, and the name of its model."""
         self.max_loras = 0  # different adapters in one step; 0: none are accepted
         self._address = address
-        self._on_loaded = on_loaded
+        self._learn = learn
+        self._model_name = ""  # of the session's engine
         self._loaded: dict[str, Lora] = {}
         self._loading: dict[tuple[str, str], asyncio.Task[Lora]] = {}  # by name and path
         self._num_requests: Counter[str] = Counter()  # unfinished ones, by adapter
@@ -50,8 +51,8 @@ class EngineLoras:
         """Whether requests use it, or wait until it is loaded."""
         return lora.name in self._num_requests or (lora.name, lora.path) in self._loading
 
-    def start(self, max_loras: int, loaded: LoadedLoras | None) -> None:
-        self.max_loras = max_loras
+    def start(self, model_name: str, max_loras: int, loaded: LoadedLoras | None) -> None:
+        self.max_loras, self._model_name = max_loras, model_name
         self.update(loaded or LoadedLoras())
 
     def stop(self) -> None:
@@ -67,16 +68,18 @@ class EngineLoras:
         before, self._loaded = self._loaded, {lora.name: lora for lora in loaded.loras}
         for lora in loaded.loras:
             if before.get(lora.name) != lora:
-                self._on_loaded(lora)
+                self._learn(lora, self._model_name)
 
     def drop(self, name: str) -> None:
         """The engine rejected a request for the adapter, because it is not loaded."""
         self._loaded.pop(name, None)
 
     def count_request(self, name: str) -> None:
+        """A request for the adapter was sent."""
         self._num_requests[name] += 1
 
     def uncount_request(self, name: str) -> None:
+        """It has ended. Not called for those that are left when the session ends."""
         self._num_requests[name] -= 1
         if self._num_requests[name] <= 0:
             del self._num_requests[name]
@@ -110,4 +113,4 @@ class EngineLoras:
         if not task.cancelled() and not isinstance(task.exception(), GatewayError):
             lora = task.result()
             self._loaded[lora.name] = lora  # before the engine's own message
-            self._on_loaded(lora)
+            self._learn(lora, self._model_name)

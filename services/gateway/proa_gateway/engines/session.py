@@ -25,6 +25,7 @@ from proa.contract import (
 )
 from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import describe_error
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.errors import (
     EngineLost,
     EngineUnavailable,
@@ -133,17 +134,6 @@ class SessionListener(Protocol):
 
     def on_draining(self) -> None: ...
 
-    def on_loras(self, loaded: LoadedLoras) -> None: ...
-
-    def on_lora_missing(self, name: str) -> None:
-        """The engine rejected a request, because this adapter is not loaded, or not with its digest."""
-
-    def on_lora_request(self, name: str) -> None:
-        """A request for this adapter was sent."""
-
-    def on_lora_request_end(self, name: str) -> None:
-        """It has ended. Not called for those that are left when the session ends."""
-
     def on_success(self) -> None:
         """The engine started or ended an output, also one that ended with an error of its request."""
 
@@ -154,10 +144,14 @@ class SessionListener(Protocol):
 class Session:
     """`run` reads and writes until the stream ends; then `close` fails the requests that are left."""
 
-    def __init__(self, call: convert.SessionCall, listener: SessionListener, *, heartbeat: float) -> None:
-        """`heartbeat`: longest time between two messages of the engine, in seconds."""
+    def __init__(
+        self, call: convert.SessionCall, listener: SessionListener, loras: EngineLoras, *, heartbeat: float
+    ) -> None:
+        """`loras`: the engine's, kept up to date. `heartbeat`: longest time between two messages of the engine, in
+        seconds."""
         self._call = call
         self._listener = listener
+        self._loras = loras
         self._heartbeat = heartbeat
         self._sinks: dict[int, OutputSink] = {}  # by handle
         self._lora_names: dict[int, str] = {}  # by handle, of requests with an adapter
@@ -185,7 +179,7 @@ class Session:
         self._sinks[handle] = sink
         if request.lora_name:
             self._lora_names[handle] = request.lora_name
-            self._listener.on_lora_request(request.lora_name)
+            self._loras.count_request(request.lora_name)
         if request.images:
             self._with_images[handle] = request
             request = replace(request, images=self._sent_images.strip(request.images))
@@ -238,7 +232,7 @@ class Session:
                     self._listener.on_draining()
                     self._tell_draining()
                 case LoadedLoras() as loaded:
-                    self._listener.on_loras(loaded)
+                    self._loras.update(loaded)
 
     async def _write(self) -> None:
         while True:
@@ -316,7 +310,7 @@ class Session:
         """Forget a request that has ended. Return its sink; None if the handle is unknown."""
         lora_name = self._lora_names.pop(handle, None)
         if lora_name is not None:
-            self._listener.on_lora_request_end(lora_name)
+            self._loras.uncount_request(lora_name)
         self._with_images.pop(handle, None)
         return self._sinks.pop(handle, None)
 
@@ -328,7 +322,7 @@ class Session:
         if sink is not None:
             error = _REJECTIONS.get(rejected.code, EngineUnavailable)(rejected.message)
             if isinstance(error, LoraNotLoaded) and lora_name is not None:
-                self._listener.on_lora_missing(lora_name)
+                self._loras.drop(lora_name)
             if isinstance(error, EngineUnavailable):
                 self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)

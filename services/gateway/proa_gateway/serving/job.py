@@ -128,7 +128,7 @@ class ApiCall(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A request whose body and key are valid, before its model is known. Times as `time.perf_counter` has them."""
+    """A request whose body and key are valid, before its model is known."""
 
     call: ApiCall
     caller: Caller
@@ -138,7 +138,7 @@ class Accepted:
     rank: int  # order among the caller's requests in the gateway's queue, smaller first
     priority: int  # the engine's scheduling priority
     cache_salt: str
-    arrived: float = field(default_factory=time.perf_counter)
+    arrived: float = field(default_factory=time.perf_counter)  # by that clock
     created: float = field(default_factory=time.time)  # Unix seconds
     suffix: str = field(default_factory=lambda: secrets.token_hex(4))  # clients choose ids, engines need unique ones
 
