@@ -141,7 +141,7 @@ train: setup ## train the built-in model (hours; resumes where it stopped) and e
 evaluate: setup ## ask the built-in model 200 questions that it was not trained on
 	python -m training.evaluate
 
-size: ## lines and function lengths of each package
+size: ## lines and function lengths of each package, and what is large to a reader
 	@scripts/size
 
 clean: ## remove the environment, the tools and all caches; build/ is kept

@@ -1,0 +1,28 @@
+"""Code stays small to a reader. A limit that is reached is lowered; none is raised."""
+
+from pathlib import Path
+
+from support.structure import count_none_tests, files_of, large_classes, largest_folder, late_constants
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / "engine" / "proa_engine"
+PRODUCT = [ROOT / "engine", ROOT / "protos", ROOT / "services"]
+
+
+def test_folders_of_the_engine_have_few_files() -> None:
+    num_files, folder = largest_folder(ENGINE)
+    assert num_files <= 53, folder
+
+
+def test_few_classes_have_more_than_25_methods() -> None:
+    names = list(large_classes(files_of(*PRODUCT), more_than=25))
+    assert len(names) <= 6, names
+
+
+def test_the_engine_seldom_asks_whether_something_is_none() -> None:
+    assert count_none_tests(files_of(ENGINE)) <= 1224
+
+
+def test_few_constants_stand_below_the_first_class_or_function() -> None:
+    found = list(late_constants(files_of(*PRODUCT)))
+    assert len(found) <= 180, found
