@@ -1,4 +1,4 @@
-"""A real model behind a gateway: streams, forced calls of tools, log probabilities."""
+"""A real model behind a gateway: streams, schemas, forced calls of tools, log probabilities."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from support import real_model, real_texts
 from support.processes import engine_process, gateway_process
 from support.real_model import Record
-from support.real_schemas import fields, listed, text, whole
+from support.real_schemas import SCHEMAS, fields, listed, text, whole
 
 MODEL = "smollm2"
 SECONDS = 600.0  # far more than all answers take, on a busy machine
@@ -42,20 +42,34 @@ TOLERANCE = 2e-3  # of log probabilities
 
 
 @pytest.fixture(scope="session")
-def port() -> Iterator[int]:
+def engine() -> Iterator[str]:
+    """The address of an engine with the model."""
+    with engine_process(*ENGINE, env={"OMP_NUM_THREADS": "1"}, seconds=SECONDS) as (_, address):
+        yield address
+
+
+@pytest.fixture(scope="session")
+def port(engine: str) -> Iterator[int]:
+    with gateway_process(engine) as (_, port):
+        yield port
+
+
+@pytest.fixture(scope="session")
+def tools_port(engine: str) -> Iterator[int]:
     template = TOOLS_BEFORE + (real_model.FOLDER / "chat_template.jinja").read_text()
-    gateway = ("--tool-call-parser=hermes", f"--chat-template={template}")
-    engine = engine_process(*ENGINE, env={"OMP_NUM_THREADS": "1"}, seconds=SECONDS)
-    with engine as (_, address), gateway_process(address, *gateway) as (_, port):
+    with gateway_process(engine, "--tool-call-parser=hermes", f"--chat-template={template}") as (_, port):
         yield port
 
 
 @pytest.fixture
 async def client(port: int) -> AsyncIterator[AsyncOpenAI]:
-    url = f"http://127.0.0.1:{port}/v1"
-    # Repeats what is refused as retryable: on a busy machine, a schema that waits long for its compilation.
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=20, timeout=SECONDS) as made:
+    async with make_client(port) as made:
         yield made
+
+
+def make_client(port: int) -> AsyncOpenAI:
+    """It repeats what is refused as retryable: on a busy machine, a schema that waits long for its compilation."""
+    return AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20, timeout=SECONDS)
 
 
 async def chat(client: AsyncOpenAI, question: str, **options: Any) -> Any:
@@ -88,10 +102,25 @@ async def test_joined_streams_are_the_whole_answers_at_temperature_1(client: Asy
     record("joined streams at temperature 1 with a seed", f"{len(streams)} of {len(wholes)} equal the whole answers")
 
 
-async def test_required_calls_of_tools_are_valid_streamed_and_whole(client: AsyncOpenAI, record: Record) -> None:
+async def test_answers_to_schemas_are_valid_streamed_and_whole(client: AsyncOpenAI, record: Record) -> None:
+    async def ask(kind: Any, question: str, schema: Any) -> Any:
+        wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        choice = await kind(client, question, temperature=0, max_tokens=300, response_format=wanted)
+        assert choice.finish_reason == "stop", (question, choice.message.content)
+        value = json.loads(choice.message.content)
+        jsonschema.validate(value, schema)
+        return value
+
+    wholes = await asyncio.gather(*(ask(chat, *each) for each in SCHEMAS))
+    streams = await asyncio.gather(*(ask(streamed_chat, *each) for each in SCHEMAS))
+    assert streams == wholes
+    record("schemas, whole and streamed", f"{len(wholes)} of {len(SCHEMAS)} answers valid, and the same")
+
+
+async def test_required_calls_of_tools_are_valid_streamed_and_whole(tools_port: int, record: Record) -> None:
     tools: Any = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
 
-    async def ask(kind: Any, question: str) -> list[tuple[str, Any]]:
+    async def ask(client: AsyncOpenAI, kind: Any, question: str) -> list[tuple[str, Any]]:
         choice = await kind(client, question, temperature=0, max_tokens=300, tools=tools, tool_choice="required")
         assert choice.finish_reason == "tool_calls", choice
         calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
@@ -100,8 +129,9 @@ async def test_required_calls_of_tools_are_valid_streamed_and_whole(client: Asyn
         assert calls
         return calls
 
-    wholes = await asyncio.gather(*(ask(chat, question) for question in QUESTIONS_FOR_TOOLS))
-    streams = await asyncio.gather(*(ask(streamed_chat, question) for question in QUESTIONS_FOR_TOOLS))
+    async with make_client(tools_port) as client:
+        wholes = await asyncio.gather(*(ask(client, chat, question) for question in QUESTIONS_FOR_TOOLS))
+        streams = await asyncio.gather(*(ask(client, streamed_chat, question) for question in QUESTIONS_FOR_TOOLS))
     assert streams == wholes
     record(
         "tool_choice: required, whole and streamed",
