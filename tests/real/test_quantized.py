@@ -41,7 +41,7 @@ FORMATS = {
     if name not in NOT_MADE + OF_TWO_LAYERS
 }
 SAME = 5e-4  # relative difference of perplexities where only weights are quantized
-# Where activations are too: up to 0.031 was measured, in either direction. Likely because sums that differ in their last
+# Where activations are too: up to 0.031 was measured, in either direction. Likely because sums that differ in the last
 # bits round some activations to different steps, so that behind a few layers the rounding errors are independent.
 NEAR = 5e-2
 Range = tuple[float, float]
