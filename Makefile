@@ -55,7 +55,7 @@ tools: ## compile buf and helm into .tools if they are not installed
 	@scripts/with-tool buf true
 	@scripts/with-tool helm true
 
-test: setup tools ## all checks, unit and integration tests: under six minutes on two cores
+test: setup tools ## all checks, unit and integration tests: six to twelve minutes on two cores
 	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
 
 test-all: export PROA_THOROUGH_TESTS = 1

@@ -6,6 +6,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -361,13 +362,14 @@ def engine(address: str, *, model_name: str | None) -> EngineClient:
     return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
 
 
+chat = partial(Outcome, route="/v1/chat/completions", operation="chat")
+
+
 def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
     metrics.observe_rejection("requests")
-    outcome = Outcome(
-        route="/v1/chat/completions",
-        operation="chat",
+    outcome = chat(
         model="m",
         base_model="m",
         duration=1.1,
@@ -378,9 +380,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
     )
     metrics.observe_outcome(outcome)
     metrics.observe_outcome(
-        Outcome(
-            route="/v1/chat/completions",
-            operation="chat",
+        chat(
             model="m",
             base_model="m",
             duration=5.0,
@@ -412,9 +412,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
 
 def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    outcome = Outcome(
-        route="/v1/chat/completions",
-        operation="chat",
+    outcome = chat(
         model="lora",
         base_model="m",
         duration=1.1,
@@ -427,9 +425,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         max_tokens=50,
     )
     metrics.observe_outcome(outcome)
-    outcome = Outcome(
-        route="/v1/chat/completions",
-        operation="chat",
+    outcome = chat(
         model="m",
         base_model="m",
         duration=5.0,
@@ -439,9 +435,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     )
     metrics.observe_outcome(outcome)
     metrics.observe_outcome(
-        Outcome(
-            route="/v1/chat/completions",
-            operation="chat",
+        chat(
             model="",
             base_model="",
             duration=5.0,
@@ -449,9 +443,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
             error_type="model_not_found",
         )
     )
-    left = Outcome(
-        route="/v1/chat/completions",
-        operation="chat",
+    left = chat(
         model="m",
         base_model="m",
         status=499,

@@ -202,8 +202,7 @@ class AdmissionBounds:
         """Count a request's sequences. Raises `Overloaded`."""
         caller, bound = request.caller, self.sequences
         held = self._sequences_of.get(caller, 0) + request.num_sequences
-        if bound.total + request.num_sequences > bound.limit:
-            excess = _excess({bound: request.num_sequences})
+        if excess := _excess({bound: request.num_sequences}):
             share = self._share(caller)
             within_share = held <= share * caller.weight
             evicted = self._select(self._evictable(request, share if within_share else math.inf), excess)
@@ -309,5 +308,4 @@ class AdmissionBounds:
 
 def _excess(amounts: dict[Bound, int]) -> dict[Bound, int]:
     """Return by how much each bound would be exceeded, without those that would not."""
-    excess = {bound: bound.total + amount - bound.limit for bound, amount in amounts.items()}
-    return {bound: amount for bound, amount in excess.items() if amount > 0}
+    return {bound: excess for bound, amount in amounts.items() if (excess := bound.total + amount - bound.limit) > 0}
