@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: tilings of `kernels/few_rows.py` beside cuBLAS, alone and as the products of a layer.
+"""Products of few rows on a GPU: tilings of `kernels/products/few_rows.py` beside cuBLAS, alone and in a layer.
 
     PYTHONPATH=tests python benchmarks/few_rows.py --compile-only 0/8   # and 1/8 … 7/8, at the same time
     PYTHONPATH=tests python benchmarks/few_rows.py --forms bf16 --json few_rows.json
@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from products import BANDWIDTH, COLD_BYTES
 from records import write_json
 
-from proa_engine.kernels.few_rows import Tiling, few_rows_linear, few_rows_tiling
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, INTERPRETED, cdiv, next_power_of_2
+from proa_engine.kernels.products.few_rows import Tiling, few_rows_linear, few_rows_tiling
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 from proa_engine.kernels.variants import Variant, compile_launcher, record

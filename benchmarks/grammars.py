@@ -26,7 +26,7 @@ from proa.grammar import lower
 from proa_engine import LLM
 from proa_engine.core.grammar import GrammarCursor, GrammarReady
 from proa_engine.grammar import NO_LIMITS, GrammarTokenizer, LLGuidanceGrammars, make_tokenizer
-from proa_engine.worker.host import available_cores
+from proa_engine.memory.host import available_cores
 
 BUILTIN = Path(__file__).parents[1] / "engine/proa_engine/builtin/model/tokenizer.json"
 CALL = {

@@ -14,9 +14,9 @@ from core_step import BLOCK_SIZE, InstantExecutor
 
 from proa.blocks import checkpoint_positions, hash_block
 from proa.contract import EngineCoreRequest, SamplingParams
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 

@@ -27,9 +27,9 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa.engine.v1 import service_pb2
 from proa.text import TextStream, Vocabulary
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
@@ -38,9 +38,9 @@ from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make_model_info
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
-from proa_engine.worker.async_output import StepTensors, collect
-from proa_engine.worker.decode_graphs import DecodeGraphs, Graph, graph_shapes
-from proa_engine.worker.step_inputs import InputBuilder, StepInputs
+from proa_engine.step.async_output import StepTensors, collect
+from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
+from proa_engine.step.step_inputs import InputBuilder, StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.engines.session import Session as GatewaySession

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine

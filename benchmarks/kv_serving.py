@@ -30,7 +30,7 @@ from kv_transfer import RunningMover, start
 from proa.blocks import hash_block, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.mover import FetchJob
+from proa_engine.core.kv.mover import FetchJob
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.framing import encode
 from proa_engine.mover.layout import ArenaLayout

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from proa_engine.config import LOOPBACK, PeerTls
-from proa_engine.core.mover import FetchJob
+from proa_engine.core.kv.mover import FetchJob
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.layout import ArenaLayout

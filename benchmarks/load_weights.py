@@ -39,7 +39,7 @@ from safetensors.torch import save_file
 
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.safetensors_headers import read_headers
+from proa_engine.sources.safetensors_headers import read_headers
 
 HIDDEN, INNER, VOCABULARY, LAYERS_PER_FILE = 2048, 8192, 64_000, 4
 LAYER = {

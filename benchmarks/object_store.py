@@ -17,8 +17,8 @@ from pathlib import Path
 import obstore
 from obstore.store import from_url
 
-from proa_engine.models import object_download
-from proa_engine.models.object_store import ObjectFile, ObjectFolder
+from proa_engine.sources import object_download
+from proa_engine.sources.object_store import ObjectFile, ObjectFolder
 
 SHARD_BYTES = 1 << 29
 

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     import torch
 
-    from proa_engine.models.sources import resolve_model
+    from proa_engine.sources.resolve import resolve_model
 
     torch.set_num_threads(arguments.threads)
     folder = str(resolve_model(arguments.model, None, "auto"))

@@ -20,7 +20,7 @@ from products import time_each
 from records import write_json
 from triton.runtime.errors import OutOfResources
 
-from proa_engine.kernels import prefill_attention, prefill_hopper
+from proa_engine.kernels.attention import prefill_attention, prefill_hopper
 from proa_engine.kernels.launch import is_hopper
 from support.paged_model import attention_metadata
 

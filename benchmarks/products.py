@@ -18,16 +18,16 @@ from unittest import mock
 import torch
 import triton
 
-from proa_engine.kernels import moe
+from proa_engine.kernels.experts import moe
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts
+from proa_engine.kernels.experts.moe_few import MAX_PAIRS
+from proa_engine.kernels.experts.moe_int import pack_experts
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.gpu_linear import GpuLinear
 from proa_engine.kernels.int8 import Int8Form
-from proa_engine.kernels.int8_linear import Int8Linear
-from proa_engine.kernels.int_linear import IntLinear
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
-from proa_engine.kernels.moe_few import MAX_PAIRS
-from proa_engine.kernels.moe_int import pack_experts
+from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.products.gpu_linear import GpuLinear
+from proa_engine.kernels.products.int8_linear import Int8Linear
+from proa_engine.kernels.products.int_linear import IntLinear
 from support.quantized_cases import ExpertCase, expert_case, in_integers, int_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read

@@ -18,10 +18,10 @@ from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 
 from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
 from proa.contract import CheckpointRule, EngineCoreRequest, SamplingParams
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, RowOutput, SchedulerOutput, StepOutputs

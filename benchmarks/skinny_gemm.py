@@ -21,14 +21,14 @@ import torch
 from products import BANDWIDTH, COLD_BYTES, time_each
 from records import write_json
 
-from proa_engine.kernels import skinny_gemm
 from proa_engine.kernels.fp8 import Fp8Form, quantize
-from proa_engine.kernels.fp8_linear import Fp8Linear
-from proa_engine.kernels.gpu_linear import GpuLinear
+from proa_engine.kernels.products import skinny_gemm
+from proa_engine.kernels.products.fp8_linear import Fp8Linear
+from proa_engine.kernels.products.gpu_linear import GpuLinear
+from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear
+from proa_engine.kernels.products.skinny_gemm import SkinnyGemm, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
-from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear
-from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
 
 _ROWS = Fp8Form()
 

@@ -20,7 +20,7 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import record
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.decode_graphs import Graph, GraphShape
+from proa_engine.step.decode_graphs import Graph, GraphShape
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import Worker

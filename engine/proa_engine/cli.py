@@ -78,7 +78,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     for line in environment_warnings(ServeOptions, os.environ):
         logging.getLogger(__name__).warning(line)
     if options.config.node_rank:
-        from proa_engine.worker.node import run_node
+        from proa_engine.ranks.node import run_node
 
         return run_node(options.engine_config)
     with importing():
@@ -91,7 +91,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _download(arguments: argparse.Namespace) -> int:
-    from proa_engine.models.sources import download_model
+    from proa_engine.sources.resolve import download_model
 
     try:
         options = from_arguments(ServeOptions, arguments, os.environ)
@@ -123,7 +123,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _node_worker(arguments: argparse.Namespace) -> int:
-    from proa_engine.worker.connect import NodeRank, RankRefused
+    from proa_engine.ranks.connect import NodeRank, RankRefused
     from proa_engine.worker.main import run_node_worker
 
     rank = msgspec.json.decode(arguments.setup, type=NodeRank)

@@ -14,27 +14,27 @@ from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import KvTransfer
 from proa.tokenizer_files import load_tokenizer
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.admission.validation import LengthLimits, ModelLimits
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.images import Images, ImageStore
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.mover import Mover
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
-from proa_engine.core.mover import Mover
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.step_costs import StepCosts
-from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
-from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
-from proa_engine.models.sources import resolve_model_of, resolve_tokenizer
 from proa_engine.preflight import check_start
+from proa_engine.sources.folders import read_tokenizer_files
+from proa_engine.sources.resolve import resolve_model_of, resolve_tokenizer
 
 
 class LoadedModelConfig(Protocol):
@@ -153,7 +153,7 @@ def load_engine(
     """
     check_start(config)
     from proa_engine.executor import prepare_executor
-    from proa_engine.worker.host import available_cores
+    from proa_engine.memory.host import available_cores
 
     start_executor = prepare_executor(config)  # imports what both threads use
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
@@ -244,7 +244,7 @@ def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:
     """The folder of the tokenizer's files, and the tokenizer of grammars. Raises ValueError for a file that gateways
     cannot read."""
-    from proa_engine.models.config import ModelConfig
+    from proa_engine.models import read_config
 
     if config.skip_tokenizer_init:
         return None, None
@@ -255,7 +255,7 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     model_folder = resolve_model_of(config)
-    model = ModelConfig.of_engine(config, model_folder, language_model_only=True)
+    model = read_config.of_engine(config, model_folder, language_model_only=True)
     eos_token_ids = model.eos_token_ids
     of_grammars = make_tokenizer(files["tokenizer.json"], vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
     return folder, of_grammars

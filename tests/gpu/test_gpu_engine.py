@@ -12,8 +12,9 @@ import torch
 from proa.contract import SamplingParams
 from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.kernels import decode_plan, variants
-from proa_engine.worker.prompt_graphs import PromptGraphs
+from proa_engine.kernels import variants
+from proa_engine.kernels.attention import decode_plan
+from proa_engine.step.prompt_graphs import PromptGraphs
 from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.moe_route import Routing, route
-from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, unnormed_rows
-from proa_engine.worker.decode_graphs import CudaGraphCapture
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_route import Routing, route
+from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, unnormed_rows
+from proa_engine.step.decode_graphs import CudaGraphCapture
 from support.quantized_cases import expert_case, routing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]

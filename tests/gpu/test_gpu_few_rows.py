@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from proa_engine.kernels.few_rows import few_rows_linear_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
-from proa_engine.kernels.fp8_linear import Fp8Linear
-from proa_engine.kernels.gpu_linear import GpuLinear
+from proa_engine.kernels.products.few_rows import few_rows_linear_reference
+from proa_engine.kernels.products.fp8_linear import Fp8Linear
+from proa_engine.kernels.products.gpu_linear import GpuLinear
 from support.few_rows_products import few_rows_product, few_rows_products
 from support.launch_chain import check_captured_chain_of_few_rows
 

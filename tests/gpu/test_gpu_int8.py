@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.int8 import Int8Form, quantize_int8, quantize_int8_reference
-from proa_engine.kernels.int8_linear import Int8Linear, int8_matmul, int8_matmul_reference
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.products.int8_linear import Int8Linear, int8_matmul, int8_matmul_reference
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
 from support.quantized_cases import INT8_FORMS, expert_case, in_integers
@@ -89,7 +89,7 @@ def test_models_give_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.bfloat16)):
         model = load_model(
             folder,
-            ModelConfig.from_folder(folder),
+            read_config.from_folder(folder),
             dtype=dtype,
             device=torch.device(device),
             parallel=ParallelContext(),

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from proa_engine.kernels.int_linear import IntLinear
+from proa_engine.kernels.experts.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_int import pack_experts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.int_weights import dequantize_int
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_int import pack_experts
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.products.int_linear import IntLinear
+from proa_engine.kernels.products.linear import Linear
 from support.quantized_cases import expert_case, int_case, int_weight_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]

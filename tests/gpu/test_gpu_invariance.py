@@ -11,7 +11,8 @@ import torch
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig, make_batch_invariant
+from proa_engine.models import read_config
+from proa_engine.models.config import make_batch_invariant
 from proa_engine.models.loader import load_model
 from support.engine import build_core, request, run
 from support.invariance import check_attention, check_products
@@ -70,7 +71,7 @@ def test_attention_of_a_token_has_its_bits_in_every_batch(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_have_their_bits_in_chunks_and_as_decodes(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture, head_dim=64, hidden_size=256, intermediate_size=600)
-    config = make_batch_invariant(ModelConfig.from_folder(folder), 1)
+    config = make_batch_invariant(read_config.from_folder(folder), 1)
     model = load_model(
         folder,
         config,

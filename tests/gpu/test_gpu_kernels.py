@@ -11,16 +11,16 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from proa_engine.kernels import decode_plan
-from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
-from proa_engine.kernels.drafts import accept_drafts, propose_ngrams
-from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
-from proa_engine.kernels.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.attention import decode_plan
+from proa_engine.kernels.attention.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
-from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.sampling.decode_inputs import decode_inputs, decode_inputs_reference
+from proa_engine.kernels.sampling.drafts import accept_drafts, propose_ngrams
+from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.token_bitmask import token_bitmask
+from proa_engine.kernels.sampling.token_limits import token_limits
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
-from proa_engine.kernels.token_bitmask import token_bitmask
-from proa_engine.kernels.token_limits import token_limits
 from support.kernel_cases import (
     attend,
     attention_case,

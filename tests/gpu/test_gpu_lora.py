@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels.lora_matmul import add_lora, add_lora_reference
+from proa_engine.kernels.products.lora_matmul import add_lora, add_lora_reference
 from support import adapters
 from support.adapters import ADAPTERS, assert_equal, generate, lora_modules, requests
 from support.engine import build_core, run

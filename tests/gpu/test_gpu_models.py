@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, RECURRENT, make_tiny_model
@@ -34,7 +34,7 @@ def test_logits_of_heads_whose_prompts_have_a_kernel_for_hopper(
 
 def check(folder: Path, dtype: torch.dtype) -> None:
     """Compare a step of 70 tokens and those after it with the CPU in float32."""
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     tokens = [token % 250 for token in range(200)]
     logits = {}
     for device, device_dtype in (("cpu", torch.float32), ("cuda", dtype)):

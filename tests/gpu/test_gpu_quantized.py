@@ -11,22 +11,23 @@ import torch
 import torch.nn.functional as F
 
 from proa_engine import LLM
-from proa_engine.kernels import fp8, moe_route, rms_norm, silu_and_mul
-from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels import fp8, rms_norm, silu_and_mul
+from proa_engine.kernels.attention.attention_plan import plan_reference
+from proa_engine.kernels.attention.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.attention.paged_attention_reference import paged_attention_reference
+from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.experts import moe_route
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts, rows_per_block
+from proa_engine.kernels.experts.moe_fp4 import Fp4Experts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange, align_pairs, align_pairs_reference
 from proa_engine.kernels.fp4 import pack_fp4
-from proa_engine.kernels.fp4_linear import Fp4Linear
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts, rows_per_block
-from proa_engine.kernels.moe_fp4 import Fp4Experts
-from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs, align_pairs_reference
-from proa_engine.kernels.paged_attention import paged_attention, plan_attention
-from proa_engine.kernels.paged_attention_reference import paged_attention_reference
-from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.products.fp4_linear import Fp4Linear
+from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.fp4_cases import KINDS, Kind, every_scale, experts_of, fp4_case, on_device
 from support.kernel_cases import attention_case
@@ -251,7 +252,7 @@ def test_models_give_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
         quantization = "fp8" if name == "fp8 while loading" else None
     if format is not None:
         folder, _ = write_quantized(folder, tmp_path, format)
-    config = ModelConfig.from_folder(folder, quantization)
+    config = read_config.from_folder(folder, quantization)
     logits = {}
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.bfloat16)):
         model = load_model(

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, dequantize_rows, quantize
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.rms_norm import rms_norm_fp8
-from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
-from proa_engine.kernels.skinny_gemm import (
+from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
+from proa_engine.kernels.products.skinny_gemm import (
     MAX_INPUTS_OF_TWO_ROWS,
     MAX_ROWS,
     skinny_gemm_linear,
     skinny_gemm_linear_reference,
     unnormed_rows,
 )
+from proa_engine.kernels.rms_norm import rms_norm_fp8
 from support.kernel_cases import skinny_gemm_cases
 from support.launch_chain import check_captured_chain
 from support.quantized_cases import FORMS, few_rows_cases

@@ -14,24 +14,24 @@ import pytest
 import torch
 
 from proa_engine import LLM, SamplingParams
-from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
-from proa_engine.kernels.drafts import propose_ngrams, propose_ngrams_reference
-from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache, rotate_and_cache_reference
+from proa_engine.kernels.attention.store_kv import cache_rows
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.gpu_linear import InvariantLinear
-from proa_engine.kernels.int_linear import IntLinear
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_route import Routing, route, route_reference
+from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.products.gpu_linear import InvariantLinear
+from proa_engine.kernels.products.int_linear import IntLinear
+from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
+from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_reference
-from proa_engine.kernels.rotate_and_cache import rotate_and_cache, rotate_and_cache_reference
+from proa_engine.kernels.sampling.decode_inputs import decode_inputs, decode_inputs_reference
+from proa_engine.kernels.sampling.drafts import propose_ngrams, propose_ngrams_reference
+from proa_engine.kernels.sampling.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.token_bitmask import token_bitmask
+from proa_engine.kernels.sampling.token_limits import token_limits
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_and_mul
-from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
-from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
-from proa_engine.kernels.store_kv import cache_rows
-from proa_engine.kernels.token_bitmask import token_bitmask
-from proa_engine.kernels.token_limits import token_limits
 from proa_engine.preflight.devices import read_gpus
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases, top_k_case
 from support.launch_chain import check_captured_chain

@@ -11,9 +11,9 @@ from prometheus_client import generate_latest
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
-from proa_engine.models.folders import read_tokenizer_files
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
+from proa_engine.sources.folders import read_tokenizer_files
 from proa_engine.tokenizer import Tokenizer
 from support.engine_client import DEADLINE
 from support.engine_server import wait_for_health

@@ -26,12 +26,12 @@ from proa.contract import (
 )
 from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
-from proa_engine.core.host_tier import HostTierConfig
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.mover import DiskChanges, Fetched
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.mover import DiskChanges, Fetched
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import DiskCounts, PlainTokens, StepOutputs

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from proa.metric_buckets import FIRST_TOKEN_BUCKETS
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway import errors
 from proa_gateway.observability.metrics import QUEUE_BUCKETS

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from proa.contract import SamplingParams
-from proa_engine.worker.decode_graphs import graph_shapes
-from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
+from proa_engine.step.decode_graphs import graph_shapes
+from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.worker.worker import Worker
 from support.engine import Engine, build_core, request, run, tokens
 from support.runner import FakeCapture

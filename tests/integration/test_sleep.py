@@ -9,7 +9,7 @@ import pytest
 
 from proa.contract import SamplingParams
 from proa_engine.core.operations import Operation, ResetPrefixCache, Sleep, SleepLevel, WakeUp
-from proa_engine.worker.host import read_memory
+from proa_engine.memory.host import read_memory
 from support.engine import Engine, build_core, request, run, tokens
 from support.tiny_models import make_tiny_model
 

@@ -28,7 +28,7 @@ from peers.quantizer_writers.common import Texts, measure, read_theirs
 
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
 from support.perplexity import unseen_documents
@@ -162,7 +162,7 @@ def compare_one(folder: Path, texts: Texts) -> Row:
     try:
         model = load_model(
             folder,
-            ModelConfig.from_folder(folder, None),
+            read_config.from_folder(folder, None),
             dtype=torch.float32,
             device=torch.device("cpu"),
             parallel=ParallelContext(),

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support import real_model, real_texts
 from support.paged_model import PagedModel
@@ -104,7 +104,7 @@ def hooked(model: Any, plain: tuple[str, ...], make: Callable[[str], Hook]) -> I
 def proas_perplexity(folder: Path, text: list[int], quantization: str | None = None) -> float:
     model = load_model(
         folder,
-        ModelConfig.from_folder(folder, quantization),
+        read_config.from_folder(folder, quantization),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from proa_engine.worker.decode_graphs import CudaGraphCapture
-from proa_engine.worker.symmetric_memory import open_all_reduce
+from proa_engine.ranks.symmetric_memory import open_all_reduce
+from proa_engine.step.decode_graphs import CudaGraphCapture
 
 SIZES = (8, 8 * 1024, 64 * 1024, 256 * 1024)  # elements: some of each kernel, and some that NCCL adds
 NUM_REPLAYS = 20

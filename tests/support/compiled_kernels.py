@@ -18,14 +18,14 @@ from typing import Any
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant, record
-from proa_engine.worker.kv_cache import CacheSizes, image_of
-from proa_engine.worker.loras import EMPTY_LORA
+from proa_engine.memory.kv_cache import CacheSizes, image_of
+from proa_engine.step.loras import EMPTY_LORA
+from proa_engine.step.model_runner import ModelRunner
 from proa_engine.worker.meta_worker import MetaWorker
-from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import LIMITED, PENALIZED
 from proa_engine.worker.warmup_steps import GREEDY, IMAGE_HASH, decode_step, finish_step, prefill_step
 from support import shape_models as models

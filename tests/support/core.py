@@ -20,17 +20,17 @@ from proa.contract import (
     PoolingTask,
     SamplingParams,
 )
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.images import Images, ImageStore
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.prefix_cache import BlockHashFunction
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras
 from proa_engine.core.operations import LoadLora, ResetPrefixCache
-from proa_engine.core.prefix_cache import BlockHashFunction
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask, PromptEmbeds
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_disk import FakeDisk

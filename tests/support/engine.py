@@ -16,7 +16,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
 from proa_engine.core.grammar import GrammarMasks, Grammars
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.engine_parts import make_images, make_loras, scheduler_config

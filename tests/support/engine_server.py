@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from proa.engine.v1 import service_pb2_grpc
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import Executor
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.uniproc import UniProcExecutor

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proa_engine.core.kv.mover import DiskChanges
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.mover import DiskChanges
 from proa_engine.core.types import DiskCounts, StoredCheckpoint
 
 Content = Any  # of a page or a slot

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from proa_engine.core.mover import Fetched, FetchJob, FromMover
+from proa_engine.core.kv.mover import Fetched, FetchJob, FromMover
 from proa_engine.core.types import NO_STATE, Copies
 from support.fake_disk import Content, Contents, FakeDisk
 from support.fake_host import FakeHost

@@ -1,4 +1,4 @@
-"""Products of `kernels/few_rows.py`: inputs in odd shapes, each with all tilings, and their exact results."""
+"""Products of `kernels/products/few_rows.py`: inputs in odd shapes, each with all tilings, and their exact results."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.few_rows import NARROW, WIDE, Tiling, few_rows_linear, few_rows_linear_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
-from proa_engine.kernels.product_tile import new_counters, rows_per_program
+from proa_engine.kernels.products.few_rows import NARROW, WIDE, Tiling, few_rows_linear, few_rows_linear_reference
+from proa_engine.kernels.products.product_tile import new_counters, rows_per_program
 
 # Rows, outputs and inputs. Each of the last two ends within a block, and inputs have several parts.
 SHAPES = ((3, 200, 336), (19, 144, 2064), (50, 528, 1040), (100, 336, 1552), (250, 80, 784))

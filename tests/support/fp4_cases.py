@@ -4,9 +4,9 @@ from typing import Literal
 
 import torch
 
+from proa_engine.kernels.experts.moe_fp4 import Fp4Experts
 from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
-from proa_engine.kernels.fp4_linear import Fp4Linear
-from proa_engine.kernels.moe_fp4 import Fp4Experts
+from proa_engine.kernels.products.fp4_linear import Fp4Linear
 
 Kind = Literal["mxfp4", "nvfp4"]
 KINDS: tuple[Kind, ...] = ("mxfp4", "nvfp4")

@@ -75,7 +75,7 @@ def plain_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Without a compile pool, whose processes would outnumber the cores where tests run in several processes."""
     from proa_engine import executor
     from proa_engine.executor import uniproc
-    from proa_engine.kernels import linear
+    from proa_engine.kernels.products import linear
 
     # References on the CPU need not have the same bits in every batch: to find out how takes longer than to compute.
     monkeypatch.setattr(linear, "find_row_policy", lambda *_: linear.Verdict(linear.RowPolicy()))

@@ -6,14 +6,21 @@ from unittest import mock
 
 import torch
 
-from proa_engine.kernels import fp8_linear, moe_skinny
+from proa_engine.kernels.experts import moe_skinny
+from proa_engine.kernels.experts.moe import (
+    ExpertActivation,
+    ExpertMatrices,
+    FusedExperts,
+    LoopedExperts,
+    StackedMatrices,
+)
+from proa_engine.kernels.experts.moe_few import MAX_PAIRS, combine_products_reference, gate_pairs_reference
+from proa_engine.kernels.experts.moe_few_matmul import combine_products, gate_pairs, new_counters
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, StackedMatrices
-from proa_engine.kernels.moe_few import MAX_PAIRS, combine_products_reference, gate_pairs_reference
-from proa_engine.kernels.moe_few_matmul import combine_products, gate_pairs, new_counters
-from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.moe_route import Routing, route, route_reference
+from proa_engine.kernels.products import fp8_linear
+from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.silu_and_mul import (
     ClampedSwiGLU,
     GatedActivation,

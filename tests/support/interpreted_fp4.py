@@ -3,8 +3,8 @@
 import torch
 
 from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
-from proa_engine.kernels.fp4_linear import choose_tiling, fp4_matmul
-from proa_engine.kernels.product_tile import new_counters
+from proa_engine.kernels.products.fp4_linear import choose_tiling, fp4_matmul
+from proa_engine.kernels.products.product_tile import new_counters
 from support.fp4_cases import KINDS, every_scale, fp4_case
 from support.interpreter import close
 

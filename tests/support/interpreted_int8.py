@@ -2,11 +2,11 @@
 
 import torch
 
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_few import MAX_PAIRS
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.int8 import Int8Form, quantize_int8, quantize_int8_reference
-from proa_engine.kernels.int8_linear import Int8Linear, int8_matmul, int8_matmul_reference
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_few import MAX_PAIRS
+from proa_engine.kernels.products.int8_linear import Int8Linear, int8_matmul, int8_matmul_reference
 from support.interpreter import TOLERANCE, close
 from support.quantized_cases import INT8_FORMS, expert_case, in_integers
 

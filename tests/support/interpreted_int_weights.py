@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from proa_engine.kernels.int_linear import int_matmul
+from proa_engine.kernels.experts.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_int import pack_experts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.int_weights import IntWeight, dequantize_int, pack_int
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_int import pack_experts
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.products.int_linear import int_matmul
+from proa_engine.kernels.products.linear import Linear
 from support.interpreter import TOLERANCE, close
 from support.quantized_cases import expert_case, int_case
 

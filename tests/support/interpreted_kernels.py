@@ -8,24 +8,17 @@ from unittest import mock
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from proa_engine.kernels import (
-    decode_attention,
-    decode_inputs,
-    drafts,
-    lora_matmul,
-    rms_norm,
-    rotate_and_cache,
-    silu_and_mul,
-    skinny_gemm,
-    store_kv,
-)
-from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, plan_decodes
-from proa_engine.kernels.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
-from proa_engine.kernels.prefill_attention import prefill_attention
-from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
-from proa_engine.kernels.store_kv import cache_rows
-from proa_engine.kernels.token_bitmask import token_bitmask
-from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from proa_engine.kernels import rms_norm, silu_and_mul
+from proa_engine.kernels.attention import decode_attention, rotate_and_cache, store_kv
+from proa_engine.kernels.attention.decode_plan import SPLIT_MULTIPLE, plan_decodes
+from proa_engine.kernels.attention.prefill_attention import prefill_attention
+from proa_engine.kernels.attention.store_kv import cache_rows
+from proa_engine.kernels.products import lora_matmul, skinny_gemm
+from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.sampling import decode_inputs, drafts
+from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.token_bitmask import token_bitmask
+from proa_engine.kernels.sampling.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import (
@@ -250,7 +243,7 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
 
 def check_prefill_attention_in_little_memory(dtype: torch.dtype) -> None:
     """With the tilings of GPUs whose shared memory has no room for wide tiles."""
-    with mock.patch("proa_engine.kernels.prefill_attention.has_little_shared_memory", return_value=True):
+    with mock.patch("proa_engine.kernels.attention.prefill_attention.has_little_shared_memory", return_value=True):
         for head_dim in (136, 264):
             case = attention_case([(3, 3), (20, 50)], num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype)
             metadata = case.metadata

@@ -2,16 +2,16 @@
 
 import torch
 
-from proa_engine.kernels import latent_attention
-from proa_engine.kernels.decode_plan import plan_decodes
-from proa_engine.kernels.latent_attention import (
+from proa_engine.kernels.attention import latent_attention
+from proa_engine.kernels.attention.decode_plan import plan_decodes
+from proa_engine.kernels.attention.latent_attention import (
     PartRows,
     cache_latents,
     cache_latents_reference,
     head_groups,
     latent_attention_part,
 )
-from proa_engine.kernels.paged_attention import plan_attention
+from proa_engine.kernels.attention.paged_attention import plan_attention
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
 from support.thorough import combinations

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels import fp8, fp8_linear, moe_pairs, moe_route, rms_norm, rotate_and_cache, silu_and_mul
-from proa_engine.kernels.attention_plan import plan_reference
-from proa_engine.kernels.decode_attention import decode_attention
-from proa_engine.kernels.decode_plan import plan_decodes
+from proa_engine.kernels import fp8, rms_norm, silu_and_mul
+from proa_engine.kernels.attention import rotate_and_cache
+from proa_engine.kernels.attention.attention_plan import plan_reference
+from proa_engine.kernels.attention.decode_attention import decode_attention
+from proa_engine.kernels.attention.decode_plan import plan_decodes
+from proa_engine.kernels.attention.paged_attention_reference import paged_attention_reference
+from proa_engine.kernels.attention.prefill_attention import prefill_attention
+from proa_engine.kernels.attention.store_kv import cache_rows
+from proa_engine.kernels.experts import moe_pairs, moe_route
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.paged_attention_reference import paged_attention_reference
-from proa_engine.kernels.prefill_attention import prefill_attention
+from proa_engine.kernels.products import fp8_linear
+from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
-from proa_engine.kernels.store_kv import cache_rows
 from support.fp4_cases import KINDS, experts_of, fp4_case
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case

@@ -6,13 +6,13 @@ from unittest import mock
 
 import torch
 
-from proa_engine.kernels import skinny_gemm
 from proa_engine.kernels.fp8 import FP8, Fp8Form, dequantize_rows, quantize
-from proa_engine.kernels.fp8_linear import fp8_block_matmul
+from proa_engine.kernels.products import skinny_gemm
+from proa_engine.kernels.products.fp8_linear import fp8_block_matmul
+from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
+from proa_engine.kernels.products.skinny_gemm import unnormed_rows
 from proa_engine.kernels.rms_norm import rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear, skinny_fp8_linear_reference
-from proa_engine.kernels.skinny_gemm import unnormed_rows
 from support.interpreter import TOLERANCE, close
 from support.quantized_cases import FORMS, few_rows_cases, matrix_in_blocks
 

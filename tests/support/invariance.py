@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.gpu_linear import invariant_linear
-from proa_engine.kernels.prefill_attention import prefill_attention
+from proa_engine.kernels.attention.prefill_attention import prefill_attention
+from proa_engine.kernels.products.gpu_linear import invariant_linear
 from support.kernel_cases import dense_attention
 
 NUM_ROWS = (1, 2, 3, 17, 64)

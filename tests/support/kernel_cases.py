@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.lora_matmul import SlotMatrices, SlotTokens, output_tiles, sort_tokens
-from proa_engine.kernels.paged_attention import paged_attention, plan_attention
-from proa_engine.kernels.skinny_gemm import unnormed_rows
+from proa_engine.kernels.attention.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.products.lora_matmul import SlotMatrices, SlotTokens, output_tiles, sort_tokens
+from proa_engine.kernels.products.skinny_gemm import unnormed_rows
+from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
 

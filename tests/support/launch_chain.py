@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form, quantize
-from proa_engine.kernels.fp8_linear import Fp8Linear
-from proa_engine.kernels.gpu_linear import GpuLinear
+from proa_engine.kernels.products.fp8_linear import Fp8Linear
+from proa_engine.kernels.products.gpu_linear import GpuLinear
+from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
-from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, unnormed_rows
-from proa_engine.worker.decode_graphs import CudaGraphCapture
+from proa_engine.step.decode_graphs import CudaGraphCapture
 
 
 @torch.inference_mode()  # as engines capture: the generator's state is theirs too

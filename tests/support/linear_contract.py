@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from proa_engine.kernels.linear import Linear, find_row_policy
+from proa_engine.kernels.products.linear import Linear, find_row_policy
 
 SHAPES = [  # in_features, out_features
     (1, 1),

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.kernels.token_bitmask import WORD
+from proa_engine.kernels.sampling.token_bitmask import WORD
 
 
 def masks_of(allowed: Mapping[int, Collection[int]], vocab_size: int) -> GrammarMasks:

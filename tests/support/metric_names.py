@@ -8,9 +8,9 @@ from prometheus_client.core import Metric
 
 from proa.blocks import hash_block
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.host_tier import HostTierConfig
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.types import DiskCounts, DiskOccupancy, FetchCounts
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskCounts, DiskOccupancy, FetchCounts, HostOccupancy
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.observability.metrics import EngineMetrics

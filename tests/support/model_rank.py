@@ -16,8 +16,8 @@ from proa_engine.core.types import ImageSpan
 from proa_engine.layers.mlp import GatedMLP, SparseMoE
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.side_by_side import SideBySide
+from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, EncodedImage, PagedModel
@@ -88,7 +88,7 @@ def run_jobs(jobs: list[Job], out: Path, timeout: float) -> list[list[RankResult
 
 
 def run_model(job: Job, parallel: ParallelContext) -> RankResult:
-    config = replace(ModelConfig.from_folder(job.folder), expert_parallel=job.expert_parallel)
+    config = replace(read_config.from_folder(job.folder), expert_parallel=job.expert_parallel)
     model = load_model(
         job.folder,
         config,

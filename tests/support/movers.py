@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from proa_engine.config import LOOPBACK, PeerTls
-from proa_engine.core.mover import Adopted, Fetched, FetchJob
+from proa_engine.core.kv.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
+from proa_engine.memory.arena_memory import ArenaMemory, anonymous_memory
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.frames import BlocksRequest, encode_request
 from proa_engine.mover.layout import ArenaLayout
@@ -36,7 +37,6 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.process import Mover
-from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory
 
 LAYOUT = ArenaLayout(num_pages=20, page_bytes=5000, num_states=3, state_bytes=(700, 64))
 FINGERPRINT = bytes(range(32))

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from proa_engine.core.types import NO_STATE, ImageSpan
-from proa_engine.kernels.state_rows import StateRows
+from proa_engine.kernels.states.state_rows import StateRows
 from proa_engine.layers.attention_metadata import AttentionMetadata, EmbeddedRows, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
+from proa_engine.memory.cache_plan import allocate_caches, plan_caches
 from proa_engine.models.base import CausalLM
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.worker.cache_plan import allocate_caches, plan_caches
-from proa_engine.worker.images import ImagePositions, three_positions
+from proa_engine.step.images import ImagePositions, three_positions
 
 NUM_STATE_SLOTS = 200
 

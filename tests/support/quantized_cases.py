@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.experts.moe_pairs import ExpertBlocks
+from proa_engine.kernels.experts.moe_route import Routing
 from proa_engine.kernels.fp8 import (
     FP8,
     Fp8Form,
@@ -16,9 +18,7 @@ from proa_engine.kernels.fp8 import (
 )
 from proa_engine.kernels.int8 import Int8Form, quantize_int8_reference
 from proa_engine.kernels.int_weights import IntWeight
-from proa_engine.kernels.moe_pairs import ExpertBlocks
-from proa_engine.kernels.moe_route import Routing
-from proa_engine.kernels.skinny_gemm import unnormed_rows
+from proa_engine.kernels.products.skinny_gemm import unnormed_rows
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
 INT8_FORMS = (

@@ -13,19 +13,19 @@ from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput,
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.worker.async_output import collect
-from proa_engine.worker.cache_plan import CacheMemory
-from proa_engine.worker.decode_graphs import DecodeGraphs, Graph, graph_shapes
-from proa_engine.worker.drafts import DraftColumns
-from proa_engine.worker.images import ImageColumns, ImageEncodings
-from proa_engine.worker.input_batch import Features, InputBatch
-from proa_engine.worker.loras import LoraAdapters, LoraColumns
-from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
-from proa_engine.worker.sampling import SamplingColumns
-from proa_engine.worker.slots import SlotTables
-from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.step.async_output import collect
+from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
+from proa_engine.step.drafts import DraftColumns
+from proa_engine.step.images import ImageColumns, ImageEncodings
+from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.loras import LoraAdapters, LoraColumns
+from proa_engine.step.model_runner import ModelRunner
+from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
+from proa_engine.step.sampling import SamplingColumns
+from proa_engine.step.slots import SlotTables
+from proa_engine.step.step_inputs import StepInputs
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4

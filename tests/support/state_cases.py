@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proa_engine.kernels.delta_rule import gated_delta_rule
-from proa_engine.kernels.short_conv import short_conv
-from proa_engine.kernels.state_rows import StateRows, plan_states
+from proa_engine.kernels.states.delta_rule import gated_delta_rule
+from proa_engine.kernels.states.short_conv import short_conv
+from proa_engine.kernels.states.state_rows import StateRows, plan_states
 
 NUM_SLOTS = 40
 

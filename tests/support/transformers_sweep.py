@@ -18,9 +18,8 @@ from huggingface_hub.errors import StrictDataclassError
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
-from proa_engine.models import registry
+from proa_engine.models import read_config, registry
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
 from support.paged_model import CachedSequence, PagedModel
 from support.transformers_types import VOCAB_SIZE, model_types, tiny_config, tiny_model
@@ -98,7 +97,7 @@ def adapt(config: Any, model: Any, parallel: ParallelContext = ONE_RANK) -> Tran
     """The model behind the adapter, even if the engine has a module for it."""
     fields = config.to_dict() | {"architectures": [type(model).__name__]}
     with mock.patch.object(registry, "MODULES", {}):
-        read = ModelConfig.from_dicts(fields, {})
+        read = read_config.from_dicts(fields, {})
     return TransformersForCausalLM(read, Weights(StateDict(model), Unquantized()), parallel)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> CausalLM:
     folder = make_tiny_model(tmp_path, architecture, **overrides)
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),

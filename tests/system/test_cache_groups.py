@@ -10,8 +10,8 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.layers.cache_layers import CacheLayer
+from proa_engine.memory.cache_plan import CachePlan, plan_caches
 from proa_engine.worker import worker
-from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from support.engine import Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
 

@@ -11,12 +11,12 @@ import pytest
 
 from proa.contract import SamplingParams
 from proa_engine.builtin import builtin_model_folder
-from proa_engine.core.mover import FromMover
+from proa_engine.core.kv.mover import FromMover
 from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.executor.movers import RankMovers
+from proa_engine.memory.arena_memory import open_file
 from proa_engine.mover.messages import Adopt
 from proa_engine.worker import worker
-from proa_engine.worker.arena_memory import open_file
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
 

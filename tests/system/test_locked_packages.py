@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.registry import ENCODERS
 from support.transformers_sweep import PAGE, read_page
 from support.transformers_types import tiny_config
@@ -33,7 +33,7 @@ def test_every_architecture_of_the_page_is_read_with_the_packages_of_the_engines
 def main() -> None:
     for architecture, model_type in sorted(architectures().items()):
         try:
-            ModelConfig.from_dicts(fields(model_type, architecture), {})
+            read_config.from_dicts(fields(model_type, architecture), {})
         except Exception as error:
             print(f"{architecture}: {error}", flush=True)
     print(f"{len(architectures())} architectures")

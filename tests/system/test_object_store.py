@@ -11,10 +11,10 @@ import pytest
 
 from proa_engine import LLM, LoRARequest, SamplingParams
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
-from proa_engine.models import object_download
-from proa_engine.models.cached_versions import Selection
-from proa_engine.models.download_cache import DownloadCache
-from proa_engine.models.object_store import ObjectFolder, ObjectStoreError
+from proa_engine.sources import object_download
+from proa_engine.sources.cached_versions import Selection
+from proa_engine.sources.download_cache import DownloadCache
+from proa_engine.sources.object_store import ObjectFolder, ObjectStoreError
 from support.documentation import commands
 from support.s3 import Meter, S3Server, s3_server
 

@@ -13,8 +13,8 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.operations import Operation, Sleep, WakeUp
-from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.step.async_output import StepTensors
+from proa_engine.step.step_inputs import StepInputs
 from support.cache_families import assert_equal
 from support.engine import Engine, Result, build_core, request, run
 from support.processes import worker_pids

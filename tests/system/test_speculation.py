@@ -12,7 +12,7 @@ import pytest
 
 from proa.contract import EngineCoreRequest, FinishReason, SamplingParams
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.worker.decode_graphs import graph_shapes
+from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.engine import Engine, Result, build_core, request, run, tokens
 from support.runner import FakeCapture

@@ -10,7 +10,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 STOPS = re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
 PACKAGES = {"Gateway": ROOT / "services/gateway/proa_gateway", "Engine": ROOT / "engine/proa_engine"}
-LAYERS = {"gateway": "proa_gateway", "engine": "proa_engine", "worker": "proa_engine.worker"}
+LAYERS = {
+    "gateway": "proa_gateway",
+    "engine": "proa_engine",
+    **{name: f"proa_engine.{name}" for name in ("worker", "step", "ranks", "memory", "models", "kernels", "core")},
+    "kv": "proa_engine.core.kv",
+}
 
 
 def test_the_page_has_a_stop_for_each_step() -> None:

@@ -5,6 +5,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,15 @@ PROTOS = ROOT / "protos" / "proa"
 
 CONVERT = [ENGINE / "server/convert.py", GATEWAY / "engines/convert.py"]
 MESSAGES = [*CONVERT, ENGINE / "server/servicer.py"]
+
+# What is imported by a name that the code computes, which the graph of import statements lacks.
+BY_NAME = {
+    "proa_engine.models.registry": (
+        "proa_engine.models.decoder",
+        "proa_engine.models.families.llama",
+        "proa_engine.models.transformers_adapter.model",
+    ),
+}
 
 # what -> the only files that may import it
 ONLY = {
@@ -77,8 +87,19 @@ def test_only_its_own_files_import(module: str) -> None:
 def test_core_and_contract_import_the_standard_library_only() -> None:
     """The core also imports the contract's dataclasses."""
     contract = [path for path in PROTOS.glob("contract/*.py") if path.name != "pb.py"]
-    for path in [*contract, *ENGINE.glob("core/*.py")]:
+    for path in [*contract, *ENGINE.glob("core/**/*.py")]:
         ours = ("proa.contract.", "proa_engine.core.") if path.is_relative_to(ENGINE) else ("proa.contract.",)
         for name in imports(path):
             known = name.partition(".")[0] in sys.stdlib_module_names or name.startswith(ours)
             assert known, f"{path.name} imports {name}"
+
+
+def test_no_package_of_the_engine_has_circles_with_what_is_imported_by_name() -> None:
+    """The architectures of `models/registry.py` among them."""
+    graph = grimp.build_graph("proa_engine", cache_dir=None)
+    for importer, names in BY_NAME.items():
+        for imported in names:
+            graph.add_import(importer=importer, imported=imported)
+    packages = sorted({module.rpartition(".")[0] for module in graph.modules} - {""})
+    assert len(packages) > 20
+    assert {package: found for package in packages if (found := graph.nominate_cycle_breakers(package))} == {}

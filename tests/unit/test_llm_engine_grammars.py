@@ -9,7 +9,7 @@ import pytest
 
 from proa.contract import Grammar, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.validation import LengthLimits, ModelLimits
+from proa_engine.core.admission.validation import LengthLimits, ModelLimits
 from proa_engine.engine_parts import EngineParts
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.offline.llm_engine import LLMEngine

@@ -16,13 +16,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
+from proa_engine.core.admission.request_admission import Admission
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
-from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FromMover
+from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched, FromMover
 from proa_engine.core.operations import Operation
 from proa_engine.core.request import Request
-from proa_engine.core.request_admission import Admission
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.step_costs import StepRows

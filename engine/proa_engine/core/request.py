@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvFetch, KvLoad, extra_keys
-from proa_engine.core.block_pool import Block
 from proa_engine.core.lora_slots import Adapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
-from proa_engine.core.types import PooledRows, RowOutput
+from proa_engine.core.types import Block, PooledRows, RowOutput
 
 
 class RequestStatus(IntEnum):

@@ -7,20 +7,21 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 from collections.abc import Iterable, Mapping, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa_engine.core.admission.prefill import finish_cached
+from proa_engine.core.admission.request_admission import Admission, OnReady, RequestAdmission
+from proa_engine.core.admission.request_factory import RequestFactory
+from proa_engine.core.admission.request_table import RequestTable
+from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched
 from proa_engine.core.loras import Loras
-from proa_engine.core.mover import Adopted, DiskChanges, Fetched
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.pipeline import step_share
-from proa_engine.core.prefill import finish_cached
 from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request, RequestStatus
-from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
-from proa_engine.core.request_factory import RequestFactory
-from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
@@ -33,7 +34,6 @@ from proa_engine.core.types import (
     SchedulerOutput,
     StateSteps,
 )
-from proa_engine.core.validation import LengthLimits
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
 

@@ -21,6 +21,25 @@ RejectionCode = Literal[
 ]
 
 
+class Block:
+    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
+
+    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. The
+    slots of recurrent states are `Block`s too, of another pool.
+    """
+
+    __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash = b""
+        self.cached_in: dict[bytes, Block] | None = None  # the cached blocks of its table; None: it is not cached
+        self.checkpoints: set[bytes] | None = None  # hashes of the checkpoints that need it, while it is cached
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A submitted request that the core did not accept. It gets no outputs."""

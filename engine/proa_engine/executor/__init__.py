@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from proa.imports import importing
 from proa_engine.config import EngineConfig
+from proa_engine.memory.host import set_thread_variables
 from proa_engine.worker.compile_pool import CompilePool, begin_compile_pool, use_compile_cache
-from proa_engine.worker.host import set_thread_variables
 
 if TYPE_CHECKING:
     from proa_engine.executor.uniproc import UniProcExecutor

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
+from proa_engine.core.kv.mover import DiskChanges
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.mover import DiskChanges
 from proa_engine.core.types import DiskCounts
 
 

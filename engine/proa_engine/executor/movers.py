@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from proa_engine.core.mover import Adopted, Fetched, FetchJob, FromMover
+from proa_engine.core.kv.mover import Adopted, Fetched, FetchJob, FromMover
 from proa_engine.executor.disk_ranks import DiskRanks
 from proa_engine.mover.messages import (
     Adopt,

@@ -29,13 +29,13 @@ from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixEndpoint, WorkerConnection
 from proa_engine.framing import encode
+from proa_engine.memory.kv_cache import check_ranks, smallest
 from proa_engine.mover.messages import FromCore
-from proa_engine.worker import distributed, wire
+from proa_engine.ranks import distributed, wire
+from proa_engine.ranks.spawn import spawn
+from proa_engine.step.images import for_rank
+from proa_engine.step.step_inputs import StepInputs
 from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
-from proa_engine.worker.images import for_rank
-from proa_engine.worker.kv_cache import check_ranks, smallest
-from proa_engine.worker.spawn import spawn
-from proa_engine.worker.step_inputs import StepInputs
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from threading import Lock, Thread
 
 from proa_engine.config import EngineConfig
 from proa_engine.framing import Stream, encode, receive
+from proa_engine.ranks.handshake import MAX_BYTES, SECONDS, Hello, Refused, Welcome, hello_decoder, refusal
+from proa_engine.ranks.tcp import deadline, open_stream
 from proa_engine.strangers import Strangers
 from proa_engine.tls import Tls
-from proa_engine.worker.handshake import MAX_BYTES, SECONDS, Hello, Refused, Welcome, hello_decoder, refusal
-from proa_engine.worker.tcp import deadline, open_stream
 
 _MAX_HANDSHAKES = 64  # at once; a rank whose handshake is ended for a newer one tries again
 _MAX_LOGGED = 256  # addresses whose refusal is logged

@@ -12,20 +12,20 @@ import torch
 
 from proa.contract import KvTransfer
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
 from proa_engine.executor.movers import RankMovers
+from proa_engine.memory.kv_cache import WorkerSizes, smallest
 from proa_engine.mover.messages import FromCore, ToCore
 from proa_engine.observability.progress import gigabytes
-from proa_engine.worker.async_output import AsyncOutput, collect
+from proa_engine.step.async_output import AsyncOutput, collect
+from proa_engine.step.device_thread import DeviceThread, run_beside_steps, within
+from proa_engine.step.step_inputs import StepInputs
 from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
-from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
-from proa_engine.worker.kv_cache import WorkerSizes, smallest
-from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
 from proa_engine.worker.worker import Worker
 

@@ -17,7 +17,7 @@ from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.framing import Stream, encode
 from proa_engine.mover.messages import ToCore
-from proa_engine.worker import wire
+from proa_engine.ranks import wire
 
 _CONNECT_SECONDS = 600.0  # a sidecar or another node may still be pulling its image
 _RETRY_SECONDS = 0.1

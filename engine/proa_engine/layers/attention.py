@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
+from proa_engine.kernels.attention.paged_attention import paged_attention
+from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.fp8 import FP8
-from proa_engine.kernels.paged_attention import paged_attention
-from proa_engine.kernels.rotate_and_cache import rotate_and_cache
-from proa_engine.kernels.skinny_gemm import Activation
+from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections

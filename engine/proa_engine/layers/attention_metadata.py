@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from proa_engine.kernels.decode_plan import DecodePlan, plan_decodes
-from proa_engine.kernels.latent_attention import head_groups
+from proa_engine.kernels.attention.decode_plan import DecodePlan, plan_decodes
+from proa_engine.kernels.attention.latent_attention import head_groups
+from proa_engine.kernels.attention.paged_attention import AttentionPlan, plan_attention
+from proa_engine.kernels.attention.store_kv import CacheRows, cache_rows
 from proa_engine.kernels.launch import INTERPRETED
-from proa_engine.kernels.paged_attention import AttentionPlan, plan_attention
-from proa_engine.kernels.state_rows import StatePlan, StateRows, plan_states
-from proa_engine.kernels.store_kv import CacheRows, cache_rows
+from proa_engine.kernels.states.state_rows import StatePlan, StateRows, plan_states
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.rotary import RotaryTable, Rotation
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.products.gpu_linear import make_linear
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 

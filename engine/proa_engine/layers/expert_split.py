@@ -6,7 +6,7 @@ format of the weights, and their products are larger and fewer.
 
 from dataclasses import dataclass
 
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 
 
 @dataclass(frozen=True, slots=True)

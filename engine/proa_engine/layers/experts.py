@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.expert_split import expert_range
 from proa_engine.layers.parallel import LayerContext

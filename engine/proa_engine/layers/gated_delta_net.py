@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from proa_engine.kernels.delta_rule import gated_delta_rule
+from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.kernels.rms_norm import gated_rms_norm
-from proa_engine.kernels.short_conv import short_conv
-from proa_engine.kernels.skinny_gemm import Activation
+from proa_engine.kernels.states.delta_rule import gated_delta_rule
+from proa_engine.kernels.states.short_conv import short_conv
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LayerCache, StateLayer
 from proa_engine.layers.linear import (

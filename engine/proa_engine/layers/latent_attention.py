@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from proa_engine.kernels.gpu_linear import HeadLinear
-from proa_engine.kernels.latent_attention import cache_latents, rotate_part
-from proa_engine.kernels.skinny_gemm import Activation
+from proa_engine.kernels.attention.latent_attention import cache_latents, rotate_part
+from proa_engine.kernels.products.gpu_linear import HeadLinear
+from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
 from proa_engine.layers.latent_rows import latent_rows

@@ -11,7 +11,12 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.latent_attention import PartRows, combine_factor, latent_attention, latent_attention_part
+from proa_engine.kernels.attention.latent_attention import (
+    PartRows,
+    combine_factor,
+    latent_attention,
+    latent_attention_part,
+)
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
 from proa_engine.layers.parallel import ParallelContext

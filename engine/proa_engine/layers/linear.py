@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.experts.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
-from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
+from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_as
-from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.experts import load_unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.shares import Share

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from proa_engine.kernels.experts.moe import ExpertActivation
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
-from proa_engine.kernels.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
-from proa_engine.kernels.moe import ExpertActivation
-from proa_engine.kernels.moe_pairs import ExpertRange
+from proa_engine.kernels.products.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.kernels.silu_and_mul import activate_as
-from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
 # Parts of models whose decoder is not all: encoders, and what fits their outputs to the decoder.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
-from proa_engine.kernels.moe_route import Routing, route
+from proa_engine.kernels.experts.moe_route import Routing, route
+from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, UnnormedRows
 from proa_engine.kernels.silu_and_mul import ActivationName
-from proa_engine.kernels.skinny_gemm import Activation, InputForm, UnnormedRows
 from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
-from proa_engine.kernels.skinny_gemm import Activation, InputForm, unnormed_rows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.shares import Share
 from proa_engine.layers.weights import Slice, Weights

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
+from proa_engine.kernels.experts.moe import ExpertActivation
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.moe import ExpertActivation
-from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.kernels.skinny_gemm import InputForm
+from proa_engine.kernels.products.skinny_gemm import InputForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import torch
 
 from proa_engine.layers.weights import Slice
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.folders import read_json, weight_files
 from proa_engine.models.read_ahead import ReadAhead
-from proa_engine.models.safetensors_headers import Tensor, read_header
 from proa_engine.observability.progress import Progress, gigabytes
+from proa_engine.sources.folders import read_json, weight_files
+from proa_engine.sources.safetensors_headers import Tensor, read_header
 
 DUMMY_STD = 0.02
 DUMMY_SCALE = 0.005  # scale of dummy quantized weights

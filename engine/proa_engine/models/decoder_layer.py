@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.skinny_gemm import Activation, InputForm
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.expert_split import ExpertSizes

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from proa_engine.config import EngineConfig
-from proa_engine.models.folders import GENERATION_FILE, read_file, read_generation_config, read_tokenizer_files
-from proa_engine.models.sources import resolve_model_of
+from proa_engine.sources.folders import GENERATION_FILE, read_file, read_generation_config, read_tokenizer_files
+from proa_engine.sources.resolve import resolve_model_of
 
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from proa_engine.layers.vision import PixelScaling
 from proa_engine.models.fields import require
-from proa_engine.models.folders import MAX_TOKENIZER_BYTES, read_json
+from proa_engine.sources.folders import MAX_TOKENIZER_BYTES, read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
-from proa_engine.kernels.lora import SegmentMatrices
+from proa_engine.kernels.products.lora import SegmentMatrices
 from proa_engine.layers.lora import LoraSegment, module_name
 from proa_engine.layers.weights import Slice
-from proa_engine.models.sources import LORA_CONFIG_FILE, LORA_WEIGHTS_FILE
+from proa_engine.sources.resolve import LORA_CONFIG_FILE, LORA_WEIGHTS_FILE
 
 _HASHED_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 1 << 20

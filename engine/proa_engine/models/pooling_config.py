@@ -13,7 +13,7 @@ from typing import Any
 
 from proa.contract import PoolingTask
 from proa_engine.json_configs import PoolerConfig
-from proa_engine.models.folders import read_file, read_json
+from proa_engine.sources.folders import read_file, read_json
 
 # sentence-transformers' names, and the older field that is true for each.
 LEGACY_FIELDS = {

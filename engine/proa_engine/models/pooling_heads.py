@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proa.contract import PoolingTask
-from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.products.linear import Linear
 from proa_engine.layers.weights import WeightSource
 from proa_engine.models.pooling_config import DenseConfig, PoolingConfig
 

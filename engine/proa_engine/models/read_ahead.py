@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from proa_engine.layers.weights import Slice
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor
+from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor
 
 NUM_THREADS = 16  # network disks send little data to each; with 8, one that takes 10 ms for 128 KiB was 30 % slower
 PIECE_BYTES = 16 * 2**20  # at most, of one read

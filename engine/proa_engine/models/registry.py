@@ -145,7 +145,7 @@ def model_class(architecture: str) -> Any:
     if is_adapted(architecture):
         return import_module(f"{ADAPTER}.model").TransformersForCausalLM
     if architecture in MODULES:
-        return getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
+        return getattr(import_module(f"proa_engine.models.families.{MODULES[architecture]}"), architecture)
     plugin, base = _plugins()[architecture], import_module("proa_engine.models.decoder").DecoderForCausalLM
     loaded = plugin.load()
     if not (isinstance(loaded, type) and issubclass(loaded, base)):

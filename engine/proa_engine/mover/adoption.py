@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from proa_engine.core.mover import Adopted, AdoptedUnit
+from proa_engine.core.kv.mover import Adopted, AdoptedUnit
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory, DirectoryEntry
 from proa_engine.mover.index import STATE, Index, Key

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from threading import Lock, Thread
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.kv.mover import Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.deadline import Deadline, TimedReader, send_all

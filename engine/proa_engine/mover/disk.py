@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Condition, Lock, Thread
 
-from proa_engine.core.mover import DiskChanges
+from proa_engine.core.kv.mover import DiskChanges
 from proa_engine.core.types import NO_STATE, DiskCounts
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.disk_records import CheckpointRecord

@@ -12,7 +12,7 @@ from contextlib import closing
 from itertools import islice
 from threading import Lock, Thread
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.kv.mover import Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.deadline import Deadline

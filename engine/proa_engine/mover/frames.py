@@ -13,7 +13,7 @@ from enum import IntEnum
 from io import BufferedReader
 from typing import NamedTuple, TypeAlias, overload
 
-from proa_engine.core.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS
+from proa_engine.core.kv.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS
 from proa_engine.mover.deadline import TimedReader
 
 Reader: TypeAlias = "BufferedReader[TimedReader]"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Condition
 from typing import NamedTuple
 
-from proa_engine.core.mover import Fetched, FetchJob
+from proa_engine.core.kv.mover import Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory, DirectoryEntry

@@ -7,7 +7,7 @@ core gets, and Alive once a second. It exits when its socket ends.
 import msgspec
 
 from proa_engine.config import PeerTls
-from proa_engine.core.mover import Adopted, DiskChanges, Fetched, FetchJob
+from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched, FetchJob
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.layout import ArenaLayout
 

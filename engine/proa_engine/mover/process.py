@@ -8,7 +8,7 @@ from threading import Lock, Thread
 
 import msgspec
 
-from proa_engine.core.mover import DiskChanges, Fetched
+from proa_engine.core.kv.mover import DiskChanges, Fetched
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.adoption import adopt
 from proa_engine.mover.arena import Arena

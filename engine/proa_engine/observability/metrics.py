@@ -16,7 +16,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import CounterByLabel, Histogram, counter, gauge, gauge_by_label

@@ -26,10 +26,10 @@ from proa.grammar import check, lower
 from proa.sampling import choice_key
 from proa.tokenizer_files import sampling_defaults
 from proa_engine.config import EngineConfig
+from proa_engine.core.admission.validation import check_request
 from proa_engine.core.lora_store import LoraError
 from proa_engine.core.operations import LoadLora, Operation, ResetPrefixCache, Sleep, SleepLevel, WakeUp
 from proa_engine.core.types import Rejection, StepOutputs
-from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
 from proa_engine.models.generation_config import read_prompt_files

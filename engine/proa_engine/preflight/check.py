@@ -13,7 +13,18 @@ from typing import Any
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.head_count import check_head_count
-from proa_engine.models.folders import (
+from proa_engine.memory.arena_memory import existing_bytes
+from proa_engine.memory.host import read_memory
+from proa_engine.memory.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
+from proa_engine.models.generation_config import generation_folder, read_prompt_files
+from proa_engine.models.quantization.read import read_quantization
+from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
+from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, check_torch, read_gpus, runs_on_cpu
+from proa_engine.preflight.patterns import check_patterns
+from proa_engine.preflight.ports import check_address
+from proa_engine.preflight.tokenizers import check_vocabulary, read_prompt_templates, read_tokenizer
+from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
+from proa_engine.sources.folders import (
     missing_field,
     read_config,
     read_generation_config,
@@ -22,11 +33,7 @@ from proa_engine.models.folders import (
     text_fields,
     weight_files,
 )
-from proa_engine.models.generation_config import generation_folder, read_prompt_files
-from proa_engine.models.quantization.read import read_quantization
-from proa_engine.models.registry import REQUIRED_FIELDS, Form, architecture_of, is_adapted
-from proa_engine.models.safetensors_headers import read_header, read_headers
-from proa_engine.models.sources import (
+from proa_engine.sources.resolve import (
     LORA_CONFIG_FILE,
     LORA_WEIGHTS_FILE,
     resolve_model,
@@ -34,14 +41,7 @@ from proa_engine.models.sources import (
     resolve_module,
     resolve_tokenizer,
 )
-from proa_engine.preflight.devices import Gpus, check_driver, check_gpus, check_torch, read_gpus, runs_on_cpu
-from proa_engine.preflight.patterns import check_patterns
-from proa_engine.preflight.ports import check_address
-from proa_engine.preflight.tokenizers import check_vocabulary, read_prompt_templates, read_tokenizer
-from proa_engine.preflight.weights import check_experts, check_tensors, least_bytes
-from proa_engine.worker.arena_memory import existing_bytes
-from proa_engine.worker.host import read_memory
-from proa_engine.worker.requirements import check_gpu_weights, check_max_model_len, check_weights, weights_room
+from proa_engine.sources.safetensors_headers import read_header, read_headers
 
 _MAX_SENTENCE = 1000  # characters
 _log = logging.getLogger(__name__)

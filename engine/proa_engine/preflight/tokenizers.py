@@ -11,7 +11,7 @@ import msgspec
 
 from proa.chat_template import ModelTemplates, read_templates
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, read_object, sampling_defaults
-from proa_engine.models.folders import MAX_TOKENIZER_BYTES, read_file
+from proa_engine.sources.folders import MAX_TOKENIZER_BYTES, read_file
 
 FILE = "tokenizer.json"
 _OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")

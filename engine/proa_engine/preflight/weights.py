@@ -19,8 +19,8 @@ from proa_engine.models.quantization.formats import (
     PluginFormat,
     Quantization,
 )
-from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor
 from proa_engine.models.text_prefix import text_prefix
+from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from proa.blocks import BLOCK_HASH_VERSION
 from proa.contract import CheckpointRule, EngineCoreRequest, LoadedLoras, ModelInfo, PoolingTask, Role, SchedulerStats
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import StepOutputs
 from proa_engine.engine_parts import EngineParts

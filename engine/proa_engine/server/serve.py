@@ -22,8 +22,8 @@ from proa.tls import TlsSource
 from proa.tokenizer_files import digest
 from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
+from proa_engine.core.admission.validation import check_request
 from proa_engine.core.executor import Executor, ExecutorFailed
-from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.observability.metrics import EngineMetrics

@@ -27,9 +27,9 @@ from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, hash_triton, on_kernel, record
+from proa_engine.ranks.spawn import exit_with, exit_with_parent
 from proa_engine.worker.known_kernels import GpuKind
 from proa_engine.worker.meta_worker import run_starts
-from proa_engine.worker.spawn import exit_with, exit_with_parent
 
 _INDEX_BYTES = 2
 

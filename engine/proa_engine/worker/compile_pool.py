@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.host import available_cores
+from proa_engine.memory.host import available_cores
+from proa_engine.ranks.spawn import PARENT_VARIABLE
 from proa_engine.worker.known_kernels import GpuKind, KnownKernels
-from proa_engine.worker.spawn import PARENT_VARIABLE
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 _PROGRAM = "proa_engine.worker.compile_kernels"
@@ -153,7 +153,7 @@ def start_compile_pool(config: EngineConfig, rank: int, begun: CompilePool | Non
     with one whose pool compiles for them."""
     import torch
 
-    from proa_engine.worker.auto_config import resolve_device
+    from proa_engine.memory.auto_config import resolve_device
 
     device = resolve_device(config.device, rank % config.ranks_per_node)
     if device.type != "cuda" or rank % config.ranks_here:

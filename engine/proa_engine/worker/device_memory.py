@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proa_engine.worker.decode_graphs import CudaGraphCapture, Graph, GraphCapture
+from proa_engine.step.decode_graphs import CudaGraphCapture, Graph, GraphCapture
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from proa_engine.config import EngineConfig
-from proa_engine.models.sources import LocalFolder, source_of
+from proa_engine.sources.resolve import LocalFolder, source_of
 
 _FOLDER = "proa"  # in Triton's cache, whose own folders have longer names
 _MAX_MODEL_FILE_BYTES = 1 << 20  # tokenizers and lists of tensors are larger

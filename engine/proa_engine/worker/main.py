@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from proa_engine.framing import Stream
-from proa_engine.worker.connect import NodeRank, connect
-from proa_engine.worker.host import set_thread_variables
-from proa_engine.worker.spawn import exit_with_parent
+from proa_engine.memory.host import set_thread_variables
+from proa_engine.ranks.connect import NodeRank, connect
+from proa_engine.ranks.spawn import exit_with_parent
 
 _log = logging.getLogger(__name__)
 

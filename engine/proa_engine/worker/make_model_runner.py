@@ -7,27 +7,27 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.memory.cache_plan import CachePlan, allocate_caches
+from proa_engine.memory.kv_cache import CacheSizes, num_parameters
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import WorkerTracer
-from proa_engine.worker.cache_plan import CachePlan, allocate_caches
-from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
-from proa_engine.worker.device_thread import SMALL_STEP, SmallSteps
-from proa_engine.worker.drafts import DraftColumns
-from proa_engine.worker.images import ImageColumns, ImageEncodings
-from proa_engine.worker.input_batch import Features, InputBatch
-from proa_engine.worker.kv_cache import CacheSizes, num_parameters
-from proa_engine.worker.loras import LoraAdapters, LoraColumns
-from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.pipeline import make_stage_io
-from proa_engine.worker.pooling import PoolingColumns
-from proa_engine.worker.prompt_embeds import PromptEmbedsColumns
-from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape
-from proa_engine.worker.sampling import SamplingColumns
-from proa_engine.worker.slots import SlotTables
-from proa_engine.worker.stage_links import NoLinks, StageLinks
-from proa_engine.worker.states import StateColumns
+from proa_engine.ranks.stage_links import NoLinks, StageLinks
+from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
+from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
+from proa_engine.step.drafts import DraftColumns
+from proa_engine.step.images import ImageColumns, ImageEncodings
+from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.loras import LoraAdapters, LoraColumns
+from proa_engine.step.model_runner import ModelRunner
+from proa_engine.step.pipeline import make_stage_io
+from proa_engine.step.pooling import PoolingColumns
+from proa_engine.step.prompt_embeds import PromptEmbedsColumns
+from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
+from proa_engine.step.sampling import SamplingColumns
+from proa_engine.step.slots import SlotTables
+from proa_engine.step.states import StateColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.observability.worker_spans import WorkerTracer
-from proa_engine.worker.decode_graphs import Graph, GraphCapture, GraphShape
-from proa_engine.worker.distributed import Rendezvous
-from proa_engine.worker.prompt_graphs import PromptShape
-from proa_engine.worker.stage_links import StageLinks
+from proa_engine.ranks.distributed import Rendezvous
+from proa_engine.ranks.stage_links import StageLinks
+from proa_engine.step.decode_graphs import Graph, GraphCapture, GraphShape
+from proa_engine.step.prompt_graphs import PromptShape
 from proa_engine.worker.worker import Worker
 
 _NUM_BLOCKS = 1 << 20  # meta tensors take no memory

@@ -18,11 +18,11 @@ import msgspec
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import Stream, encode
-from proa_engine.worker import wire
+from proa_engine.memory.mover_process import MoverProcess
+from proa_engine.ranks import wire
+from proa_engine.ranks.distributed import Rendezvous
+from proa_engine.step.device_thread import run_beside_steps
 from proa_engine.worker.compile_pool import start_compile_pool, use_compile_cache
-from proa_engine.worker.device_thread import run_beside_steps
-from proa_engine.worker.distributed import Rendezvous
-from proa_engine.worker.mover_process import MoverProcess
 from proa_engine.worker.worker import Worker
 
 _FAILED = 1  # exit code: the engine or this rank failed

@@ -11,16 +11,16 @@ import torch
 
 from proa.contract import PoolingParams, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS, StepCosts
 from proa_engine.core.types import LoraSlot, SchedulerOutput
-from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
-from proa_engine.kernels.token_bitmask import WORD
+from proa_engine.kernels.sampling.sampling_params import LIMITS, PARAMETERS
+from proa_engine.kernels.sampling.token_bitmask import WORD
+from proa_engine.memory.kv_cache import image_of, most_image_tokens
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
-from proa_engine.worker import token_rules
-from proa_engine.worker.kv_cache import image_of, most_image_tokens
+from proa_engine.step import token_rules
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from proa.contract import ImageInput, PoolingParams, PoolingTask, SamplingParams
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import (
     NO_STATE,
     CachedRequestData,

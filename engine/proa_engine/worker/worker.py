@@ -15,48 +15,49 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from proa_engine.config import FITTING_LENGTH, EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.memory import auto_config, kv_cache
+from proa_engine.memory.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
+from proa_engine.memory.cache_plan import CacheMemory, CachePlan, plan_caches
+from proa_engine.memory.fingerprint import cache_fingerprint, digest_of_ranks
+from proa_engine.memory.host import HostMemory, read_memory
+from proa_engine.memory.host_arena import HostArena, arena_layout
+from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
+from proa_engine.memory.mover_process import MoverProcess
+from proa_engine.memory.requirements import check_weights, weights_room
 from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.folders import read_config
 from proa_engine.models.loader import load_model, load_pooling_heads
-from proa_engine.models.sources import resolve_model_of
 from proa_engine.mover.disk import MIN_SEGMENTS
 from proa_engine.mover.disk_slots import delete_abandoned, take_slot
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import DiskSettings, Init, ToCore
 from proa_engine.observability.progress import Progress
 from proa_engine.observability.worker_spans import WorkerTracer
-from proa_engine.worker import auto_config, distributed, kv_cache, symmetric_memory
-from proa_engine.worker.arena_memory import ArenaMemory, anonymous_memory, existing_bytes, open_file
-from proa_engine.worker.cache_plan import CacheMemory, CachePlan, plan_caches
-from proa_engine.worker.compile_pool import CompilePool
-from proa_engine.worker.decode_graphs import (
+from proa_engine.ranks import distributed, symmetric_memory
+from proa_engine.ranks.stage_links import StageLinks, join_stages
+from proa_engine.sources.folders import read_config
+from proa_engine.sources.resolve import resolve_model_of
+from proa_engine.step.decode_graphs import (
     CudaGraphCapture,
     GraphCapture,
     GraphShape,
     ReportedCapture,
     graph_shapes,
 )
+from proa_engine.step.loras import EMPTY_LORA, LoraAdapters
+from proa_engine.step.model_runner import ModelRunner
+from proa_engine.step.prompt_graphs import MAX_PRODUCTS, PromptShape, prompt_shapes
+from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
-from proa_engine.worker.fingerprint import cache_fingerprint, digest_of_ranks
-from proa_engine.worker.host import HostMemory, read_memory
-from proa_engine.worker.host_arena import HostArena, arena_layout
-from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
-from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
-from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.mover_process import MoverProcess
-from proa_engine.worker.prompt_graphs import MAX_PRODUCTS, PromptShape, prompt_shapes
-from proa_engine.worker.requirements import check_weights, weights_room
-from proa_engine.worker.stage_links import StageLinks, join_stages
 from proa_engine.worker.warmup import WarmUp
 
 _log = logging.getLogger(__name__)

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from proa_engine.kernels.skinny_gemm import Activation
+from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
-from proa_engine.models.llama import equal_layers
+from proa_engine.models.families.llama import equal_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest
-from proa_engine.core.host_tier import HostTier, HostTierConfig
-from proa_engine.core.mover import Adopted, AdoptedUnit
+from proa_engine.core.kv.host_tier import HostTier, HostTierConfig
+from proa_engine.core.kv.mover import Adopted, AdoptedUnit
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from support.core import CoreRun, make_request
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from proa_engine.core.block_pool import Block, BlockPool, FreeBlockQueue
-from proa_engine.core.prefix_cache import PrefixCache
+from proa_engine.core.kv.block_pool import BlockPool, FreeBlockQueue
+from proa_engine.core.kv.prefix_cache import PrefixCache
+from proa_engine.core.types import Block
 
 
 def ids(blocks: list[Block]) -> list[int]:

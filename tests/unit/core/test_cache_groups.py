@@ -2,8 +2,8 @@
 
 import pytest
 
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from support.core import CoreRun, make_request

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import pytest
 
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from support.core import CoreRun
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
 from support.thorough import seeds

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from proa.contract import KvFetch, KvSource
-from proa_engine.core.disk_tier import DiskTier
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.disk_tier import DiskTier
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.mover import DiskChanges
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.mover import DiskChanges
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.types import DiskCounts
 from support.core import CoreRun, hash_block, make_request

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from proa.contract import EngineCoreRequest, FinishReason, KvSource
-from proa_engine.core.host_tier import HostTierConfig
-from proa_engine.core.mover import FetchJob
+from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.mover import FetchJob
 from proa_engine.core.operations import Sleep, WakeUp
 from support.core import CoreRun, make_request
 from support.fake_grammar import fake_grammar

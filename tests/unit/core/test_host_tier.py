@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.core.types import Copies
 from support.core import CoreRun, make_request

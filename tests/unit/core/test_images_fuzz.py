@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host

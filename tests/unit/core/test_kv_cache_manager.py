@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from proa.contract import SchedulerStats
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.kv_cache_manager import MISS, KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.kv_cache_manager import MISS, KVCacheManager
 from proa_engine.core.request import Request
 from support.core import hash_block, make_request
 

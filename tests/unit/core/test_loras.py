@@ -5,9 +5,9 @@ from concurrent.futures import Future
 import pytest
 
 from proa.contract import Lora
+from proa_engine.core.admission.request_queue import MAX_PASSED
 from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, LoraNotFound, TooManyLoras
 from proa_engine.core.operations import LoadLora, ResetPrefixCache, Sleep, UnloadLora, WakeUp
-from proa_engine.core.request_queue import MAX_PASSED
 from support.core import CoreRun, make_request
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, RepetitionDetectionParams
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTierConfig
 from support.core import CoreRun, make_request
 from support.fake_grammar import fake_grammar
 from support.fake_images import IMAGE_TOKEN, make_image

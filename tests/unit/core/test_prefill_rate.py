@@ -2,7 +2,7 @@
 
 import pytest
 
-from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.prefill_rate import PrefillRate
 from support.core import CoreRun, make_request
 

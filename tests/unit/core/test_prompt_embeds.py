@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EmbeddingType, EngineCoreRequest, PoolingTask, PromptEmbeds
-from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
+from proa_engine.core.admission.validation import LengthLimits, ModelLimits, check_request
 from support.core import make_pooled, make_request
 
 LIMITS = ModelLimits(

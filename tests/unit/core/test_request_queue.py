@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from proa_engine.core.admission.request_queue import RequestQueue
 from proa_engine.core.request import Request
-from proa_engine.core.request_queue import RequestQueue
 from support.core import make_request
 
 

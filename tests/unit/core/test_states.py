@@ -7,7 +7,7 @@ one row and used by another.
 import pytest
 
 from proa.contract import EngineCoreRequest
-from proa_engine.core.state_slots import StateSlots
+from proa_engine.core.kv.state_slots import StateSlots
 from proa_engine.core.types import StateSteps
 from support.core import CoreRun, make_request
 from support.fake_executor import generate

@@ -9,7 +9,7 @@ import pytest
 from proa.contract import EngineCoreRequest, Grammar, Image, PoolingParams, PoolingTask, SamplingParams
 from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2
-from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
+from proa_engine.core.admission.validation import LengthLimits, ModelLimits, check_request
 from support.core import make_pooled, make_request
 from support.fake_images import IMAGE_INPUT
 

@@ -6,8 +6,8 @@ import pytest
 
 from proa.blocks import checkpoint_positions
 from proa.contract import EngineCoreRequest
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.kv_cache_manager import MISS, KVCacheManager
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.kv_cache_manager import MISS, KVCacheManager
 from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.core.request import Request
 from support.core import CoreRun, hash_block, make_request

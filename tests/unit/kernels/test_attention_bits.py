@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from proa_engine.kernels.attention_plan import plan_reference
-from proa_engine.kernels.paged_attention_reference import paged_attention_reference
+from proa_engine.kernels.attention.attention_plan import plan_reference
+from proa_engine.kernels.attention.paged_attention_reference import paged_attention_reference
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64

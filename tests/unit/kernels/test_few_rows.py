@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from proa_engine.kernels import few_rows
-from proa_engine.kernels.few_rows import MAX_ROWS, MOST_PARTS, FewRowsLinear, few_rows_tiling
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, cdiv
-from proa_engine.kernels.product_tile import new_counters
+from proa_engine.kernels.products import few_rows
+from proa_engine.kernels.products.few_rows import MAX_ROWS, MOST_PARTS, FewRowsLinear, few_rows_tiling
+from proa_engine.kernels.products.product_tile import new_counters
 
 LLAMA_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 QWEN3_06B = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}

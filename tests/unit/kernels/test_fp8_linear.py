@@ -7,7 +7,7 @@ import torch
 
 from proa_engine.kernels import fp8
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, check_device
-from proa_engine.kernels.fp8_linear import Fp8Linear
+from proa_engine.kernels.products.fp8_linear import Fp8Linear
 
 NOT_SUPPORTED = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
 

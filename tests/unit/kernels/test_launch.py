@@ -17,8 +17,8 @@ from triton.runtime.jit import create_function_from_signature
 
 import proa_engine.kernels
 from proa_engine.kernels import launch, tensor_map
+from proa_engine.kernels.attention.prefill_hopper import _map_of
 from proa_engine.kernels.launch import Kernel
-from proa_engine.kernels.prefill_hopper import _map_of
 from proa_engine.kernels.tensor_map import Memory, TensorMap
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from proa_engine.kernels import linear
-from proa_engine.kernels.linear import ROW_POLICIES, Linear, OneRow, Product, RowPolicy, find_row_policy
+from proa_engine.kernels.products import linear
+from proa_engine.kernels.products.linear import ROW_POLICIES, Linear, OneRow, Product, RowPolicy, find_row_policy
 
 
 @pytest.fixture(autouse=True)

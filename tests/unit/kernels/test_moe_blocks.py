@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from proa_engine.kernels.moe import rows_per_block
-from proa_engine.kernels.moe_few import MAX_PAIRS
-from proa_engine.kernels.moe_pairs import ExpertRange, align_pairs_reference, is_held
+from proa_engine.kernels.experts.moe import rows_per_block
+from proa_engine.kernels.experts.moe_few import MAX_PAIRS
+from proa_engine.kernels.experts.moe_pairs import ExpertRange, align_pairs_reference, is_held
 from support.quantized_cases import routing
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
-from proa_engine.kernels.moe_route import Routing, route
+from proa_engine.kernels.experts.moe_route import Routing, route
 
 
 def test_normalized_softmax_weights_are_those_of_the_chosen_logits() -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from proa_engine.kernels.drafts import NONE, accept_drafts, propose_ngrams
+from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngrams
 from support.ngrams import drafts_of
 
 

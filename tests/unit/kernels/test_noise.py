@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proa_engine.kernels.sampling import gumbel, random_words, row_words
+from proa_engine.kernels.sampling.sampling_reference import gumbel, random_words, row_words
 
 # (key, position, token id) -> the row's two words, and the token's word.
 VECTORS = [

@@ -11,7 +11,7 @@ import torch
 from triton.backends.nvidia import driver
 
 from proa_engine.kernels import tensor_map
-from proa_engine.kernels.prefill_hopper import LONG, SHORT, Tiling, _rows_map, choose_tiling, suits
+from proa_engine.kernels.attention.prefill_hopper import LONG, SHORT, Tiling, _rows_map, choose_tiling, suits
 from proa_engine.kernels.tensor_map import encode, launcher_of_values
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from proa_engine.kernels.attention.rotate_and_cache import rotate
+from proa_engine.kernels.attention.store_kv import cache_rows, write_to_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
-from proa_engine.kernels.rotate_and_cache import rotate
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
-from proa_engine.kernels.store_kv import cache_rows, write_to_cache
 from support.kernel_cases import attend, attention_case, padded_case
 
 

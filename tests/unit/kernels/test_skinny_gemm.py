@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.skinny_gemm import (
+from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.products.skinny_gemm import (
     MAX_INPUTS,
     MAX_INPUTS_OF_TWO_ROWS,
     THREAD_BYTES,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels.state_rows import StateRows
+from proa_engine.kernels.states.state_rows import StateRows
 from support.interpreted_state_kernels import SHAPES
 from support.state_cases import BATCHES, SHORT, Batch, Row, conv_case, delta_case
 

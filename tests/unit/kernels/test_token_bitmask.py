@@ -2,7 +2,7 @@
 
 import torch
 
-from proa_engine.kernels.token_bitmask import token_bitmask
+from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from support.kernel_cases import mask_cases
 
 

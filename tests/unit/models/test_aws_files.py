@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from obstore.store import S3Store
 
-from proa_engine.models.object_store import ObjectFolder, ObjectStoreError, StoreUnreachable
+from proa_engine.sources.object_store import ObjectFolder, ObjectStoreError, StoreUnreachable
 from support.certificates import signed
 
 URL = "s3://bucket/model"

@@ -11,11 +11,11 @@ import torch
 from proa.tokenizer_files import sampling_defaults
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
-from proa_engine.models.config import ModelConfig
-from proa_engine.models.folders import read_config
+from proa_engine.memory.auto_config import resolve_model_config
 from proa_engine.models.generation_config import read_prompt_files
+from proa_engine.models.read_config import from_folder, of_engine
 from proa_engine.preflight import check_start
-from proa_engine.worker.auto_config import resolve_model_config
+from proa_engine.sources.folders import read_config
 
 
 def folder_with(folder: Path, **fields: Any) -> Path:
@@ -64,7 +64,7 @@ def test_an_engine_has_the_overridden_model() -> None:
     assert model.max_position_embeddings == 8192
     rope = model.layers[0].attention.rope  # type: ignore[attr-defined]
     assert (rope.type, rope.factor) == ("linear", 4.0)
-    plain = ModelConfig.from_folder(builtin_model_folder())
+    plain = from_folder(builtin_model_folder())
     assert plain.layers[0].attention.rope.theta == rope.theta  # type: ignore[attr-defined]
 
 
@@ -110,7 +110,7 @@ def test_another_folder_has_the_sampling_defaults_and_end_tokens(folder: Path, t
     (other / "generation_config.json").write_text('{"top_k": 7, "eos_token_id": [2, 3]}')
     assert defaults(EngineConfig(model=str(folder), generation_config=str(other)), folder) == {"top_k": 7}
     config = EngineConfig(model="builtin", generation_config=str(other))
-    assert ModelConfig.of_engine(config, builtin_model_folder(), language_model_only=False).eos_token_ids == (2, 3)
+    assert of_engine(config, builtin_model_folder(), language_model_only=False).eos_token_ids == (2, 3)
 
 
 def test_a_tokenizer_of_its_own_keeps_the_defaults_of_the_model(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from proa_engine.models import daemon_threads
+from proa_engine.sources import daemon_threads
 
 
 def test_all_jobs_run_and_the_threads_end() -> None:

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice
-from proa_engine.models import read_ahead
+from proa_engine.models import read_ahead, read_config
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.loader import load_model
-from proa_engine.models.safetensors_headers import read_header
+from proa_engine.sources.safetensors_headers import read_header
 from support.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -30,7 +29,7 @@ def digests_of_ranks(folder: Path, num_ranks: int) -> list[bytes]:
         digest = WeightsDigest()
         load_model(
             folder,
-            ModelConfig.from_folder(folder),
+            read_config.from_folder(folder),
             dtype=torch.float32,
             device=CPU,
             parallel=ParallelContext(rank, num_ranks),

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from proa_engine.models import cached_versions, object_download
-from proa_engine.models.cached_versions import Selection
-from proa_engine.models.download_cache import DownloadCache
-from proa_engine.models.object_store import (
+from proa_engine.sources import cached_versions, object_download
+from proa_engine.sources.cached_versions import Selection
+from proa_engine.sources.download_cache import DownloadCache
+from proa_engine.sources.object_store import (
     ObjectChanged,
     ObjectFile,
     ObjectFolder,
@@ -257,9 +257,9 @@ FETCH = """
 import sys
 from pathlib import Path
 from obstore.store import LocalStore
-from proa_engine.models.cached_versions import Selection
-from proa_engine.models.download_cache import DownloadCache
-from proa_engine.models.object_store import ObjectFolder
+from proa_engine.sources.cached_versions import Selection
+from proa_engine.sources.download_cache import DownloadCache
+from proa_engine.sources.object_store import ObjectFolder
 selection = Selection("config.json", ["*.json"], ["*.safetensors"])
 for name in sys.argv[3:]:
     source = ObjectFolder(f"s3://bucket/{name}", LocalStore(sys.argv[1]))

@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
         requests.append((repo, revision, "*.safetensors" in allow_patterns, cache_dir))
         return str(tmp_path)
 
-    monkeypatch.setattr("proa_engine.models.hub_download.snapshot_download", snapshot_download)
+    monkeypatch.setattr("proa_engine.sources.hub_download.snapshot_download", snapshot_download)
     return requests
 
 

@@ -8,10 +8,11 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.expert_split import ExpertSizes, expert_range, split_experts
+from proa_engine.memory.auto_config import resolve_model_config
+from proa_engine.memory.kv_cache import num_parameters, weight_bytes
+from proa_engine.models import read_config
 from proa_engine.models.config import ModelConfig, make_batch_invariant, make_expert_parallel
-from proa_engine.models.sources import resolve_model
-from proa_engine.worker.auto_config import resolve_model_config
-from proa_engine.worker.kv_cache import num_parameters, weight_bytes
+from proa_engine.sources.resolve import resolve_model
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -45,7 +46,7 @@ GPT_OSS: dict[str, Any] = {
 
 
 def config(fields: dict[str, Any]) -> ModelConfig:
-    return ModelConfig.from_dicts(fields, {})
+    return read_config.from_dicts(fields, {})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_only_a_mixture_can_be_divided_by_expert_on_demand() -> None:
     assert dense.expert_split(3) is None
     with pytest.raises(ValueError, match="enable_expert_parallel needs a mixture of experts, which Qwen3ForCausalLM"):
         make_expert_parallel(dense)
-    adapted = replace(config(QWEN3), architecture="Ernie4_5_MoeForCausalLM")
+    adapted = replace(config(QWEN3), architecture="Ernie4_5_MoeForCausalLM", is_adapted=True)
     with pytest.raises(ValueError, match=r"enable_expert_parallel is not supported: .* is run by transformers"):
         make_expert_parallel(adapted)
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels.moe_route import Routing
+from proa_engine.kernels.experts.moe_route import Routing
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertTensors
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.mlp import GatedMLPOptions, MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.layers.parallel import LayerContext, ParallelContext
-from proa_engine.layers.quant_fp4 import Mxfp4
+from proa_engine.layers.quantized.quant_fp4 import Mxfp4
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Weights
 from support.mxfp4_models import mxfp4_tensors

@@ -10,8 +10,8 @@ import torch
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertTensors
 from proa_engine.layers.parallel import LayerContext, ParallelContext
-from proa_engine.layers.quant_fp8 import OnlineFp8, StoredFp8
-from proa_engine.layers.quant_int8 import StoredInt8
+from proa_engine.layers.quantized.quant_fp8 import OnlineFp8, StoredFp8
+from proa_engine.layers.quantized.quant_int8 import StoredInt8
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Projection, Slice, Weights
 from support.quantized_models import Quantizer, fp8_block, fp8_tensor_static, int8

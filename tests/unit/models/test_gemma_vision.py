@@ -11,8 +11,8 @@ from PIL import Image
 
 from proa_engine.core.types import ImageSpan
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.image_models import make_image_model
 from support.paged_model import CachedSequence, EncodedImage, PagedModel
@@ -43,7 +43,7 @@ def prompt(num_images: int) -> tuple[list[int], list[int]]:
 def load(folder: Path) -> Any:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -98,7 +98,7 @@ def test_logits_of_prompts_with_images_equal_those_of_transformers(
     """A window of 6 tokens is shorter than an image. A step may end anywhere but within an image."""
     folder = make_image_model(tmp_path, "gemma3", seed=3, sliding_window=window)
     model, images = load(folder), IMAGES[:num_images]
-    batch = PagedModel(model, image_config=ModelConfig.from_folder(folder).images)
+    batch = PagedModel(model, image_config=read_config.from_folder(folder).images)
     sequence, other = sequence_of(model, images), sequence_of(model, [])
     ends = [2, *(offset + NUM_TOKENS + more for offset in prompt(num_images)[1] for more in (0, 3))]
     parts: list[torch.Tensor] = []
@@ -115,7 +115,7 @@ def test_logits_of_prompts_with_images_equal_those_of_transformers(
 @pytest.mark.parametrize("num_left", [1, 7])
 def test_a_prompt_goes_on_behind_cached_tokens_that_end_within_an_image(num_left: int, tmp_path: Path) -> None:
     folder = make_image_model(tmp_path, "gemma3", seed=3)
-    model, config = load(folder), ModelConfig.from_folder(folder)
+    model, config = load(folder), read_config.from_folder(folder)
     batch = PagedModel(model, image_config=config.images)
     sequence = sequence_of(model, IMAGES[:2])
     length, image_end = len(sequence.token_ids), prompt(2)[1][1] + NUM_TOKENS
@@ -128,7 +128,7 @@ def test_a_prompt_goes_on_behind_cached_tokens_that_end_within_an_image(num_left
 
 
 def test_how_images_are_read_comes_from_the_folder(tmp_path: Path) -> None:
-    images = ModelConfig.from_folder(make_image_model(tmp_path, "gemma3")).images
+    images = read_config.from_folder(make_image_model(tmp_path, "gemma3")).images
     assert images is not None
     assert images.attends_within
     assert (images.input.side, images.input.unit, images.input.resample) == (SIDE, SIDE // 4, 2)
@@ -150,4 +150,4 @@ def test_processors_that_the_encoder_cannot_follow_are_refused(
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises(ValueError, match=error):
-        ModelConfig.from_folder(folder)
+        read_config.from_folder(folder)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proa_engine.models import hub_download
 from proa_engine.observability import progress
+from proa_engine.sources import hub_download
 
 SIZES = (3_000_000_000, 1_000_000_000)
 

@@ -16,8 +16,8 @@ from proa_engine.layers.lora import LoraMethod, LoraProducts, LoraSegment
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.lora_checkpoint import LoraCheckpoint, digest, open_lora, unchanged
-from proa_engine.models.sources import resolve_lora
-from proa_engine.worker.loras import LoraAdapters
+from proa_engine.sources.resolve import resolve_lora
+from proa_engine.step.loras import LoraAdapters
 
 MODULE = "layers.0.mlp.up_proj"
 SEGMENT = LoraSegment(MODULE, out_features=6, in_features=4, rows=(), columns=None)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from proa_engine.layers.rotary import RopeConfig
-from proa_engine.models.config import ModelConfig
-from proa_engine.models.folders import stored_dtype, text_fields
+from proa_engine.models import read_config
+from proa_engine.sources.folders import stored_dtype, text_fields
 
 
 def config(**overrides: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def config(**overrides: Any) -> dict[str, Any]:
 
 
 def layers(settings: dict[str, Any]) -> list[Any]:
-    return list(ModelConfig.from_dicts(settings, {}).layers)
+    return list(read_config.from_dicts(settings, {}).layers)
 
 
 def rope(settings: dict[str, Any]) -> RopeConfig:
@@ -36,7 +36,7 @@ def rope(settings: dict[str, Any]) -> RopeConfig:
 
 
 def test_defaults_are_filled_in() -> None:
-    model = ModelConfig.from_dicts(config(), {})
+    model = read_config.from_dicts(config(), {})
     [attention] = {layer.attention for layer in layers(config())}
     assert (attention.num_kv_heads, attention.head_dim, attention.window) == (4, 16, None)
     assert (model.torch_dtype, model.eos_token_ids, model.tie_word_embeddings) == (torch.float32, (), False)
@@ -93,7 +93,7 @@ def test_the_type_of_weights_may_have_torchs_name(name: str, prefix: str) -> Non
 )
 def test_what_is_not_supported_is_refused_by_name(overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ModelConfig.from_dicts(config(**overrides), {})
+        read_config.from_dicts(config(**overrides), {})
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_quantization_that_the_checkpoint_has_not_is_refused(
     overrides: dict[str, Any], wanted: str, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        ModelConfig.from_dicts(config(**overrides), {}, wanted)
+        read_config.from_dicts(config(**overrides), {}, wanted)
 
 
 def test_old_and_new_rope_fields_mean_the_same() -> None:
@@ -125,8 +125,8 @@ def test_yarn_without_original_length_extends_the_models_own() -> None:
 
 
 def test_end_tokens_of_the_generation_config_win() -> None:
-    assert ModelConfig.from_dicts(config(eos_token_id=1), {"eos_token_id": [2, 3]}).eos_token_ids == (2, 3)
-    assert ModelConfig.from_dicts(config(eos_token_id=1), {}).eos_token_ids == (1,)
+    assert read_config.from_dicts(config(eos_token_id=1), {"eos_token_id": [2, 3]}).eos_token_ids == (2, 3)
+    assert read_config.from_dicts(config(eos_token_id=1), {}).eos_token_ids == (1,)
 
 
 def windows(settings: dict[str, Any]) -> list[int | None]:
@@ -142,6 +142,6 @@ def test_sliding_windows_by_layer() -> None:
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a model folder: it is empty"):
-        ModelConfig.from_folder(tmp_path)
+        read_config.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config()))
-    assert ModelConfig.from_folder(tmp_path).architecture == "LlamaForCausalLM"
+    assert read_config.from_folder(tmp_path).architecture == "LlamaForCausalLM"

@@ -14,12 +14,12 @@ from proa_engine.config import LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.models.registry import model_class
-from proa_engine.models.sources import resolve_lora, resolve_model
+from proa_engine.sources.resolve import resolve_lora, resolve_model
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, make_tiny_model
 
@@ -32,7 +32,7 @@ def load(
     lines: list[str] = []
     model = load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=CPU,
         parallel=parallel or ParallelContext(),
@@ -173,7 +173,7 @@ def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("name", "gib"), [("gpt-oss-20b", 13.0), ("gpt-oss-120b", 62.1)])
 def test_experts_of_gpt_oss_stay_in_4_bits(name: str, gib: float) -> None:
     """On meta tensors. A checkpoint has 2 % less: here inputs are padded to blocks of 128."""
-    config = ModelConfig.from_dicts(SHAPES[name], {})
+    config = read_config.from_dicts(SHAPES[name], {})
     source = RandomWeights(0, config.torch_dtype, torch.device("meta"))
     model = model_class(config.architecture)(config, Weights(source, config.linear_method), ParallelContext())
     num_bytes = sum(tensor.nbytes for tensor in model.parameters())

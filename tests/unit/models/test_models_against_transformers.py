@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
@@ -242,7 +242,7 @@ def test_dummy_weights_make_a_model_that_runs(architecture: str, tmp_path: Path)
 def load(folder: Path, load_format: LoadFormat = "auto") -> CausalLM:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -253,7 +253,7 @@ def load(folder: Path, load_format: LoadFormat = "auto") -> CausalLM:
 
 def test_bfloat16_runs_on_a_cpu_and_stays_near_float32(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     tokens = list(range(60))
     logits = []
     for dtype in (torch.float32, torch.bfloat16):

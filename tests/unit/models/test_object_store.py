@@ -10,8 +10,8 @@ from obstore.store import MemoryStore, S3Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.models import object_store
-from proa_engine.models.object_store import (
+from proa_engine.sources import object_store
+from proa_engine.sources.object_store import (
     ObjectChanged,
     ObjectFile,
     ObjectFolder,
@@ -19,7 +19,14 @@ from proa_engine.models.object_store import (
     StoreUnreachable,
     explain,
 )
-from proa_engine.models.sources import LocalFolder, ObjectPrefix, download_model, resolve_lora, resolve_model, source_of
+from proa_engine.sources.resolve import (
+    LocalFolder,
+    ObjectPrefix,
+    download_model,
+    resolve_lora,
+    resolve_model,
+    source_of,
+)
 from support.processes import free_port
 
 URL = "s3://bucket/model"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.models.registry import architecture_of, is_adapted, model_class
 from proa_engine.preflight import check_start
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def load(folder: Path) -> CausalLM:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -162,7 +162,7 @@ def test_a_quantization_that_cannot_be_read_is_an_error_in_one_sentence(code: st
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "q"}}))
     with pytest.raises(ValueError, match=reason):
-        ModelConfig.from_folder(model)
+        read_config.from_folder(model)
     sys.modules.pop("plug_q")
 
 

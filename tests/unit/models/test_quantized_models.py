@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.quant_fp4 import Mxfp4Packed, Nvfp4
-from proa_engine.layers.quant_fp8 import BlockFp8
-from proa_engine.layers.quant_int import PackQuantized
+from proa_engine.layers.quantized.quant_fp4 import Mxfp4Packed, Nvfp4
+from proa_engine.layers.quantized.quant_fp8 import BlockFp8
+from proa_engine.layers.quantized.quant_int import PackQuantized
 from proa_engine.layers.weights import Projection, Slice, Weights
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.fp4_packing import mxfp4_tensors, nvfp4_tensors
 from support.int_packing import pack_quantized_tensors
@@ -47,7 +47,7 @@ TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_
 def load(folder: Path, quantization: str | None = None, load_format: LoadFormat = "auto") -> CausalLM:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder, quantization),
+        read_config.from_folder(folder, quantization),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -272,7 +272,7 @@ def test_blocks_that_ranks_would_cut_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"layers.0.self_attn.q_proj: 64 x 128 on each rank cannot be cut into blocks"):
         load_model(
             quantized,
-            ModelConfig.from_folder(quantized),
+            read_config.from_folder(quantized),
             dtype=torch.float32,
             device=torch.device("cpu"),
             parallel=ParallelContext(rank=0, world_size=2),

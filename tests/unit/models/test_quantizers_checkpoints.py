@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
 
@@ -22,7 +22,7 @@ WITH_ROUNDED_ACTIVATIONS = ("fp8", "w8a8", "mixed-fp8")  # those of others stay 
 def logits(folder: Path, ids: list[int]) -> torch.Tensor:
     model = load_model(
         folder,
-        ModelConfig.from_folder(folder, None),
+        read_config.from_folder(folder, None),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),

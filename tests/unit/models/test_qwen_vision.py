@@ -10,8 +10,8 @@ from PIL import Image
 
 from proa_engine.core.types import ImageSpan
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.image_models import QWEN_TOKENS, make_image_model
 from support.paged_model import CachedSequence, EncodedImage, PagedModel
@@ -47,7 +47,7 @@ def prompt(images: Sequence[torch.Tensor], *, seed: int = 0) -> tuple[list[int],
 def load(folder: Path, **options: Any) -> Any:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder, **options),
+        read_config.from_folder(folder, **options),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -94,7 +94,7 @@ def test_logits_of_prompts_with_images_equal_those_of_transformers(
     folder = make_image_model(tmp_path, architecture, seed=3)
     model, images = load(folder), IMAGES[:num_images]
     with torch.inference_mode():
-        batch = PagedModel(model, image_config=ModelConfig.from_folder(folder).images)
+        batch = PagedModel(model, image_config=read_config.from_folder(folder).images)
         sequence, other = sequence_of(model, images), sequence_of(model, [])
         parts: list[torch.Tensor] = []
         while sequence.num_computed < len(sequence.token_ids):

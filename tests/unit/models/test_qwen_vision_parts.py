@@ -20,8 +20,8 @@ from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.rotary import RopeConfig, RotaryTable
 from proa_engine.layers.vision import normalised, patchify
+from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.image_models import make_image_model
 from support.paged_model import PagedModel
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, load_format: LoadFormat = "auto", *, language_model_only: bool = False) -> Any:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder, language_model_only=language_model_only),
+        read_config.from_folder(folder, language_model_only=language_model_only),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -118,7 +118,7 @@ def test_three_equal_positions_have_the_bits_of_one() -> None:
 
 
 def test_how_images_are_read_follows_from_the_folder(folder: Path) -> None:
-    images = ModelConfig.from_folder(folder).images
+    images = read_config.from_folder(folder).images
     assert images is not None
     assert images.input == ImageInput(
         token_id=VOCAB_SIZE + 2,
@@ -140,7 +140,7 @@ def test_the_file_of_the_whole_processor_wins(folder: Path, tmp_path: Path) -> N
     shutil.copytree(folder, copy)
     processor = {"min_pixels": 256, "max_pixels": 4096, "resample": 2}
     (copy / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
-    images = ModelConfig.from_folder(copy).images
+    images = read_config.from_folder(copy).images
     assert images is not None
     assert (images.input.min_pixels, images.input.max_pixels, images.input.resample) == (256, 4096, 2)
 
@@ -149,7 +149,7 @@ def test_without_a_processor_the_defaults_are_those_of_transformers(folder: Path
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     (copy / "preprocessor_config.json").unlink()
-    read, theirs = ModelConfig.from_folder(copy), Qwen2VLImageProcessorPil()
+    read, theirs = read_config.from_folder(copy), Qwen2VLImageProcessorPil()
     encoder: Any = read.image_encoder
     assert {"shortest_edge": encoder.input.min_pixels, "longest_edge": encoder.input.max_pixels} == dict(theirs.size)
     assert (encoder.scaling.mean, encoder.scaling.std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
@@ -160,7 +160,7 @@ def test_without_a_processor_the_defaults_are_those_of_transformers(folder: Path
 def test_tokens_of_images_have_the_ids_of_transformers_where_none_is_named(model_type: str, tmp_path: Path) -> None:
     model = make_image_model(tmp_path / "model", model_type)
     copy = changed(model, tmp_path / "copy", "config.json", lambda fields: fields.pop("image_token_id"))
-    images = ModelConfig.from_folder(copy).images
+    images = read_config.from_folder(copy).images
     assert images is not None
     assert images.input.token_id == AutoConfig.for_model(model_type).image_token_id
 
@@ -186,8 +186,8 @@ def test_other_encoders_and_processors_are_refused_by_name(
 
     copy = changed(folder, tmp_path / "copy", file, apply)
     with pytest.raises(ValueError, match=words):
-        ModelConfig.from_folder(copy)
-    assert ModelConfig.from_folder(copy, language_model_only=True).images is None
+        read_config.from_folder(copy)
+    assert read_config.from_folder(copy, language_model_only=True).images is None
 
 
 def test_sections_that_do_not_take_turns_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_sections_that_do_not_take_turns_are_refused(folder: Path, tmp_path: Pat
         fields["text_config"]["rope_parameters"]["mrope_interleaved"] = False
 
     with pytest.raises(ValueError, match="mrope_interleaved False is not supported; supported: True"):
-        ModelConfig.from_folder(changed(folder, tmp_path / "copy", "config.json", apply))
+        read_config.from_folder(changed(folder, tmp_path / "copy", "config.json", apply))
 
 
 def test_the_language_model_alone_has_the_bits_of_the_whole_on_text(folder: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_language_model_alone_has_the_bits_of_the_whole_on_text(folder: Path
 
 def test_a_checkpoint_without_the_encoder_is_a_model_of_text(folder: Path, tmp_path: Path) -> None:
     copy = rewritten(folder, tmp_path / "copy", lambda name, tensor: None if "visual" in name else tensor)
-    assert ModelConfig.from_folder(copy).images is None
+    assert read_config.from_folder(copy).images is None
     assert not isinstance(load(copy), ImageReader)
 
 

@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice
-from proa_engine.models import read_ahead
+from proa_engine.models import read_ahead, read_config
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.models.read_ahead import ReadAhead, split
-from proa_engine.models.safetensors_headers import Tensor, read_header
+from proa_engine.sources.safetensors_headers import Tensor, read_header
 
 CPU = torch.device("cpu")
 TYPES = (
@@ -239,7 +238,7 @@ def test_an_error_of_a_reading_thread_reaches_the_caller_and_ends_the_threads(mo
     with pytest.raises(ValueError, match=r"model.safetensors cannot be read: Input/output error"):
         load_model(
             folder,
-            ModelConfig.from_folder(folder),
+            read_config.from_folder(folder),
             dtype=torch.float32,
             device=CPU,
             parallel=ParallelContext(),

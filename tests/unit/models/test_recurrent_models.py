@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.cache_layers import KeyValueLayer, StateLayer
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import RECURRENT, VOCAB_SIZE, make_tiny_model
@@ -23,7 +23,7 @@ NUM_TOKENS = 90
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=dtype,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -114,7 +114,7 @@ def test_what_is_not_supported_is_named(field: str, value: object, tmp_path: Pat
     folder = make_tiny_model(tmp_path, "qwen3_5_text")
     fields = json.loads((folder / "config.json").read_text()) | {field: value}
     with pytest.raises(ValueError, match=r"kernel_dim 3|value_heads 5|sliding_attention"):
-        ModelConfig.from_dicts(fields, {})
+        read_config.from_dicts(fields, {})
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_next", "qwen3_5_text"])

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels import fp8_linear, gpu_linear
-from proa_engine.kernels.fp8_linear import Fp8Product
-from proa_engine.kernels.skinny_fp8 import skinny_fp8_linear_reference
-from proa_engine.kernels.skinny_gemm import MAX_ROWS, SkinnyGemm, skinny_gemm_linear_reference
+from proa_engine.kernels.products import fp8_linear, gpu_linear
+from proa_engine.kernels.products.fp8_linear import Fp8Product
+from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear_reference
+from proa_engine.kernels.products.skinny_gemm import MAX_ROWS, SkinnyGemm, skinny_gemm_linear_reference
 from proa_engine.layers import embedding, linear
 from proa_engine.layers import mlp as moe
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.quantized_models import FP8_FORMATS, SIZES, write_quantized
@@ -24,7 +24,7 @@ from support.tiny_models import ARCHITECTURES, make_tiny_model
 def load(folder: Path) -> CausalLM:
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_config.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
@@ -46,7 +46,7 @@ def test_decodes_of_few_rows_give_the_same_logits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path, architecture)
-    num_layers = len(ModelConfig.from_folder(folder).layers)
+    num_layers = len(read_config.from_folder(folder).layers)
     expected = decode(load(folder))
     num_products = 0
 
@@ -69,7 +69,7 @@ def test_decodes_of_few_rows_of_8_bits_give_the_same_logits(
 ) -> None:
     source = make_tiny_model(tmp_path / "source", "llama", seed=3, mlp_bias=True, attention_bias=True, **SIZES)
     folder, _ = write_quantized(source, tmp_path, FP8_FORMATS[name])
-    num_layers = len(ModelConfig.from_folder(folder).layers)
+    num_layers = len(read_config.from_folder(folder).layers)
     num_mlps = num_layers - len(FP8_FORMATS[name].plain)
     expected, unrounded = decode(load(folder)), decode(load(source))
     construct, num_products, num_gated = Fp8Product.__init__, 0, 0

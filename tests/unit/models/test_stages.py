@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proa_engine.models.config import ModelConfig, at_stage
+from proa_engine.models import read_config
+from proa_engine.models.config import at_stage
 from proa_engine.models.stages import WHOLE, Stage, cut
 from support.tiny_models import make_tiny_model
 
@@ -62,7 +63,7 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 def test_a_layer_costs_its_parameters_and_the_first_stage_has_the_head(tmp_path: Path) -> None:
-    config = ModelConfig.from_folder(make_tiny_model(tmp_path, num_hidden_layers=12, vocab_size=1600))
+    config = read_config.from_folder(make_tiny_model(tmp_path, num_hidden_layers=12, vocab_size=1600))
     head, layer = 1600 * 64, config.layers[0].num_parameters(64)
     assert 3 * layer < head < 4 * layer
     assert ranges([at_stage(config, index, 2).stage for index in range(2)]) == [(0, 4), (4, 12)]
@@ -89,6 +90,6 @@ def test_a_layer_costs_its_parameters_and_the_first_stage_has_the_head(tmp_path:
 def test_models_that_cannot_be_divided_are_refused(
     model_type: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    config = ModelConfig.from_folder(make_tiny_model(tmp_path, model_type, num_hidden_layers=6, **fields))
+    config = read_config.from_folder(make_tiny_model(tmp_path, model_type, num_hidden_layers=6, **fields))
     with pytest.raises(ValueError, match=f"pipeline_parallel_size must be 1 for .*: {reason}"):
         at_stage(config, 0, 2)

@@ -17,9 +17,8 @@ from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
-from proa_engine.models import registry
+from proa_engine.models import read_config, registry
 from proa_engine.models.checkpoint import RandomWeights
-from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.models.transformers_adapter.fields import build_on_meta
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
@@ -62,7 +61,7 @@ def load(folder: Path, load_format: LoadFormat = "auto") -> TransformersForCausa
     with mock.patch.object(registry, "MODULES", {}):  # even if the engine has a module for it
         model = load_model(
             folder,
-            ModelConfig.from_folder(folder),
+            read_config.from_folder(folder),
             dtype=torch.float32,
             device=torch.device("cpu"),
             parallel=ParallelContext(),
@@ -89,7 +88,7 @@ def test_checkpoint_with_renamed_and_merged_tensors(tmp_path: Path) -> None:
 def test_configuration_of_other_field_names(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "gpt2")  # calls them n_embd, n_positions and n_layer
     assert "n_positions" in (folder / "config.json").read_text()
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     assert (config.hidden_size, config.max_position_embeddings, len(config.layers)) == (64, 512, 2)
     assert config.eos_token_ids == (EOS_TOKEN_ID,)
     assert config.vocab_size == VOCAB_SIZE
@@ -132,7 +131,7 @@ def test_ranks_are_refused_before_weights_are_read(
     model_type: str, overrides: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path, model_type, **overrides)
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     weights = Weights(RandomWeights(0, torch.float32, torch.device("cpu")), Unquantized())
     with mock.patch.object(RandomWeights, "take", side_effect=AssertionError), pytest.raises(ValueError, match=message):
         TransformersForCausalLM(config, weights, ParallelContext(0, 3))
@@ -155,11 +154,11 @@ def fields(**others: Any) -> dict[str, Any]:
 )
 def test_configurations_are_refused_by_field(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_dicts(config, {})
+        read_config.from_dicts(config, {})
 
 
 def test_bidirectional_attention_of_images_is_that_of_no_text() -> None:
-    assert ModelConfig.from_dicts(fields(use_bidirectional_attention="vision"), {}).hidden_size
+    assert read_config.from_dicts(fields(use_bidirectional_attention="vision"), {}).hidden_size
 
 
 def test_missing_library_names_the_extra() -> None:
@@ -167,7 +166,7 @@ def test_missing_library_names_the_extra() -> None:
         mock.patch.object(registry, "has_transformers", return_value=False),
         pytest.raises(ValueError, match=r"pip install 'proa-engine\[transformers\]'"),
     ):
-        ModelConfig.from_dicts(fields(), {})
+        read_config.from_dicts(fields(), {})
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.models.unread import why_unread
 from support.pooling_models import make_embedding_model
@@ -62,13 +62,13 @@ def test_each_tensor_that_may_be_left_unread_has_a_reason(form: str, name: str, 
     fields: dict[str, Any] = {"architectures": [f"Llama{form}"], **FIELDS}
     if form == "text part":
         fields = {"architectures": ["LlamaForCausalLM"], "text_config": FIELDS}
-    config = ModelConfig.from_dicts(fields, {})
+    config = read_config.from_dicts(fields, {})
     reason = why_unread(name, config, PREFIX if form == "text part" else "model.", "lm_head.")
     assert reason is None if part is None else part in (reason or "")
 
 
 def load(folder: Path) -> None:
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     model = load_model(
         folder, config, dtype=torch.float32, device=CPU, parallel=ParallelContext(), report=lambda _: None
     )

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.core.mover import Adopted
+from proa_engine.core.kv.mover import Adopted
 from proa_engine.core.types import StoredCheckpoint
+from proa_engine.memory.arena_memory import open_file
 from proa_engine.mover.adoption import adopt
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.directory import Directory
 from proa_engine.mover.index import Index
 from proa_engine.mover.layout import ArenaLayout
-from proa_engine.worker.arena_memory import open_file
 from support.movers import FINGERPRINT, LAYOUT, RunningMover, hashes, make_job, running_mover
 
 FILE = replace(LAYOUT, has_directory=True, tail_columns=(2, 1))

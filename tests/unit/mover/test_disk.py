@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from proa_engine.core.mover import DiskChanges
+from proa_engine.core.kv.mover import DiskChanges
 from proa_engine.core.types import DiskCounts
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.disk import Disk, Hooks

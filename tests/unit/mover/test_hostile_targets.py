@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proa_engine.core.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS
+from proa_engine.core.kv.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS
 from proa_engine.mover import server
 from proa_engine.mover.frames import FINGERPRINT_BYTES, Header, Kind, Refusal
 from support.movers import FINGERPRINT, RunningMover, blocks_request, hashes, make_job, running_mover

@@ -6,9 +6,9 @@ from threading import Thread
 import pytest
 
 from proa_engine.core.types import StoredCheckpoint
+from proa_engine.memory.arena_memory import anonymous_memory
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.index import Index
-from proa_engine.worker.arena_memory import anonymous_memory
 from support.movers import LAYOUT, hashes, make_job
 
 

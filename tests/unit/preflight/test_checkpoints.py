@@ -15,16 +15,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.checkpoint import FLOATS as LOADED_FLOATS
-from proa_engine.models.config import ModelConfig
-from proa_engine.models.folders import read_config, text_fields, weight_files
 from proa_engine.models.loader import load_model
 from proa_engine.models.quantization.formats import Quantization
 from proa_engine.models.quantization.read import read_quantization
+from proa_engine.models.read_config import from_folder
 from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
-from proa_engine.models.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
 from proa_engine.preflight import check_start
 from proa_engine.preflight.weights import FLOATS, check_experts, least_bytes
+from proa_engine.sources.folders import read_config, text_fields, weight_files
+from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
 from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
@@ -68,7 +68,7 @@ def test_of_weights_only_headers_are_read(good: Path, tmp_path: Path) -> None:
 def loaded_bytes(folder: Path) -> int:
     model = load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),

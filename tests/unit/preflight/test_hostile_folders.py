@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proa_engine.config import EngineConfig
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.models.quantization.formats import Quantization, Rule
 from proa_engine.preflight import check_start, patterns
 from support import shape_models
@@ -241,7 +241,7 @@ def test_random_values_in_configurations_are_served_or_refused(seed: int, folder
         fields = json.loads(json.dumps(rng.choice(SHAPES)))
         what = spoil(fields, rng)
         (folder / "config.json").write_text(json.dumps(fields))
-        served_or_refused(lambda: ModelConfig.from_folder(folder), f"{fields['architectures']} {what}")
+        served_or_refused(lambda: read_config.from_folder(folder), f"{fields['architectures']} {what}")
 
 
 @pytest.mark.parametrize("seed", seeds(6, 60))

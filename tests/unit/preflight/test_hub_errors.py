@@ -8,7 +8,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from proa_engine.models.sources import resolve_model
+from proa_engine.sources.resolve import resolve_model
 from support.processes import free_port
 
 

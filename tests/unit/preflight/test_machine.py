@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from proa_engine.config import EngineConfig
+from proa_engine.memory.host import HostMemory
+from proa_engine.memory.requirements import check_gpu_weights
 from proa_engine.preflight import check, check_start
 from proa_engine.preflight.devices import Gpus, check_gpus, read_gpus, runs_on_cpu, visible
 from proa_engine.preflight.ports import check_address, why_unusable
-from proa_engine.worker.host import HostMemory
-from proa_engine.worker.requirements import check_gpu_weights
 
 GIB = 2**30
 TWO_GPUS = Gpus((80 * GIB, 80 * GIB))

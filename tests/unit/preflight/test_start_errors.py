@@ -15,7 +15,7 @@ from transformers import Mamba2Config
 from proa.lora_module import LoraModule
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.preflight import check_start
 from support.odd_tokenizer_files import ODD_FILES, OddFile
 from support.tiny_models import make_tiny_model
@@ -440,4 +440,4 @@ def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -
     assert "Infinity" in (tmp_path / "config.json").read_text()
 
     with pytest.raises(ValueError, match="Mamba2Mixer keeps a state outside attention"):
-        ModelConfig.from_folder(tmp_path)
+        read_config.from_folder(tmp_path)

@@ -7,8 +7,8 @@ import pytest
 from proa.contract import PoolingTask, SamplingParams
 from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2
+from proa_engine.core.admission.validation import LengthLimits, ModelLimits, check_request
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
 from proa_engine.server import convert
 from proa_engine.server.errors import Draining, InvalidRequest
 from proa_engine.server.kv_events import TierChanges

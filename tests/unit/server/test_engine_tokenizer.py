@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.models.folders import read_tokenizer_files
+from proa_engine.sources.folders import read_tokenizer_files
 from proa_engine.tokenizer import ChatOptions, Tokenizer
 from support.tokenizers import byte_level_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from proa.contract import CheckpointRule, Role
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.server.loaded_engine import make_model_info
 from support.engine_server import LoadedFakeExecutor

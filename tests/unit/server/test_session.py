@@ -19,7 +19,7 @@ from proa.contract import (
 )
 from proa.engine.v1 import service_pb2
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.observability.metrics import EngineMetrics

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from proa_engine.memory.arena_memory import anonymous_memory, existing_bytes, open_file
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.layout import ArenaLayout
-from proa_engine.worker.arena_memory import anonymous_memory, existing_bytes, open_file
 
 LAYOUT = ArenaLayout(num_pages=8, page_bytes=4096, has_directory=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proa_engine.config import EngineConfig
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import read_config
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.worker import Worker
 from support.tiny_models import LATENT, make_tiny_model
@@ -42,6 +42,6 @@ def test_it_changes_nothing_on_a_cpu(architecture: str, settings: dict[str, Any]
         EngineConfig(model=str(folder), device="cpu", batch_invariant=True, **settings), 0, lambda line: None
     )
     worker.init_device()
-    without = ModelConfig.from_folder(folder, settings.get("quantization"))
+    without = read_config.from_folder(folder, settings.get("quantization"))
     assert type(worker.model_config.linear_method) is type(without.linear_method)
     assert not worker.model_config.batch_invariant

@@ -3,7 +3,7 @@
 import torch
 
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
-from proa_engine.worker.cache_plan import CachePlan, Place, allocate_caches, plan_caches
+from proa_engine.memory.cache_plan import CachePlan, Place, allocate_caches, plan_caches
 
 BFLOAT16 = torch.bfloat16
 KIB, MIB = 2**10, 2**20

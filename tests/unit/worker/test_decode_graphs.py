@@ -10,14 +10,14 @@ import torch
 
 from proa.contract import SamplingParams
 from proa.imports import no_garbage_collection
-from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.kernels.decode_inputs import decode_inputs
+from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig
+from proa_engine.memory.cache_plan import CacheMemory
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
-from proa_engine.worker.cache_plan import CacheMemory
-from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, pad_rows
-from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, pad_rows
+from proa_engine.step.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import decode_step, prefill_step
 from support.paged_model import nan_caches
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness, make_batch
@@ -182,7 +182,7 @@ def test_padding_before_a_rows_own_tokens_reads_nothing_and_writes_nothing() -> 
 def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
     """The caches start as NaN, so that anything read by padding rows shows."""
     folder = make_tiny_model(tmp_path, "qwen3")
-    config = ModelConfig.from_folder(folder)
+    config = read_config.from_folder(folder)
     model = load_model(
         folder, config, dtype=torch.float32, device=CPU, parallel=ParallelContext(), report=lambda line: None
     )

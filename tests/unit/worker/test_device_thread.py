@@ -4,7 +4,7 @@ from threading import Event, Thread, current_thread, get_ident
 
 import pytest
 
-from proa_engine.worker.device_thread import DeviceThread, run_beside_steps
+from proa_engine.step.device_thread import DeviceThread, run_beside_steps
 
 DEADLINE = 10.0
 

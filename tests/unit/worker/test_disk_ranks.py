@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from proa_engine.core.kv.mover import DiskChanges, FromMover
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.mover import DiskChanges, FromMover
 from proa_engine.core.types import DiskCounts
 from proa_engine.executor.disk_ranks import DiskRanks
 from proa_engine.executor.movers import RankMovers

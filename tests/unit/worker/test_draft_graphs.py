@@ -10,7 +10,7 @@ import pytest
 from proa.contract import SamplingParams
 from proa_engine.core.types import Drafts
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.worker.step_inputs import DecodeRows, StepInputs
+from proa_engine.step.step_inputs import DecodeRows, StepInputs
 from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
 from support.sampling_params import TRUNCATED
 from support.thorough import seeds

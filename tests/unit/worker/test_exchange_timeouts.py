@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from proa_engine.worker.distributed import LOOPBACK, Rendezvous, join, leave, open_store
-from proa_engine.worker.stage_links import _group
+from proa_engine.ranks.distributed import LOOPBACK, Rendezvous, join, leave, open_store
+from proa_engine.ranks.stage_links import _group
 
 CPU = torch.device("cpu")
 

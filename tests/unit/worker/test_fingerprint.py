@@ -10,8 +10,8 @@ import torch
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import KeyValueLayer
-from proa_engine.worker.cache_plan import plan_caches
-from proa_engine.worker.fingerprint import cache_fingerprint
+from proa_engine.memory.cache_plan import plan_caches
+from proa_engine.memory.fingerprint import cache_fingerprint
 from proa_engine.worker.worker import Worker
 from support.tiny_models import make_tiny_model
 

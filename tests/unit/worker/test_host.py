@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.worker.host import SPINS, available_cores, read_memory, set_thread_variables, threads_per_rank
+from proa_engine.memory.host import SPINS, available_cores, read_memory, set_thread_variables, threads_per_rank
 
 MEMINFO = "MemTotal: 16000000 kB\nMemFree: 1000 kB\nMemAvailable: 8000000 kB\nHugePages_Total: 0\n"
 STATUS = "Name:\tpython\nVmRSS:\t  900 kB\nRssAnon:\t  500 kB\nRssFile:\t  300 kB\nRssShmem:\t  100 kB\n"

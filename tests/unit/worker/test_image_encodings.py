@@ -12,13 +12,13 @@ from torch import Tensor
 
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.framing import encode
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.memory.kv_cache import cpu_encoder_bytes, encoder_cache_bytes, image_of, most_image_tokens
 from proa_engine.models.pooling_config import PoolingConfig
-from proa_engine.worker import wire
-from proa_engine.worker.images import EncoderWork, ImageEncodings, ImagePart, for_rank
-from proa_engine.worker.kv_cache import cpu_encoder_bytes, encoder_cache_bytes, image_of, most_image_tokens
+from proa_engine.ranks import wire
+from proa_engine.step.images import EncoderWork, ImageEncodings, ImagePart, for_rank
 from proa_engine.worker.warmup import WarmUp
 from support.images import UNIT, WIDTH, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness

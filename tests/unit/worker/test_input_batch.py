@@ -10,12 +10,12 @@ from torch import Tensor
 
 from proa.contract import SamplingParams
 from proa_engine.core.types import NewRequestData
-from proa_engine.worker.cache_plan import CacheMemory
-from proa_engine.worker.columns import Columns, ForwardInputs, Rows
-from proa_engine.worker.input_batch import Features, InputBatch
-from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.slots import Edits, SlotTables
-from proa_engine.worker.staging import Packer
+from proa_engine.memory.cache_plan import CacheMemory
+from proa_engine.step.columns import Columns, ForwardInputs, Rows
+from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.model_runner import ModelRunner
+from proa_engine.step.slots import Edits, SlotTables
+from proa_engine.step.staging import Packer
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness, make_batch
 
 MAX_RUNNING = 6

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams
-from proa_engine.worker.columns import TokenRows
-from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
-from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import DecodeRows, InputBuilder, StepInputs, build_step_inputs
+from proa_engine.step.columns import TokenRows
+from proa_engine.step.decode_graphs import DecodeGraphs, graph_shapes
+from proa_engine.step.input_batch import InputBatch
+from proa_engine.step.staging import Staging
+from proa_engine.step.step_inputs import DecodeRows, InputBuilder, StepInputs, build_step_inputs
 from support.runner import FakeCapture, RunnerHarness, make_batch
 
 MAX_RUNNING = 7

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from proa_engine.worker.interfaces import interface_to
+from proa_engine.ranks.interfaces import interface_to
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1"])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.cache_plan import CachePlan, Place
-from proa_engine.worker.host import HostMemory
-from proa_engine.worker.kv_cache import (
+from proa_engine.memory.cache_plan import CachePlan, Place
+from proa_engine.memory.host import HostMemory
+from proa_engine.memory.kv_cache import (
     CacheSizes,
     WorkerSizes,
     cache_groups,
@@ -22,7 +22,7 @@ from proa_engine.worker.kv_cache import (
     smallest,
     with_host,
 )
-from proa_engine.worker.requirements import check_weights, weights_room
+from proa_engine.memory.requirements import check_weights, weights_room
 
 GIB = 2**30
 CONFIG = EngineConfig(model="m", max_num_seqs=4)

@@ -9,9 +9,9 @@ from torch import Tensor
 from proa.contract import SamplingParams
 from proa_engine.core.types import LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.kernels.lora import TokenSlots
+from proa_engine.kernels.products.lora import TokenSlots
 from proa_engine.layers.lora import LoraProducts
-from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
+from proa_engine.step.loras import EMPTY_LORA, LoraAdapters
 from support.runner import FakeModel, RunnerHarness
 
 GREEDY = SamplingParams(temperature=0)

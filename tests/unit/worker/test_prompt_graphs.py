@@ -7,10 +7,10 @@ import pytest
 from torch import Tensor
 
 from proa.contract import SamplingParams
-from proa_engine.worker.columns import Rows, TokenRows
-from proa_engine.worker.prompt_graphs import PromptGraphs, PromptShape, pad_prompts, prompt_shapes
-from proa_engine.worker.slots import SlotTables
-from proa_engine.worker.step_inputs import PromptRows
+from proa_engine.step.columns import Rows, TokenRows
+from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape, pad_prompts, prompt_shapes
+from proa_engine.step.slots import SlotTables
+from proa_engine.step.step_inputs import PromptRows
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness, make_batch
 
 GREEDY = SamplingParams(temperature=0.0)

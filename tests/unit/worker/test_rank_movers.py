@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from proa_engine.core.mover import Adopted, AdoptedUnit, Fetched, FromMover
+from proa_engine.core.kv.mover import Adopted, AdoptedUnit, Fetched, FromMover
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.executor.movers import RankMovers
 from proa_engine.mover.messages import Adopt, Adoption, FromCore, Progress

@@ -15,8 +15,8 @@ from proa_engine.config import EngineConfig, PeerTls
 from proa_engine.executor import remote_ranks
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.framing import Stream
-from proa_engine.worker.connect import NodeRank, RankRefused, connect
-from proa_engine.worker.handshake import make_hello
+from proa_engine.ranks.connect import NodeRank, RankRefused, connect
+from proa_engine.ranks.handshake import make_hello
 from support.certificates import Certificate, signed
 from support.processes import free_port
 
@@ -123,7 +123,7 @@ def test_a_rank_of_another_engine_is_refused_on_both_sides(fields: dict[str, Any
 def test_a_rank_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with node_0() as node:
         hello = make_hello(node.config, 2)
-        monkeypatch.setattr("proa_engine.worker.handshake.version", lambda _: "9.9")
+        monkeypatch.setattr("proa_engine.ranks.handshake.version", lambda _: "9.9")
         with pytest.raises(RankRefused, match=f"version is {hello.version} on its node and 9.9 on node 0"):
             connect(NodeRank(hello, "127.0.0.1", node.config.master_port), print)
 

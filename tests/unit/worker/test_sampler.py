@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from proa.contract import SamplingParams
-from proa_engine.kernels.sampling import gumbel
-from proa_engine.worker import model_runner
+from proa_engine.kernels.sampling.sampling_reference import gumbel
+from proa_engine.step import model_runner
 from support.runner import EOS, VOCAB_SIZE, FakeModel, RunnerHarness
 
 MODEL = FakeModel()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from proa_engine.worker.device_thread import SmallSteps
+from proa_engine.step.device_thread import SmallSteps
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,15 @@ from proa.contract import SamplingParams
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.config import ModelConfig, at_stage
+from proa_engine.memory.cache_plan import CacheMemory
+from proa_engine.models import read_config
+from proa_engine.models.config import at_stage
 from proa_engine.models.loader import load_model
-from proa_engine.worker.async_output import collect
-from proa_engine.worker.cache_plan import CacheMemory
-from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
-from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.pipeline import make_stage_io
-from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.step.async_output import collect
+from proa_engine.step.decode_graphs import DecodeGraphs, graph_shapes
+from proa_engine.step.model_runner import ModelRunner
+from proa_engine.step.pipeline import make_stage_io
+from proa_engine.step.step_inputs import StepInputs
 from support.paged_model import nan_caches
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness, StepResult, make_batch
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -58,7 +59,7 @@ class Stages:
         self.begun: deque[tuple[SchedulerOutput, StepInputs]] = deque()
         self.capture = FakeCapture()
         for index in range(num_stages):
-            config = at_stage(ModelConfig.from_folder(folder), index, num_stages)
+            config = at_stage(read_config.from_folder(folder), index, num_stages)
             model = load_model(
                 folder, config, dtype=torch.float32, device=CPU, parallel=ParallelContext(), report=lambda line: None
             )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proa_engine.worker.staging import BufferRing, PackedArrays, Packer, Staging
+from proa_engine.step.staging import BufferRing, PackedArrays, Packer, Staging
 
 CPU = torch.device("cpu")
 

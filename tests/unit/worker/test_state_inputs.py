@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from proa_engine.core.types import NO_STATE, NO_STATES, StateSteps
-from proa_engine.worker.columns import Rows
-from proa_engine.worker.decode_graphs import pad_rows
-from proa_engine.worker.slots import SlotTables
-from proa_engine.worker.states import StateColumns
+from proa_engine.step.columns import Rows
+from proa_engine.step.decode_graphs import pad_rows
+from proa_engine.step.slots import SlotTables
+from proa_engine.step.states import StateColumns
 
 
 def make_states() -> StateColumns:

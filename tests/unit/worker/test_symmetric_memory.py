@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.worker import symmetric_memory
-from proa_engine.worker.symmetric_memory import Limits, SymmetricAllReduce, devices_of_stage, open_all_reduce
+from proa_engine.ranks import symmetric_memory
+from proa_engine.ranks.symmetric_memory import Limits, SymmetricAllReduce, devices_of_stage, open_all_reduce
 
 KIB = 1024
 CPU = torch.device("cpu", 0)

@@ -12,8 +12,8 @@ import pytest
 
 from proa_engine.config import PeerTls
 from proa_engine.framing import FrameReader, Stream, encode, receive
+from proa_engine.ranks.tcp import SILENT_SECONDS, deadline, open_stream
 from proa_engine.tls import Tls
-from proa_engine.worker.tcp import SILENT_SECONDS, deadline, open_stream
 from support.certificates import signed
 
 LARGE = 8 << 20  # bytes, more than the buffers of a connection hold

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.mover.messages import ToCore
-from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
-from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
+from proa_engine.step.async_output import StepTensors
+from proa_engine.step.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from support.masks import masks_of
 from support.runner import make_batch

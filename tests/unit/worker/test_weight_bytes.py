@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.models.config import ModelConfig
+from proa_engine.memory.kv_cache import weight_bytes
+from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
-from proa_engine.worker.kv_cache import weight_bytes
 from proa_engine.worker.meta_worker import MetaParallel
 
 LLAMA: dict[str, Any] = {
@@ -53,7 +53,7 @@ DEEPSEEK = LLAMA | {
 )
 @pytest.mark.parametrize("num_ranks", [1, 3, 8])
 def test_copied_heads_and_latents_count_on_each_rank(fields: dict[str, Any], num_ranks: int) -> None:
-    config = ModelConfig.from_dicts(fields | {"intermediate_size": 528 if num_ranks == 3 else 512}, {})
+    config = read_config.from_dicts(fields | {"intermediate_size": 528 if num_ranks == 3 else 512}, {})
     model = load_model(
         Path(),
         config,

@@ -9,8 +9,8 @@ from proa.contract import EmbeddingType, PromptEmbeds, RepetitionDetectionParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
 from proa_engine.framing import encode
-from proa_engine.worker import wire
-from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
+from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
+from proa_engine.ranks import wire
 
 SCHEDULER_OUTPUT = SchedulerOutput(
     step=9,

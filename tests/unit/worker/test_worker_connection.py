@@ -10,7 +10,7 @@ import pytest
 
 from proa_engine.executor.worker_connection import WorkerConnection
 from proa_engine.framing import encode
-from proa_engine.worker import wire
+from proa_engine.ranks import wire
 
 DEADLINE = 30.0
 

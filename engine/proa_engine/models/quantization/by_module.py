@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.moe import ExpertActivation
-from proa_engine.kernels.moe_pairs import ExpertRange
-from proa_engine.layers.quant_int import IntMethod, load_int_experts
+from proa_engine.kernels.experts.moe import ExpertActivation
+from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.layers.quantized.quant_int import IntMethod, load_int_experts
 from proa_engine.layers.side_by_side import load_side_by_side
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
 from proa_engine.models.quantization.formats import Format, Quantization

@@ -5,10 +5,10 @@ from typing import Any
 
 from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.quant_fp4 import Mxfp4, Mxfp4Packed, Nvfp4
-from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
-from proa_engine.layers.quant_int import Awq, Gptq, PackQuantized
-from proa_engine.layers.quant_int8 import StoredInt8
+from proa_engine.layers.quantized.quant_fp4 import Mxfp4, Mxfp4Packed, Nvfp4
+from proa_engine.layers.quantized.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
+from proa_engine.layers.quantized.quant_int import Awq, Gptq, PackQuantized
+from proa_engine.layers.quantized.quant_int8 import StoredInt8
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization.by_module import ByModule
 from proa_engine.models.quantization.formats import (

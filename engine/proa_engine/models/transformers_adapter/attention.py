@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from proa_engine.kernels.paged_attention import paged_attention
-from proa_engine.kernels.store_kv import store_kv
+from proa_engine.kernels.attention.paged_attention import paged_attention
+from proa_engine.kernels.attention.store_kv import store_kv
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 

@@ -13,7 +13,7 @@ from collections.abc import Set
 
 from torch import Tensor, nn
 
-from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.products.gpu_linear import make_linear
 
 
 class OwnLinear(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from proa.addresses import is_loopback_url
 from proa.tokenizer_files import read_tokenizer_files
 from proa_cli.bench.client import message_of
-from proa_engine.models.sources import resolve_model
+from proa_engine.sources.resolve import resolve_model
 from proa_engine.tokenizer import Tokenizer as ModelTokenizer
 
 _SECONDS = 60.0  # for one request to the server

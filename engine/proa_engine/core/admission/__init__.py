@@ -1,0 +1,1 @@
+"""From an added request to a running one: validation, queue, table of requests."""

@@ -1,0 +1,131 @@
+"""RequestAdmission: checks new requests, and queues, finishes or rejects them, once their grammars are compiled and
+their blocks are fetched from another engine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa_engine.core.admission.prefill import PrefillRequest, finish_cached
+from proa_engine.core.admission.request_factory import RequestFactory
+from proa_engine.core.admission.request_table import RequestTable
+from proa_engine.core.admission.validation import LengthLimits
+from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.images import Images
+from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.mover import Fetched
+from proa_engine.core.loras import Loras
+from proa_engine.core.outputs import make_output
+from proa_engine.core.prefill_rate import PrefillRate
+from proa_engine.core.request import RequestStatus
+from proa_engine.core.scheduler_config import SchedulerConfig
+from proa_engine.core.types import Rejection, RejectionCode
+
+OnReady = Callable[[ConstrainedRequest, GrammarReady], None]
+Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a step, or accepted
+
+
+class RequestAdmission:
+    """Adds accepted requests to `table`. `grammars` None: requests with a grammar are rejected."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        table: RequestTable,
+        kv_cache_manager: KVCacheManager,
+        factory: RequestFactory,
+        *,
+        lengths: LengthLimits,
+        grammars: Grammars | None,
+        loras: Loras,
+        images: Images,
+        prefill_rate: PrefillRate,
+    ) -> None:
+        self._max_waiting_requests = config.max_waiting_requests
+        self._table = table
+        self._manager = kv_cache_manager
+        self._factory = factory
+        self._lengths = lengths
+        self._grammars = grammars
+        self._loras = loras
+        self._images = images
+        self._prefill_rate = prefill_rate
+
+    def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
+        """See `Scheduler.add_request`."""
+        if (rejection := self._reject(request)) is not None:
+            return rejection
+        adapter = self._loras.find(request)
+        made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
+        made.lora, made.images = adapter, self._images.of(request)
+        if isinstance(made, PrefillRequest):
+            self._manager.store(made)
+        rate = self._prefill_rate.tokens_per_second
+        is_fetching = self._manager.begin_fetch(made, request.kv_source, now, rate)
+        if isinstance(made, ConstrainedRequest):
+            return self._add_constrained(made, request, now, on_ready)
+        if is_fetching:
+            made.status = RequestStatus.WAITING_FOR_FETCH
+            self._table.add_pending(made, now)
+            return None
+        self._table.add(made, now)
+        return finish_cached(made, self._table, self._manager, now)
+
+    def take_fetched(self, fetched: Fetched, now: float) -> None:
+        """Queue the requests whose blocks were fetched, unless they wait for their grammars."""
+        for request in self._manager.take_fetched(fetched, now):
+            if request.status is RequestStatus.WAITING_FOR_FETCH:
+                self._table.queue_pending(request)
+
+    def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
+        """Queue a pending request, unless its blocks are still fetched; finish it if its resumed tokens complete the
+        grammar, or reject it.
+
+        A request that was aborted meanwhile is ignored, even if a new request has its id.
+        """
+        if self._table.pending.get(request.request_id) is not request:
+            return None
+        if ready.cursor is None:
+            self._table.remove_pending(request)
+            code: RejectionCode = "resource_exhausted" if ready.retryable else "invalid_argument"
+            return Rejection(request.request_id, request.client_index, code, ready.error)
+        request.cursor = ready.cursor
+        if not ready.cursor.is_complete:
+            if self._manager.is_fetching(request):
+                request.status = RequestStatus.WAITING_FOR_FETCH
+            else:
+                self._table.queue_pending(request)
+            return None
+        before, request.status = request.status, RequestStatus.FINISHED_COMPLETE
+        self._table.finish(request, before, now)
+        return make_output(request)
+
+    def _reject(self, request: EngineCoreRequest) -> Rejection | None:
+        if request.request_id in self._table.by_id:
+            return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
+        try:
+            self._lengths.check(request)
+        except ValueError as error:
+            return Rejection(request.request_id, request.client_index, "invalid_argument", str(error))
+        if request.lora_name and self._loras.find(request) is None:
+            message = f"the adapter {request.lora_name!r} is not loaded, or has another content"
+            return Rejection(request.request_id, request.client_index, "not_found", message)
+        num_waiting = self._table.num_waiting
+        if num_waiting >= self._max_waiting_requests:
+            message = f"the engine's queue is full ({num_waiting} requests wait)"
+            return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
+        if missing := self._images.missing(request):
+            message = f"the engine has not kept {len(missing)} of the request's images; send their pixels"
+            return Rejection(request.request_id, request.client_index, "failed_precondition", message, missing)
+        return None
+
+    def _add_constrained(
+        self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady
+    ) -> Admission:
+        """Add a request as pending, and queue it at once if its grammar is compiled already."""
+        assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
+        made.status = RequestStatus.WAITING_FOR_GRAMMAR
+        self._table.add_pending(made, now)
+        cursor = self._grammars.prepare(request, partial(on_ready, made), lambda: not made.is_finished)
+        return None if cursor is None else self.set_grammar(made, GrammarReady(made.request_id, cursor), now)

@@ -1,0 +1,147 @@
+"""BlockPool: reference counts of blocks, and the free list in the order of eviction."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from proa_engine.core.types import Block
+
+
+class FreeBlockQueue:
+    """Free blocks in the order in which they are allocated. Every operation is O(1)."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._head, self._tail = Block(-1), Block(-1)  # sentinels, so that no operation has to handle an end
+        self._head.next, self._tail.prev = self._tail, self._head
+        self.num_blocks = 0
+        for block in blocks:
+            self.append(block)
+
+    def append(self, block: Block) -> None:
+        """Make `block` the last to be allocated."""
+        assert self._tail.prev is not None
+        self._link(self._tail.prev, block, self._tail)
+
+    def append_left(self, block: Block) -> None:
+        """Make `block` the next to be allocated."""
+        assert self._head.next is not None
+        self._link(self._head, block, self._head.next)
+
+    def pop_left(self) -> Block:
+        block = self._head.next
+        assert block is not None
+        assert block is not self._tail, "no block is free"
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        """Remove `block` from anywhere in the queue."""
+        before, after = block.prev, block.next
+        assert before is not None, f"block {block.block_id} is not free"
+        assert after is not None
+        before.next, after.prev = after, before
+        block.prev = block.next = None
+        self.num_blocks -= 1
+
+    def to_list(self) -> list[Block]:
+        """All blocks in order. Raises `AssertionError` for inconsistent links."""
+        blocks: list[Block] = []
+        block = self._head.next
+        while block is not None and block is not self._tail:
+            assert block.prev is not None
+            assert block.prev.next is block, f"broken link at block {block.block_id}"
+            blocks.append(block)
+            block = block.next
+        assert block is self._tail, "the free list is cut"
+        assert len(blocks) == self.num_blocks
+        return blocks
+
+    def _link(self, before: Block, block: Block, after: Block) -> None:
+        assert block.prev is None, f"block {block.block_id} is free already"
+        before.next, after.prev = block, block
+        block.prev, block.next = before, after
+        self.num_blocks += 1
+
+
+class BlockPool:
+    """Blocks in use and free blocks.
+
+    `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default.
+    `evict` is called with a free cached block that is about to be allocated; it must remove the block from the prefix
+    cache.
+    """
+
+    def __init__(self, num_blocks: int, evict: Callable[[Block], None], *, order: Sequence[int] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"the KV cache must hold at least one block, got {num_blocks}")
+        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        order = range(num_blocks) if order is None else order
+        assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
+        self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
+        self._evict = evict
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._free.num_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, 0 to 1."""
+        return 1.0 - self._free.num_blocks / len(self.blocks)
+
+    def num_free_of(self, blocks: Iterable[Block]) -> int:
+        """How many of these blocks are free."""
+        return sum(block.ref_count == 0 for block in blocks)
+
+    def get_new_blocks(self, count: int) -> list[Block]:
+        """Allocate `count` blocks and evict them from the prefix cache. The caller checks that enough are free."""
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop_left()
+            if block.cached_in is not None:
+                self._evict(block)
+            block.ref_count = 1
+            blocks.append(block)
+        return blocks
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Add a reference to each block. Free ones leave the free list and keep their content."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._free.remove(block)
+            block.ref_count += 1
+
+    def free_blocks(self, blocks: Sequence[Block]) -> None:
+        """Drop one reference to each of a request's blocks, in the order of its tokens.
+
+        This defines the eviction order: blocks that are not cached first, then cached ones in the order in which they
+        became free. A request's last block is evicted before its first, because a prefix is matched from its beginning.
+        """
+        for block in reversed(blocks):
+            assert block.ref_count > 0, f"block {block.block_id} is freed twice"
+            block.ref_count -= 1
+            if block.ref_count > 0:
+                continue
+            if block.cached_in is None:
+                self._free.append_left(block)
+            else:
+                self._free.append(block)
+
+    def refresh(self, block: Block) -> None:
+        """Move a block to the end of the eviction order, if it is free."""
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._free.append(block)
+
+    def demote(self, block: Block) -> None:
+        """Move a free block that is no longer in the prefix cache to the front of the free list."""
+        self._free.remove(block)
+        self._free.append_left(block)
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` if reference counts and free list are inconsistent."""
+        free = {block.block_id for block in self._free.to_list()}
+        unreferenced = {block.block_id for block in self.blocks if block.ref_count == 0}
+        assert free == unreferenced, f"free list and reference counts differ in {sorted(free ^ unreferenced)}"

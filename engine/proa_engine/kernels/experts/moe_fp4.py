@@ -1,0 +1,108 @@
+"""One product for all experts by weights of 4-bit floats, dequantized in registers (`fp4`)."""
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from proa_engine.kernels.experts.moe_few import ExpertWeights
+from proa_engine.kernels.experts.moe_pairs import ExpertBlocks, multiply_by_pairs
+from proa_engine.kernels.fp4 import Fp4Matrices, fp4_tile
+from proa_engine.kernels.fp8 import QuantizedRows
+from proa_engine.kernels.launch import begin, kernel
+from proa_engine.kernels.products.product_tile import store_tile
+
+
+@dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
+class Fp4Experts:
+    """One matrix of every expert."""
+
+    matrices: Fp4Matrices
+
+    @property
+    def num_experts(self) -> int:
+        return self.matrices.words.shape[0]
+
+    @property
+    def for_few(self) -> ExpertWeights:
+        packed = self.matrices
+        return ExpertWeights("fp4", packed.words, packed.scales, packed.bias, packed.num_outputs, packed.num_inputs)
+
+    def multiply(
+        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    ) -> torch.Tensor:
+        """As `ExpertMatrices.multiply`."""
+        assert isinstance(x, torch.Tensor)
+        return moe_fp4_matmul(x, self.matrices, blocks, pair_weights, k)
+
+
+def moe_fp4_matmul(
+    x: torch.Tensor, matrices: Fp4Matrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+) -> torch.Tensor:
+    """See `ExpertMatrices.multiply`."""
+    assert x.is_contiguous()
+    assert x.shape[1] == matrices.num_inputs
+    return multiply_by_pairs(
+        moe_fp4_matmul_kernel,
+        x,
+        (matrices.words, matrices.scales, matrices.bias),
+        blocks,
+        pair_weights,
+        k,
+        num_outputs=matrices.num_outputs,
+        block_n=64 if blocks.block_size <= 16 else 128,
+        dtype=x.dtype,
+        HAS_BIAS=matrices.bias is not None,
+    )
+
+
+@kernel(do_not_specialize=["num_pairs"])
+def moe_fp4_matmul_kernel(
+    x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
+    words_ptr,  # [experts, ceil(num_inputs / 128), num_outputs, 16]
+    scales_ptr,  # as in `Fp4Matrices`
+    bias_ptr,  # [experts, num_outputs], or nothing
+    out_ptr,  # [num_pairs, num_outputs]
+    pair_weights_ptr,  # [num_pairs], or nothing
+    pairs_ptr,  # [max_blocks * BLOCK_M]
+    block_experts_ptr,  # [max_blocks]
+    num_blocks_ptr,  # [1]
+    num_pairs,
+    num_outputs,
+    num_inputs,
+    ROWS_PER_INPUT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    block = tl.program_id(0) // tiles_n
+    if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
+        return
+    tile_n = tl.program_id(0) % tiles_n
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = fp4_tile(
+        x_ptr,
+        words_ptr,
+        scales_ptr,
+        pair // ROWS_PER_INPUT,
+        pair < num_pairs,
+        num_inputs,
+        expert,
+        column,
+        column < num_outputs,
+        num_outputs,
+        num_inputs,
+        0,
+        num_inputs,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    if HAS_BIAS:
+        bias_ptr += expert * num_outputs
+    store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)

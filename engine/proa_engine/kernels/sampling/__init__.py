@@ -1,0 +1,1 @@
+"""Sampling, drafts and masks."""

@@ -1,0 +1,1 @@
+"""Recurrent states: the delta rule and short convolutions."""

@@ -1,0 +1,168 @@
+"""Causal depthwise convolution of kernel size 4 over each row's tokens, then SiLU: the short convolution of gated delta
+nets (Yang et al. 2024, arXiv 2412.06464).
+
+A row continues from its state, the last three inputs before it. A program of the Triton kernel computes BLOCK_T tokens
+of one row and a block of channels. The first program of a row also writes the states at the ends of its segments, since
+only it reads the state that one of them may overwrite.
+"""
+
+import torch
+import triton.language as tl
+
+from proa_engine.kernels.attention.prefill_attention import find_request
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.states.state_rows import StatePlan, StateRows, read_states
+
+BLOCK_T = 32
+MAX_BLOCK_C = 256
+
+
+def short_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    rows: StateRows,
+    *,
+    num_decodes: int,
+    plan: StatePlan | None,
+) -> torch.Tensor:
+    """x [T, C], weight [C, 4] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, 3].
+
+    `query_start_loc` and `num_decodes` as in `AttentionMetadata`; `plan` is set on a CPU.
+    """
+    if plan is not None:
+        return short_conv_reference(x, weight, cache, plan)
+    num_tokens, num_channels = x.shape
+    num_rows = rows.read.shape[0]
+    one_token = num_decodes == num_rows
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    assert cache.is_contiguous()
+    out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
+    block_c = min(MAX_BLOCK_C, next_power_of_2(num_channels))
+    blocks = num_rows if one_token else num_tokens // BLOCK_T + num_rows
+    short_conv_kernel[(blocks, cdiv(num_channels, block_c))](
+        x,
+        weight,
+        cache,
+        out,
+        query_start_loc,
+        rows.read,
+        rows.write,
+        rows.first_segments,
+        rows.segment_start_loc,
+        num_rows,
+        x.stride(0),
+        CHANNELS=num_channels,
+        BLOCK_T=BLOCK_T,
+        BLOCK_C=block_c,
+        ONE_TOKEN=one_token,
+        num_warps=4,
+    )
+    return out
+
+
+def short_conv_reference(x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+    """A token's bits depend only on its inputs: products are added in one order, and exp is used as by
+    `activate_and_mul_reference`."""
+    inputs = torch.empty(len(x) + plan.conv_states.numel(), x.shape[1], dtype=x.dtype)
+    inputs[plan.conv_inputs] = x
+    inputs[plan.conv_states] = read_states(cache, plan).transpose(1, 2)
+    taps = weight.float().unbind(1)
+    total = inputs[plan.conv_inputs].float() * taps[3]
+    for distance in (1, 2, 3):
+        total += inputs[plan.conv_inputs - distance].float() * taps[3 - distance]
+    cache[plan.conv_slots] = inputs[plan.conv_ends].transpose(1, 2)
+    return torch.div(total, total.neg().exp_().add_(1)).to(x.dtype)
+
+
+@kernel(do_not_specialize=["num_rows"])
+def short_conv_kernel(
+    x_ptr,  # [num_tokens, CHANNELS]
+    weight_ptr,  # [CHANNELS, 4]
+    cache_ptr,  # [slots, CHANNELS, 3]
+    out_ptr,  # [num_tokens, CHANNELS]
+    query_start_loc_ptr,  # [num_rows + 1]
+    read_ptr,  # [num_rows]
+    write_ptr,  # [segments]
+    first_segments_ptr,  # [num_rows + 1]
+    segment_start_loc_ptr,  # [segments + 1]
+    num_rows,
+    stride_x_token,
+    CHANNELS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ONE_TOKEN: tl.constexpr,  # every row has one token
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    block = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask = channel < CHANNELS
+    if ONE_TOKEN:
+        row = block
+        start = block
+        length = 1
+        first = 0
+    else:
+        row = find_request(query_start_loc_ptr, block, num_rows, BLOCK_T)
+        start = tl.load(query_start_loc_ptr + row)
+        length = tl.load(query_start_loc_ptr + row + 1) - start
+        first = (block - start // BLOCK_T - row) * BLOCK_T
+        if first >= length:  # the grid is an upper bound
+            return
+    x_row = x_ptr + start.to(tl.int64) * stride_x_token + channel
+    # [BLOCK_C] each: the three inputs before a token, the latest last
+    slot = tl.load(read_ptr + row).to(tl.int64)
+    state_mask = mask & (first == 0) & (slot >= 0)
+    state_place = cache_ptr + (slot * CHANNELS + channel) * 3
+    input_mask = mask & (first > 0)
+    before = x_row + (first - 3) * stride_x_token
+    third = tl.load(state_place, mask=state_mask, other=0.0)
+    second = tl.load(state_place + 1, mask=state_mask, other=0.0)
+    latest = tl.load(state_place + 2, mask=state_mask, other=0.0)
+    third += tl.load(before, mask=input_mask, other=0.0)
+    second += tl.load(before + stride_x_token, mask=input_mask, other=0.0)
+    latest += tl.load(before + 2 * stride_x_token, mask=input_mask, other=0.0)
+    if first == 0:
+        tl.debug_barrier()  # a state that is overwritten has been read by all threads
+        if ONE_TOKEN:
+            first_segment = row
+            end_segment = row + 1
+        else:
+            first_segment = tl.load(first_segments_ptr + row)
+            end_segment = tl.load(first_segments_ptr + row + 1)
+        for segment in range(first_segment, end_segment):
+            end = length
+            if not ONE_TOKEN:
+                end = tl.load(segment_start_loc_ptr + segment + 1) - start
+            slot = tl.load(write_ptr + segment).to(tl.int64)
+            last = x_row + (end - 1) * stride_x_token
+            is_written = mask & (slot >= 0)
+            place = cache_ptr + (slot * CHANNELS + channel) * 3
+            old = tl.where(end == 1, second, tl.where(end == 2, latest, third))
+            new = tl.load(last - 2 * stride_x_token, mask=is_written & (end > 2), other=0.0)
+            tl.store(place, tl.where(end > 2, new, old), mask=is_written)
+            new = tl.load(last - stride_x_token, mask=is_written & (end > 1), other=0.0)
+            tl.store(place + 1, tl.where(end > 1, new, latest), mask=is_written)
+            tl.store(place + 2, tl.load(last, mask=is_written, other=0.0), mask=is_written)
+    weight_place = weight_ptr + channel * 4
+    third_weight = tl.load(weight_place, mask=mask, other=0.0).to(tl.float32)
+    second_weight = tl.load(weight_place + 1, mask=mask, other=0.0).to(tl.float32)
+    latest_weight = tl.load(weight_place + 2, mask=mask, other=0.0).to(tl.float32)
+    own_weight = tl.load(weight_place + 3, mask=mask, other=0.0).to(tl.float32)
+    third = third.to(tl.float32)
+    second = second.to(tl.float32)
+    latest = latest.to(tl.float32)
+    out_place = out_ptr + (start + first).to(tl.int64) * CHANNELS + channel
+    x_place = x_row + first * stride_x_token
+    for _ in range(first, tl.minimum(first + BLOCK_T, length)):
+        own = tl.load(x_place, mask=mask, other=0.0).to(tl.float32)
+        total = own * own_weight + latest * latest_weight + second * second_weight + third * third_weight
+        tl.store(out_place, total / (1.0 + tl.exp(-total)), mask=mask)
+        x_place += stride_x_token
+        out_place += CHANNELS
+        third = second
+        second = latest
+        latest = own

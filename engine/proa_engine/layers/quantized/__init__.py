@@ -1,0 +1,1 @@
+"""Linear layers whose weights are stored in fewer bits."""

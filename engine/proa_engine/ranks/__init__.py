@@ -1,0 +1,1 @@
+"""Processes of an engine: starting them, their connections and collective operations."""

@@ -1,0 +1,1 @@
+"""Where models come from: folders, the hub, object stores, and the caches of what was downloaded."""

@@ -1,0 +1,1 @@
+"""One step on a rank: batch, inputs, graphs, model runner, sampler."""

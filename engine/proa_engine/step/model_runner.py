@@ -1,0 +1,266 @@
+"""ModelRunner: turns a SchedulerOutput into a forward pass and sampled tokens on one device."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.types import SchedulerOutput
+from proa_engine.kernels.sampling.decode_inputs import decode_inputs
+from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.memory.cache_plan import CacheMemory
+from proa_engine.models.base import CausalLM
+from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.step.async_output import StepTensors
+from proa_engine.step.columns import ForwardInputs, TokenRows
+from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
+from proa_engine.step.device_thread import SmallSteps
+from proa_engine.step.input_batch import InputBatch
+from proa_engine.step.logprobs import PromptLogprobRows
+from proa_engine.step.pipeline import StageIO, WholeModel
+from proa_engine.step.pooling import PoolingInputs
+from proa_engine.step.prompt_graphs import PromptGraphs
+from proa_engine.step.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
+from proa_engine.step.sampling import SamplingInputs
+from proa_engine.step.staging import Staging
+from proa_engine.step.step_inputs import DecodeRows, InputBuilder, PromptRows, StepInputs
+
+# Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
+_PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardResult:
+    """The state of a step between its forward pass and its sampling."""
+
+    inputs: StepInputs
+    arrays: list[Tensor]
+    result: Tensor  # of this stage's layers, [tokens, hidden_size]
+
+
+class ModelRunner:
+    """Runs steps. For each step call `prepare_inputs`, `execute_model` and `sample_tokens`.
+
+    `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
+    of the steps. With pipeline stages later steps may be executed before a step is sampled, but none that computes what
+    it samples, and none before which its requests are removed. Steps of decodes alone are replayed as `graphs`, others
+    that fit as `prompt_graphs`, once those are captured.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        memory: CacheMemory,
+        batch: InputBatch,
+        *,
+        max_logprobs: int,
+        parallel: ParallelContext | None = None,
+        stage: StageIO | None = None,
+        graphs: DecodeGraphs | None = None,
+        prompt_graphs: PromptGraphs | None = None,
+        small_steps: SmallSteps | None = None,
+        tracer: WorkerTracer | None = None,
+    ) -> None:
+        self.device = batch.tables.device
+        self.caches = memory.layers
+        self.memory = memory
+        self._model = model
+        self._batch = batch
+        self._tables = batch.tables
+        self._features = batch.features
+        self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.tables.vocab_size))
+        self._parallel = parallel or ParallelContext()
+        self._stage = stage or WholeModel()
+        self._sampler = Sampler(batch, max_logprobs)
+        self._input_builder = InputBuilder(batch, graphs, prompt_graphs)
+        self._staging = Staging(self.device)
+        self._graphs = graphs
+        self._prompt_graphs = prompt_graphs
+        self._small_steps = small_steps or SmallSteps(0)
+        self._tracer = tracer
+        self._graphs_draw = self._stage.is_whole and self._features.drafts is None  # whether graphs sample
+        self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
+
+    def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
+        """Update the host side of the batch and lay out the step. None if it computes no tokens."""
+        if self._tracer is not None:
+            self._tracer.update(scheduler_output)
+        return self._input_builder.build(scheduler_output)
+
+    def is_small(self, inputs: StepInputs) -> bool:
+        """Whether the step, on a CPU, is too small to be worth waking another thread."""
+        return inputs.encoder_work is None and self._small_steps.include(inputs.num_tokens)
+
+    @torch.inference_mode()
+    def execute_model(self, inputs: StepInputs) -> None:
+        """Run this rank's layers over the step's tokens and keep the result for `sample_tokens`."""
+        if inputs.encoder_work is not None:
+            assert self._features.images is not None, "the model reads no images"
+            self._features.images.update(inputs.encoder_work)
+        with self._small_steps.one_thread(inputs.num_tokens):
+            arrays = list(self._staging.ship(inputs.arrays))
+            inputs.edits.apply(arrays)
+            if self._features.drafts is not None and inputs.drafts is not None:
+                token_rows = inputs.rows if isinstance(inputs.rows, TokenRows) else None
+                self._features.drafts.begin(inputs.drafts, inputs.sampling, token_rows, arrays)
+            received = self._stage.receive(inputs)
+            match inputs.rows:
+                case TokenRows() as rows:
+                    result = self._forward(rows, arrays, received)
+                case PromptRows(shape, values):
+                    assert self._prompt_graphs is not None, "only captured graphs have PromptRows"
+                    result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
+                case DecodeRows(shape, values):
+                    assert self._graphs is not None, "only captured graphs have DecodeRows"
+                    result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
+            self._stage.send(result, inputs, arrays)
+        if self._stage.samples:
+            self._results.append(_ForwardResult(inputs, arrays, result))
+
+    @torch.inference_mode()
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
+        """Sample the tokens of the oldest executed step that is not sampled, and write them to the token table for
+        later ones. Pool the hidden states of pooled requests.
+
+        A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples. One of a
+        later pipeline stage does nothing.
+        """
+        if not self._stage.samples:
+            return StepTensors(None, None, [])
+        step = self._results.popleft()
+        with self._small_steps.one_thread(step.inputs.num_tokens):
+            hidden, inputs = self._stage.finish(step.result, step.inputs)
+            return self._sample_step(inputs, step.arrays, hidden, masks)
+
+    @torch.inference_mode()
+    def capture_graphs(self, capture: GraphCapture) -> None:
+        """Capture the graphs that the runner has, of decodes last."""
+        assert self._graphs is not None
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.capture(self._forward, capture)
+        self._graphs.capture(self._decode, capture, self._draw if self._graphs_draw else None)
+
+    def release(self) -> None:
+        """Free the KV cache and delete the graphs. The runner can run no more steps."""
+        self.clear_graphs()
+        self.memory.free()
+
+    def clear_graphs(self) -> None:
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def _sample_step(
+        self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
+    ) -> StepTensors:
+        if self._graphs_draw and (shape := inputs.draw_shape) is not None:
+            assert self._graphs is not None, "only captured graphs have DecodeRows"
+            token_ids = self._graphs.draw(shape)[: len(inputs.request_ids)]
+            return StepTensors(token_ids.clone(), None, [])  # the next draw may run before the copy to the host
+        prompt_rows = inputs.prompt_logprobs
+        prompt_logprobs = [] if prompt_rows is None else self._prompt_logprobs(prompt_rows, arrays, hidden)
+        pooled = [] if inputs.pooling is None else self._pool(inputs.pooling, arrays, hidden)
+        sampling = inputs.sampling
+        if sampling is None:
+            return StepTensors(None, None, prompt_logprobs, pooled=pooled)
+        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
+        sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
+        self._tables.flat_token_ids.index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
+        drafts: Tensor | None = None
+        if self._features.drafts is not None and inputs.drafts is not None:
+            drafts = self._features.drafts.accept(inputs.drafts, sampling, arrays, sampled.token_ids)
+        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
+
+    def _pool(self, inputs: PoolingInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
+        assert self._features.pooling is not None, "the model has no pooling tasks"
+        return self._features.pooling.pool(inputs, arrays, hidden)
+
+    def _sample(
+        self,
+        logits: Tensor,
+        inputs: StepInputs,
+        sampling: SamplingInputs,
+        arrays: list[Tensor],
+        masks: GrammarMasks | None,
+    ) -> SampledTokens:
+        """Sample the step's tokens. Only rank 0 has the masks of grammars, so it alone samples a constrained step and
+        broadcasts the tokens."""
+        if inputs.is_constrained and self._parallel.rank:
+            token_ids = torch.empty(sampling.num_rows, dtype=torch.int64, device=self.device)
+            return SampledTokens(self._parallel.broadcast(token_ids), None)
+        on_device = None if masks is None else ship_masks(masks, sampling, self._staging)
+        sampled = self._sampler.sample(logits, sampling, arrays, on_device)
+        if inputs.is_constrained:
+            self._parallel.broadcast(sampled.token_ids)
+        return sampled
+
+    def _forward(self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None) -> Tensor:
+        """Return the hidden states [tokens, hidden_size] of any batch, from what the stage before sent."""
+        tables = self._tables
+        model_inputs = received
+        if model_inputs is None:
+            model_inputs = tables.flat_token_ids.index_select(0, arrays[rows.token_positions]).long()
+        blocks = tables.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
+        num_blocks = -(-rows.max_seq_len // tables.block_size)
+        block_tables = tables.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
+        slot_mappings = blocks * tables.block_size + arrays[rows.block_offsets]
+        forward = ForwardInputs(model_inputs, arrays[rows.positions], arrays[rows.query_start_loc].int())
+        for feature in rows.features:
+            feature.fill(forward, arrays)
+        metadata = AttentionMetadata(
+            query_start_loc=forward.query_start_loc,
+            seq_lens=arrays[rows.seq_lens].int(),
+            tables=table_rows(block_tables, slot_mappings),
+            num_decodes=rows.num_decodes,
+            states=forward.states,
+            token_types=forward.token_types,
+            images=forward.images,
+            prompt_embeds=forward.prompt_embeds,
+            ends=forward.ends,
+        )
+        return self._model(forward.inputs, forward.positions, self.caches, metadata)
+
+    def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
+        """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
+        [columns, rows]. With speculation, propose drafts and move the rows to their true ends.
+
+        Can be captured: it reads fixed memory and does not synchronize with the host.
+        """
+        tables, features, num_rows, width = self._tables, self._features, rows.shape[1], shape.width
+        if features.drafts is not None:
+            features.drafts.propose(rows[:3])
+        deltas = None if features.images is None else features.images.position_deltas
+        inputs = decode_inputs(rows[:3], tables.token_ids, tables.block_tables, tables.block_size, width, deltas)
+        starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
+        received = self._stage.graph_input(num_rows * width)
+        forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, starts)
+        for feature in self._batch.active:
+            feature.fill_decodes(forward, rows, shape)
+        metadata = AttentionMetadata(
+            query_start_loc=starts,
+            seq_lens=inputs.seq_lens,
+            tables=table_rows(inputs.block_tables, inputs.slot_mappings),
+            num_decodes=num_rows,
+            decode_width=width,
+            states=forward.states,
+        )
+        return self._model(forward.inputs, inputs.positions, self.caches, metadata)
+
+    def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
+        """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.
+        Can be captured."""
+        return self._sampler.draw_decodes(self._model.compute_logits(hidden), rows[:3])
+
+    def _prompt_logprobs(self, rows: PromptLogprobRows, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
+        """Compute the log probabilities of the step's prompt tokens, in slices of `_PROMPT_LOGITS_BYTES`."""
+        targets = self._tables.flat_token_ids[arrays[rows.targets]].long()
+        slices = zip(arrays[rows.hidden_rows].split(self._prompt_slice), targets.split(self._prompt_slice), strict=True)
+        return [
+            self._sampler.token_logprobs(self._model.compute_logits(hidden.index_select(0, hidden_rows)), ids)
+            for hidden_rows, ids in slices
+        ]
