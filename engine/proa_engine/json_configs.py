@@ -7,6 +7,12 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from proa.tokenizer_files import SAMPLING_DEFAULTS
 
+TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
+POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
+METHODS = ("ngram",)
+MAX_SPECULATIVE_TOKENS = 32
+MAX_NGRAM = 16
+
 
 class JsonConfig:
     """The base of frozen dataclasses. Their constructors raise `ValueError` naming the field that is wrong."""
@@ -44,10 +50,6 @@ class JsonConfig:
         return values
 
 
-TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
-POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerConfig(JsonConfig):
     """What the user changes of a model's pooling. None: as the model's files say."""
@@ -81,11 +83,6 @@ class PoolerConfig(JsonConfig):
         if "pooling_type" in values:
             raise ValueError("pooler_config must have one of pooling_type and seq_pooling_type")
         return {"pooling_type" if name == "seq_pooling_type" else name: value for name, value in values.items()}
-
-
-METHODS = ("ngram",)
-MAX_SPECULATIVE_TOKENS = 32
-MAX_NGRAM = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

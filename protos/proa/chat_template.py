@@ -40,6 +40,9 @@ _WORDS = ("proawordone", "proawordtwo")
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
 Message = Mapping[str, Any]
+# Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
+# the template strips messages.
+_MARK = "\ue000continue\ue000 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,6 @@ def content_forms(render: Callable[[Messages], str]) -> dict[str, ContentForms]:
 def text_part(text: str) -> list[dict[str, str]]:
     """A list of one part."""
     return [{"type": "text", "text": text}]
-
-
-# Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
-# the template strips messages.
-_MARK = "\ue000continue\ue000 "
 
 
 def marked(content: Content) -> Content:

@@ -37,6 +37,13 @@ Check = Callable[[Any, Args, Mapping[str, Any]], Args]
 """Checks a call before it runs, given the value that it belongs to. Returns the arguments, where an iterator has become
 a list, so that its size is known. Raises `TemplateTooCostly`."""
 
+_DICT_NAMES: Final = frozenset(dir(dict))
+_STR_NAMES: Final = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+_LOOP_NAMES: Final = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_CHEAP: Final = frozenset(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"))
+_COMPARISONS: Final = ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan")
+_LONG_TESTS: Final = (*_COMPARISONS, "<=", "le", "in", "lower", "upper")
+
 
 def _multiply(value: object, times: int) -> None:
     """Charge a value so many times."""
@@ -153,13 +160,7 @@ _FILTERS: Final[Mapping[str, Check]] = {
     "sum": _check_sum,
     "tojson": _check_json,
 }
-_DICT_NAMES: Final = frozenset(dir(dict))
-_STR_NAMES: Final = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
-_LOOP_NAMES: Final = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
-_CHEAP: Final = frozenset(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"))
 """Filters that return a number or what they are given."""
-_COMPARISONS: Final = ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan")
-_LONG_TESTS: Final = (*_COMPARISONS, "<=", "le", "in", "lower", "upper")
 """Tests that take time by the size of a value. `|select` runs a test for each item."""
 
 

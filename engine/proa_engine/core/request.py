@@ -9,6 +9,8 @@ from proa_engine.core.lora_slots import Adapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
 from proa_engine.core.types import Block, PooledRows, RowOutput
 
+CACHES_NOTHING = sys.maxsize  # value of `num_cached_blocks`: blocks of this request are not cached
+
 
 class RequestStatus(IntEnum):
     """Ordered: all values after PREEMPTED mean finished."""
@@ -37,7 +39,6 @@ FINISH_REASONS = {
 }
 
 
-CACHES_NOTHING = sys.maxsize  # value of `num_cached_blocks`: blocks of this request are not cached
 _RUNNING = RequestStatus.RUNNING  # looking up an enum's member takes longer than all of `append_plain_token`
 
 

@@ -19,6 +19,8 @@ from proa_engine.core.kv_events import KvEventBatch
 RejectionCode = Literal[
     "resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found", "failed_precondition"
 ]
+NO_LORA = -1  # instead of an adapter's slot
+NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero), or nothing is written
 
 
 class Block:
@@ -76,9 +78,6 @@ class StepOutputs:
     loras: LoadedLoras | None = None  # set when the loaded adapters have changed
 
 
-NO_LORA = -1  # instead of an adapter's slot
-
-
 class LoraSlot(NamedTuple):
     """The adapter of a request and the slot that it is applied from. The workers fill the slot before this step."""
 
@@ -133,9 +132,6 @@ class CachedRequestData:
     new_block_ids: Sequence[Sequence[int]]  # by table, each behind those that it has; empty if no table has any
     # From position `num_computed_tokens` on, all that the host knows; empty if the workers have them already.
     new_token_ids: Sequence[int] = ()
-
-
-NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero), or nothing is written
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ ENCODERS = tuple(
 )
 COLBERT, COLBERT_ENCODER = "HF_ColBERT", "BertModel"  # of ColBERT's own code, with a linear layer behind
 ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures
+_MAX_NAME = 100  # characters that are compared, as comparing a megabyte with each known name takes a second
 
 
 class Form(Enum):
@@ -111,9 +112,6 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> str:
     if not has_transformers():
         text += "; others need the extra: pip install 'proa-engine[transformers]'"
     return f"{text}; docs/models.md lists what is supported"
-
-
-_MAX_NAME = 100  # characters that are compared, as comparing a megabyte with each known name takes a second
 
 
 def _similar(name: str) -> str | None:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 
 TRACE_HEADERS = ("traceparent", "tracestate")
+_STAGES = (("queue", EventType.QUEUED), ("prefill", EventType.SCHEDULED), ("decode", EventType.FIRST_TOKEN))
+_MOMENTS = {
+    EventType.PREEMPTED: "preempted",
+    EventType.RESUMED: "resumed",
+    EventType.FIRST_TOKEN: "first_token",
+}
 
 
 @dataclass(slots=True)
@@ -179,14 +185,6 @@ class EngineTracer:
             if is_last and error_type is not None:
                 set_error(span, error_type)
             span.end(stop)
-
-
-_STAGES = (("queue", EventType.QUEUED), ("prefill", EventType.SCHEDULED), ("decode", EventType.FIRST_TOKEN))
-_MOMENTS = {
-    EventType.PREEMPTED: "preempted",
-    EventType.RESUMED: "resumed",
-    EventType.FIRST_TOKEN: "first_token",
-}
 
 
 def _request_attributes(request: EngineCoreRequest, model_name: str) -> dict[str, AttributeValue]:

@@ -12,6 +12,9 @@ from proa.contract.sampling_params import SamplingParams
 HASH_BYTES: Final = 16
 """Of the hash of an image, or of a block of tokens."""
 
+_MAX_SOURCE_RANKS = 1024
+_MAX_ADDRESS_CHARACTERS = 300  # a host name has at most 253
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
@@ -103,10 +106,6 @@ class PoolingParams:
             raise ValueError("score_token_ids must be set for the log probabilities of tokens, and for nothing else")
         if self.use_activation is not None and self.task is PoolingTask.TOKEN_LOGPROBS:
             raise ValueError("use_activation does not apply to log probabilities")
-
-
-_MAX_SOURCE_RANKS = 1024
-_MAX_ADDRESS_CHARACTERS = 300  # a host name has at most 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ TOO_COMPLEX = "the grammar is too complex or malformed"
 
 _SOURCE = re.compile(r"\s*\d+ \|.*|[\s^]*")  # a quoted line of the grammar, or the line that marks a place in it
 _PLACE = re.compile(r"^(?:at )?(?:\d+\(\d+\): )+|^at EOF: ")
+_ONE_OF = "oneOf is supported only if its schemas cannot overlap, unless strict is false"
 
 
 class GrammarError(ValueError):
@@ -52,6 +53,3 @@ def clean(message: str) -> str:
     sentence = re.sub(r"oneOf constraints are not supported\..*", _ONE_OF, sentence)
     sentence = re.sub(r"Unimplemented keys: \[(.*)\]", r"not supported: \1", sentence)
     return sentence if len(sentence) <= MAX_MESSAGE else f"{sentence[:MAX_MESSAGE]}…"
-
-
-_ONE_OF = "oneOf is supported only if its schemas cannot overlap, unless strict is false"

@@ -25,6 +25,7 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
     **dict.fromkeys(("pattern", "format", "$ref"), (str, "a string")),
 }
+_TOO_DEEP = f"a JSON schema must be nested at most {MAX_DEPTH} levels deep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +123,6 @@ def _copy(schema: object) -> bool | dict[str, object]:
 
 def _refuse_constant(name: str) -> object:
     raise GrammarError(f"the JSON schema is not JSON: {name}")
-
-
-_TOO_DEEP = f"a JSON schema must be nested at most {MAX_DEPTH} levels deep"
 
 
 def _places(root: dict[str, object]) -> list[_Place]:

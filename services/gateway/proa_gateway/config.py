@@ -15,6 +15,9 @@ from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
 from proa_gateway.scaler.config import ScalerOptions
 
+_ADDRESS = re.compile(r".+:[0-9]+")
+_SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Strings:
@@ -62,10 +65,6 @@ class Cors:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-
-_ADDRESS = re.compile(r".+:[0-9]+")
-_SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
 
 
 def parse_address(text: str) -> str:

@@ -7,6 +7,9 @@ from proa_engine.core.lora_slots import Adapter, LoraSlots
 from proa_engine.core.request import Request
 
 Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themselves are never compared
+# A larger number lets a few adapters with steady traffic delay the others longer; a smaller one makes batches smaller,
+# because slots are emptied more often.
+MAX_PASSED = 32
 
 
 class RequestQueue:
@@ -55,11 +58,6 @@ class RequestQueue:
 
 def _order(entry: Entry) -> tuple[int, ...]:
     return entry[0]
-
-
-# A larger number lets a few adapters with steady traffic delay the others longer; a smaller one makes batches smaller,
-# because slots are emptied more often.
-MAX_PASSED = 32
 
 
 class LoraQueue:

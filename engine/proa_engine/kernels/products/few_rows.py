@@ -41,6 +41,10 @@ MOST_PARTS = 4  # of a tile
 UNDIVIDED_BYTES = 2048  # rows of a weight that take as long to read as parts to add
 PREFETCH_BYTES = 256  # of each row of a program's part of the weight
 SUM_REGISTERS = 128  # of a thread, for the parts that it loads at a time
+# By rows of x in a tile: outputs, bytes of their inputs, stages and warps. Narrow tiles run at the same time, one on a
+# multiprocessor; wide ones are for weights that have more tiles than that.
+NARROW = {16: (64, 512, 3, 4), 32: (64, 512, 3, 4), 64: (64, 256, 4, 4), 128: (64, 256, 4, 4)}
+WIDE = {16: (128, 256, 3, 8), 32: (128, 128, 4, 4), 64: (128, 128, 4, 4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,6 @@ class Tiling:
     num_warps: int
     num_stages: int
     prefetch_bytes: int = PREFETCH_BYTES
-
-
-# By rows of x in a tile: outputs, bytes of their inputs, stages and warps. Narrow tiles run at the same time, one on a
-# multiprocessor; wide ones are for weights that have more tiles than that.
-NARROW = {16: (64, 512, 3, 4), 32: (64, 512, 3, 4), 64: (64, 256, 4, 4), 128: (64, 256, 4, 4)}
-WIDE = {16: (128, 256, 3, 8), 32: (128, 128, 4, 4), 64: (128, 128, 4, 4)}
 
 
 def few_rows_tiling(

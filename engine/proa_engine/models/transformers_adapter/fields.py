@@ -23,6 +23,8 @@ from proa_engine.observability.library_logs import use_our_handlers
 
 UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")  # frequencies depend on the longest sequence of the batch
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# The library replaces methods of its classes, and the process's default type, while it builds a model.
+_BUILDING = Lock()
 
 
 def read_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
@@ -139,10 +141,6 @@ def read_options(fields: Mapping[str, Any]) -> AdaptedOptions:
         needs_token_ids="transformers runs it",
         fields=dict(fields),
     )
-
-
-# The library replaces methods of its classes, and the process's default type, while it builds a model.
-_BUILDING = Lock()
 
 
 def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:

@@ -18,6 +18,9 @@ from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.scaler.demand import Demand
 
+# Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
+EXPECTED_OUTPUT = 256
+
 
 class ModelLookup:
     """A model is known if an engine has served it or `--model` names it, whether or not an engine serves it now. An
@@ -92,10 +95,6 @@ class ModelLookup:
         if self._config.deadlines.scale_from_zero > 0:
             names.update(self._models.names())
         return sorted(names)
-
-
-# Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
-EXPECTED_OUTPUT = 256
 
 
 class Call(Protocol):

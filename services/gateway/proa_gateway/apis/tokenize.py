@@ -35,6 +35,7 @@ _TEMPLATE_FIELDS = (
     "tools",
 )
 _MODEL = Field(None, description="May be omitted if only one model is served.")
+_ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503)
 
 
 class TokenizeRequest(TemplateFields):
@@ -120,7 +121,6 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 
 tokenizer_router = APIRouter(route_class=JsonRoute)
 tokenizer_info_router = APIRouter(route_class=JsonRoute)  # with --enable-tokenizer-info-endpoint
-_ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503)
 
 
 @tokenizer_router.post("/tokenize", response_model=TokenizeResponse, responses=_ERRORS)

@@ -33,6 +33,13 @@ from proa_gateway.gateway import Gateway
 from proa_gateway.server import make_server, prepare_process
 
 INTERVAL = 5.0  # seconds between two lines
+RETRIED = frozenset({429, 502, 503})
+MAX_ATTEMPTS = 8
+MAX_PAUSE = 60.0  # seconds between two attempts
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)  # the gateway limits the time of requests
+START_TIMEOUT = 120.0  # seconds until all engines have loaded their models
+_POLL = 0.05  # seconds
+INTERRUPTED = 130  # the exit status of a program that SIGINT ended
 
 
 @dataclass(slots=True)
@@ -64,12 +71,6 @@ class Progress:
         while True:
             await asyncio.sleep(INTERVAL)
             self.show()
-
-
-RETRIED = frozenset({429, 502, 503})
-MAX_ATTEMPTS = 8
-MAX_PAUSE = 60.0  # seconds between two attempts
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)  # the gateway limits the time of requests
 
 
 class GatewayUnreachable(Exception):
@@ -175,10 +176,6 @@ def _unanswered(source: Iterable[bytes], answered: Answered, progress: Progress)
             yield request
 
 
-START_TIMEOUT = 120.0  # seconds until all engines have loaded their models
-_POLL = 0.05  # seconds
-
-
 @asynccontextmanager
 async def local_gateway(config: GatewayConfig) -> AsyncIterator[str]:
     """The URL of a gateway with usable engines. Raises `GatewayUnreachable`."""
@@ -208,9 +205,6 @@ async def _wait_until_ready(server: uvicorn.Server, serving: asyncio.Task[None],
         await asyncio.sleep(_POLL)
     addresses = ", ".join(config.engines)
     raise GatewayUnreachable(f"not all engines can be used after {START_TIMEOUT:g} s: {addresses}")
-
-
-INTERRUPTED = 130  # the exit status of a program that SIGINT ended
 
 
 def run(config: BatchConfig) -> int:

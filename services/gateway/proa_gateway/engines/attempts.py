@@ -22,6 +22,10 @@ from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.policies import RoutingHints
 
 HEADER = "x-request-timeout"
+MAX_ATTEMPTS = 3
+MAX_OVERLOADED = 0.5
+FIRST_BACKOFF = 0.05  # seconds
+LAST_BACKOFF = 1.0
 
 
 def request_timeout(headers: Mapping[str, str], maximum: float) -> float:
@@ -38,13 +42,9 @@ def request_timeout(headers: Mapping[str, str], maximum: float) -> float:
     return min(seconds, maximum)
 
 
-MAX_ATTEMPTS = 3
 """Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
-MAX_OVERLOADED = 0.5
 """Seconds after which a request that an engine rejects as overloaded is not sent again: it has waited in a queue of the
 engine, and would wait again."""
-FIRST_BACKOFF = 0.05  # seconds
-LAST_BACKOFF = 1.0
 
 
 class RetryBudget:

@@ -28,6 +28,16 @@ from proa_gateway.routing.router import Router
 THRESHOLD = 5  # failures in a row
 FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
 LAST_COOLDOWN = 30.0
+FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
+LAST_RECONNECT_DELAY = 2.0
+# Of an engine that the gateway does not use. Other engines may go, or it is replaced, which is noticed at once.
+FIRST_REFUSED_DELAY = 1.0
+LAST_REFUSED_DELAY = 10.0
+LAST_FAILED_DELAY = 60.0  # where the gateway failed: each attempt may load a tokenizer
+# An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
+SUSPECT_SILENCE = 1.5
+SUSPECT_STEP_AGE = 10.0
+T = TypeVar("T")
 
 
 class BreakerState(IntEnum):
@@ -74,16 +84,6 @@ class CircuitBreaker:
         self._open_until = now + self._cooldown
 
 
-FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
-LAST_RECONNECT_DELAY = 2.0
-# Of an engine that the gateway does not use. Other engines may go, or it is replaced, which is noticed at once.
-FIRST_REFUSED_DELAY = 1.0
-LAST_REFUSED_DELAY = 10.0
-LAST_FAILED_DELAY = 60.0  # where the gateway failed: each attempt may load a tokenizer
-# An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
-SUSPECT_SILENCE = 1.5
-SUSPECT_STEP_AGE = 10.0
-T = TypeVar("T")
 EngineCall = Callable[[grpc.aio.Channel], Awaitable[T]]
 """Calls one method of an engine. Raises `grpc.aio.AioRpcError`."""
 _log = logging.getLogger(__name__)

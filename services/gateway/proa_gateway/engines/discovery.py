@@ -40,6 +40,13 @@ CHANNEL_OPTIONS: ChannelOptions = (
     # earlier attempt.
     ("grpc.use_local_subchannel_pool", 1),
 )
+_SERVICE_LABEL = "kubernetes.io/service-name"
+_CONNECT_TIMEOUT = 3.0  # seconds, like all below
+_LIST_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 2.0
+_MAX_DELAY = 5.0
+_MAX_ANNOTATIONS = 20  # in one call
+_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class TlsChannels:
@@ -70,13 +77,6 @@ def describe_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-_SERVICE_LABEL = "kubernetes.io/service-name"
-_CONNECT_TIMEOUT = 3.0  # seconds, like all below
-_LIST_TIMEOUT = 10.0
-_CLOSE_TIMEOUT = 2.0
-_MAX_DELAY = 5.0
-_MAX_ANNOTATIONS = 20  # in one call
-_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 _log = logging.getLogger(__name__)
 
 

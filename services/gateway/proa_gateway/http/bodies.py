@@ -26,6 +26,17 @@ from proa_gateway.errors import (
 )
 from proa_gateway.http.errors import ErrorForms
 
+MAX_COST: Final = 700_000  # in numbers of a list, which take 30 ms
+LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse and validate
+# What else costs as much as so many numbers to read and to validate:
+_TEXT: Final = 4
+_KEY: Final = 12  # a field of an object, beside its name and its value
+_LIST: Final = 12  # beside its elements
+_OBJECT: Final = 30  # beside its fields
+SILENCE: Final = 30.0  # seconds for which a client may send nothing of a body that has begun
+LONGEST: Final = 600.0  # seconds for a body, the time of 16 MiB at 230 kbit/s
+UNFINISHED_BODIES: Final = 16  # of the largest size, at one time: how many bytes bodies that still arrive may hold
+
 
 class LargeBodies:
     """Passes large bodies to the application one at a time. `clock`: monotonic seconds."""
@@ -59,13 +70,6 @@ class LargeBodies:
         return self._clock() - self._waiting[0] if self._waiting else 0.0
 
 
-MAX_COST: Final = 700_000  # in numbers of a list, which take 30 ms
-LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse and validate
-# What else costs as much as so many numbers to read and to validate:
-_TEXT: Final = 4
-_KEY: Final = 12  # a field of an object, beside its name and its value
-_LIST: Final = 12  # beside its elements
-_OBJECT: Final = 30  # beside its fields
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -127,11 +131,6 @@ class JsonRoute(APIRoute):
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json
-
-
-SILENCE: Final = 30.0  # seconds for which a client may send nothing of a body that has begun
-LONGEST: Final = 600.0  # seconds for a body, the time of 16 MiB at 230 kbit/s
-UNFINISHED_BODIES: Final = 16  # of the largest size, at one time: how many bytes bodies that still arrive may hold
 
 
 class RequestBodies:

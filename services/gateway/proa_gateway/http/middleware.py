@@ -19,6 +19,10 @@ from proa_gateway.errors import HostNotAllowed
 from proa_gateway.http.errors import ErrorForms, route_path
 from proa_gateway.observability.outcome import Outcome
 
+REQUEST_ID: Final = r"[\x21-\x7e]{1,128}"
+_PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
 
 class Paths:
     """Middleware that serves the routes under `root_path` too, and with a slash at their end.
@@ -56,7 +60,6 @@ class HeadAsGet:
         await self._app(scope, receive, send)
 
 
-REQUEST_ID: Final = r"[\x21-\x7e]{1,128}"
 """Pattern of the ids that clients may choose: what fits into headers, logs and engines' request ids."""
 _valid = re.compile(REQUEST_ID.encode()).fullmatch
 
@@ -92,7 +95,6 @@ class RequestIdMiddleware:
 
 
 _log = logging.getLogger("proa_gateway.access_log")
-_PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 def write_access_log(format: Format) -> None:
@@ -153,9 +155,6 @@ def _fields(scope: Scope, status: int, complete: bool, seconds: float) -> dict[s
         "client": scope["client"][0] if scope.get("client") else None,
         "user_agent": dict(scope["headers"]).get(b"user-agent", b"").decode("latin-1")[:200] or None,
     }
-
-
-_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 def parse_host_pattern(text: str) -> str:

@@ -12,6 +12,8 @@ from proa.options import check_options, option, parse_count
 
 MAX_URL = 8192  # characters
 _PORTS = (80, 443)
+# Pillow itself refuses larger ones, by a setting of the whole process.
+_MOST_PIXELS = 89_478_485
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,6 @@ def check_url(text: str, domains: Collection[AllowedDomain]) -> URL:
             "send the image as a data URL"
         )
     return url
-
-
-# Pillow itself refuses larger ones, by a setting of the whole process.
-_MOST_PIXELS = 89_478_485
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,13 @@ _SPECIAL_IPV6 = [
     IPv6Network("2002::/16"),  # 6to4
     IPv6Network("3fff::/20"),
 ]
+_URL_SAFE = str.maketrans("-_", "+/")
+MAX_REDIRECTS = 3
+MAX_FETCHES = 24  # at the same time, each with up to `max_bytes` in memory; others wait
+MAX_HOST_FETCHES = 8  # of them from one host, so that slow hosts leave others their share
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Without compression: it would let a small answer become a large one.
+_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "proa-gateway"}
 
 
 def is_public(address: str) -> bool:
@@ -48,9 +55,6 @@ def _is_public_ipv6(address: IPv6Address) -> bool:
     if address not in _GLOBAL_UNICAST or any(address in network for network in _SPECIAL_IPV6):
         return False
     return address.is_global
-
-
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 def is_data_url(url: str) -> bool:
@@ -78,14 +82,6 @@ def _read_lenient(text: str) -> bytes:
         return a2b_base64(plain + "=" * (-len(plain) % 4), strict_mode=True)
     except (Error, ValueError):
         raise ImageError("the data URL's base64 is damaged") from None
-
-
-MAX_REDIRECTS = 3
-MAX_FETCHES = 24  # at the same time, each with up to `max_bytes` in memory; others wait
-MAX_HOST_FETCHES = 8  # of them from one host, so that slow hosts leave others their share
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Without compression: it would let a small answer become a large one.
-_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "proa-gateway"}
 
 
 class PublicResolver(AbstractResolver):

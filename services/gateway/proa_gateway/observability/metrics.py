@@ -16,6 +16,13 @@ from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BU
 from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
 
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+_FINISHES = {"client_disconnected": "abort"}
+IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
 
 class Engine(Protocol):
     """What the gauges read of an engine. `model_name` None: there is no session. `refusal`: why it is not used."""
@@ -62,9 +69,7 @@ ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
 start with the engine."""
 
-CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 
-_FINISHES = {"client_disconnected": "abort"}
 """Reasons that vLLM calls otherwise."""
 
 
@@ -118,12 +123,8 @@ class VllmMetrics:
             self._max_tokens.labels(model).observe(outcome.max_tokens)
 
 
-IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
 FetchKind = Literal["hot_prefix", "prefill", "drain"]
 """Why an engine fetches blocks from another: it has them, computes them for this request, or drains."""
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
 class Index(Protocol):

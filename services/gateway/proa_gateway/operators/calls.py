@@ -13,6 +13,7 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotFound, LoraNotLoaded
 
 T = TypeVar("T")
+UNLOAD_SECONDS = 600.0  # an engine answers between two steps, and a step of a CPU may take minutes
 
 
 async def call_engines(pool: EnginePool, model: str | None, call: EngineCall[T]) -> dict[str, T]:
@@ -28,9 +29,6 @@ async def call_engines(pool: EnginePool, model: str | None, call: EngineCall[T])
             raise answer
         results[engine.address] = answer
     return results
-
-
-UNLOAD_SECONDS = 600.0  # an engine answers between two steps, and a step of a CPU may take minutes
 
 
 async def load_on_engines(

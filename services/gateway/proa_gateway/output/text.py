@@ -15,6 +15,13 @@ from proa_gateway.errors import GatewayError, GrammarFailed
 from proa_gateway.output.logprob_columns import LogprobColumns
 
 FinishName = Literal["stop", "length", "abort", "repetition"]
+_NAMES: dict[FinishReason, FinishName] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.COMPLETE: "stop",
+    FinishReason.REPETITION: "repetition",
+}
 
 
 @dataclass(slots=True)
@@ -134,15 +141,6 @@ class DiscardedText:
 
     def finish(self, token_ids: Sequence[int], *, stop_token: bool) -> TextDelta:
         return TextDelta("", 0)
-
-
-_NAMES: dict[FinishReason, FinishName] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-    FinishReason.COMPLETE: "stop",
-    FinishReason.REPETITION: "repetition",
-}
 
 
 class OutputProcessor:

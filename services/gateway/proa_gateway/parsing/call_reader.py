@@ -14,6 +14,7 @@ from proa_gateway.parsing.json_text import JsonScanner
 
 _NOT_SPACE = re.compile(r"\S")
 _VALUE_STARTS = re.compile(r'["{\[0-9A-Za-z\-]')
+_MAX_HEADER = 1024  # characters between the opening and the arguments; what is longer is not a call
 
 
 class _State(Enum):
@@ -165,8 +166,6 @@ def _string(text: str) -> str | None:
 
 
 Schemas = Mapping[str, Mapping[str, object]]  # of the tools' parameters, by the tools' names
-
-_MAX_HEADER = 1024  # characters between the opening and the arguments; what is longer is not a call
 
 
 class CallReader:

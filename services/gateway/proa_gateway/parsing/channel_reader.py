@@ -7,6 +7,8 @@ from proa_gateway.parsing.compiled_format import Action, CompiledFormat, State, 
 from proa_gateway.parsing.format import Channels, Route
 from proa_gateway.parsing.message_reader import MessageReader
 
+_OF_HEADERS = frozenset({Action.OPEN_MESSAGE, Action.OPEN_CHANNEL, Action.OPEN_BODY})
+
 
 class ChannelHeader:
     """Collects headers, one after the other."""
@@ -49,9 +51,6 @@ class ChannelHeader:
             if found := pattern.match(header):
                 return route, found.groupdict().get("name") or ""
         return Route.CONTENT, ""
-
-
-_OF_HEADERS = frozenset({Action.OPEN_MESSAGE, Action.OPEN_CHANNEL, Action.OPEN_BODY})
 
 
 class ChannelReader(MessageReader):

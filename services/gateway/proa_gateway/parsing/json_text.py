@@ -6,6 +6,20 @@ import sys
 
 PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}  # and what they are in JSON
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_ESCAPES = {
+    **{letter: f"\\{letter}" for letter in '"\\bfnrt'},
+    **{"'": "'", "/": "/", "\n": "", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"},
+}
+_CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits after the letter
+_HEXADECIMAL = re.compile("[0-9a-fA-F]*")
+_MARK = re.compile(r'["\\\x00-\x1f]')
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+_JSON = re.compile(r'[\s,:0-9A-Za-z+\-."{}\[\]]*', re.ASCII)  # what may stand outside of strings
+_SCALAR = re.compile(r"[0-9A-Za-z+\-.]*")
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+# What stands between two brackets, as far as its strings have ended. Without possessive quantifiers: behind a string
+# that has not ended, Python 3.11.2 loses its place. The time is linear, as no two parts can match the same character.
+_BETWEEN = re.compile(rf'(?:[\s,:0-9A-Za-z+\-.]+|"{_IN_STRING.pattern}")*', re.ASCII | re.DOTALL)
 
 
 def escape(text: str) -> str:
@@ -29,14 +43,6 @@ def held_back(text: str, end: str) -> int:
     return 0
 
 
-_ESCAPES = {
-    **{letter: f"\\{letter}" for letter in '"\\bfnrt'},
-    **{"'": "'", "/": "/", "\n": "", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"},
-}
-_CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits after the letter
-_HEXADECIMAL = re.compile("[0-9a-fA-F]*")
-
-
 def read_escape(text: str) -> tuple[str, int] | None:
     """What the escape at the text's start is in JSON, and its length. None: more text is needed.
 
@@ -57,9 +63,6 @@ def read_escape(text: str) -> tuple[str, int] | None:
         return "\\\\", 1
     # Two escapes may be the halves of one character, which JSON writes the same.
     return f"\\u{code:04x}" if code <= 0xFFFF else escape(chr(code)), 2 + num_digits
-
-
-_MARK = re.compile(r'["\\\x00-\x1f]')
 
 
 class OpenString:
@@ -94,15 +97,6 @@ class OpenString:
             elif self._in_string:
                 self._escaped = position == len(text)
                 position += 1
-
-
-_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
-_JSON = re.compile(r'[\s,:0-9A-Za-z+\-."{}\[\]]*', re.ASCII)  # what may stand outside of strings
-_SCALAR = re.compile(r"[0-9A-Za-z+\-.]*")
-_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-# What stands between two brackets, as far as its strings have ended. Without possessive quantifiers: behind a string
-# that has not ended, Python 3.11.2 loses its place. The time is linear, as no two parts can match the same character.
-_BETWEEN = re.compile(rf'(?:[\s,:0-9A-Za-z+\-.]+|"{_IN_STRING.pattern}")*', re.ASCII | re.DOTALL)
 
 
 class JsonScanner:

@@ -37,75 +37,7 @@ _TEXT = {
         },
     ]
 }
-
-
-def _texts(value: object) -> list[str]:
-    entries = value if isinstance(value, list) else [value]
-    if not entries:
-        raise PydanticCustomError("invalid_value", "must not be empty")
-    if len(entries) > MAX_PROMPTS:
-        raise PydanticCustomError("invalid_value", "must not have more than {limit}", {"limit": MAX_PROMPTS})
-    return [_text(entry) for entry in entries]
-
-
-def _text(value: object) -> str:
-    """A string, `{"text": …}`, or vLLM's `{"content": [{"type": "text", "text": …}]}`."""
-    if isinstance(value, dict) and value.keys() == {"content"}:
-        parts = value["content"]
-        value = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
-        if isinstance(value, dict) and value.get("type") != "text":
-            raise PydanticCustomError("unsupported_parameter", "has a part that is not text: only text is supported")
-    text = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise PydanticCustomError("invalid_type", "must have strings, or objects with a text")
-    return check_text(text)
-
-
-ScoredText = Annotated[str, PlainValidator(_text), WithJsonSchema(_TEXT)]
-"""A text, as a string or in an object."""
 _LIST: dict[str, Any] = {"type": "array", "items": _TEXT, "minItems": 1}
-ScoredTexts = Annotated[list[str], PlainValidator(_texts), WithJsonSchema({"anyOf": [*_TEXT["anyOf"], _LIST]})]
-"""One text or a list of them."""
-
-
-class PoolingFields(RequestFields):
-    """The fields that all pooling endpoints have."""
-
-    @property
-    def extra_fields(self) -> dict[str, Any]:
-        """The fields that the class does not have."""
-        return self.__pydantic_extra__
-
-
-class TruncatedFields(PoolingFields):
-    """Which tokens of each input are kept, in vLLM's words."""
-
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Tokens of each input to keep. -1: as many as the model takes."
-    )
-    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: right, the first are kept.")
-
-
-class InputFields(TruncatedFields):
-    """Either `input` has the inputs, or `messages` one chat; the fields after it are the chat template's."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]})
-
-    input: Prompts | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="Default: true for texts, false for a chat.")
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
-    chat_template_kwargs: TemplateVariables | None = None
-
-    @model_validator(mode="after")
-    def _check_input(self) -> "InputFields":
-        if (self.input is None) == (self.messages is None):
-            raise PydanticCustomError("invalid_value", "must have either input or messages")
-        return self
-
-
 _ACTIVATION = Refused("use use_activation")
 _COMMON: Mapping[str, Refused] = {
     **{name: REFUSED_BY_ALL[name] for name in ("mm_processor_kwargs", "media_io_kwargs")},
@@ -150,6 +82,72 @@ REFUSED_IN_SCORES: Mapping[str, Refused] = {
     "max_chunks_per_doc": Refused("a document is scored as a whole; use max_tokens_per_doc"),
     "overlap_tokens": Refused("a document is scored as a whole"),
 }
+
+
+def _texts(value: object) -> list[str]:
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        raise PydanticCustomError("invalid_value", "must not be empty")
+    if len(entries) > MAX_PROMPTS:
+        raise PydanticCustomError("invalid_value", "must not have more than {limit}", {"limit": MAX_PROMPTS})
+    return [_text(entry) for entry in entries]
+
+
+def _text(value: object) -> str:
+    """A string, `{"text": …}`, or vLLM's `{"content": [{"type": "text", "text": …}]}`."""
+    if isinstance(value, dict) and value.keys() == {"content"}:
+        parts = value["content"]
+        value = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
+        if isinstance(value, dict) and value.get("type") != "text":
+            raise PydanticCustomError("unsupported_parameter", "has a part that is not text: only text is supported")
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise PydanticCustomError("invalid_type", "must have strings, or objects with a text")
+    return check_text(text)
+
+
+ScoredText = Annotated[str, PlainValidator(_text), WithJsonSchema(_TEXT)]
+"""A text, as a string or in an object."""
+ScoredTexts = Annotated[list[str], PlainValidator(_texts), WithJsonSchema({"anyOf": [*_TEXT["anyOf"], _LIST]})]
+"""One text or a list of them."""
+
+
+class PoolingFields(RequestFields):
+    """The fields that all pooling endpoints have."""
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The fields that the class does not have."""
+        return self.__pydantic_extra__
+
+
+class TruncatedFields(PoolingFields):
+    """Which tokens of each input are kept, in vLLM's words."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Tokens of each input to keep. -1: as many as the model takes."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: right, the first are kept.")
+
+
+class InputFields(TruncatedFields):
+    """Either `input` has the inputs, or `messages` one chat; the fields after it are the chat template's."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]})
+
+    input: Prompts | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for texts, false for a chat.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
+    chat_template_kwargs: TemplateVariables | None = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> "InputFields":
+        if (self.input is None) == (self.messages is None):
+            raise PydanticCustomError("invalid_value", "must have either input or messages")
+        return self
 
 
 # Of responses, for the OpenAPI document.

@@ -22,6 +22,13 @@ from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, image_parts
 
 T = TypeVar("T")
 GROUP_CHARACTERS: Final = 262_144
+TASKS: dict[PoolingTask, str] = {
+    PoolingTask.EMBED: "embeddings",
+    PoolingTask.TOKEN_EMBED: "embeddings of tokens",
+    PoolingTask.CLASSIFY: "classes",
+    PoolingTask.TOKEN_CLASSIFY: "classes of tokens",
+    PoolingTask.TOKEN_LOGPROBS: "log probabilities of tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +135,6 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
-TASKS: dict[PoolingTask, str] = {
-    PoolingTask.EMBED: "embeddings",
-    PoolingTask.TOKEN_EMBED: "embeddings of tokens",
-    PoolingTask.CLASSIFY: "classes",
-    PoolingTask.TOKEN_CLASSIFY: "classes of tokens",
-    PoolingTask.TOKEN_LOGPROBS: "log probabilities of tokens",
-}
 """What the tasks are called in errors."""
 
 

@@ -17,6 +17,7 @@ from proa_gateway.output.pooled import PooledOutput, PooledValues
 from proa_gateway.pooling.inputs import PooledInput
 
 TURN_VALUES = 8192  # rendered between two turns of the event loop: 0.7 ms
+_NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
 
 
 def numbers(values: bytes, num_rows: int | None = None) -> NDArray[np.float32]:
@@ -80,9 +81,6 @@ async def render_all(
         yield b"]", 0
 
     return await joined(parts())
-
-
-_NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
 
 
 async def combine(divided: Sequence[Sequence[PooledInput]], outputs: Sequence[PooledOutput]) -> list[PooledValues]:

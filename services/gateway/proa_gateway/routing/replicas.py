@@ -9,6 +9,7 @@ from proa.contract import CheckpointRule
 from proa_gateway.routing.policies import HashChain, RoutingHints
 
 _KEY_BYTES = 64  # a 16-byte hash as a Python object, rounded up by the allocator
+_EXPECTED_BYTES = 64 + 32  # a 16-byte hash and a time as Python objects, rounded up by the allocator
 
 
 class ReplicaBitmaps:
@@ -113,9 +114,6 @@ class ReplicaBitmaps:
         assert bitmaps == self._young | self._aging | self._old
         assert len(bitmaps) == len(self)
         assert len(bitmaps) <= self._max_blocks
-
-
-_EXPECTED_BYTES = 64 + 32  # a 16-byte hash and a time as Python objects, rounded up by the allocator
 
 
 class _Replica:

@@ -20,6 +20,7 @@ BATCH_BLOCKS = 1024
 _log = logging.getLogger(__name__)
 
 Subscribe = Callable[[], AsyncGenerator[KvEvents, None]]
+MAX_INLINE_TOKENS = 2048
 
 
 class KvEventsRefused(Exception):
@@ -82,7 +83,6 @@ async def _in_batches(hashes: Sequence[bytes], apply: Callable[[str, Sequence[by
         await asyncio.sleep(0)
 
 
-MAX_INLINE_TOKENS = 2048
 """Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
 
 

@@ -12,6 +12,8 @@ from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_
 from proa_gateway.serving.conversation import REASONING_FIELDS, ChatMessage, Conversation, ReasoningFields, ToolCall
 from proa_gateway.tokenizer import TemplateRenderer
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
 
 class Arguments(dict[str, Any]):
     """A call's arguments. Some templates read a mapping, others write a string: this one adds and prints as JSON."""
@@ -93,7 +95,6 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {**(call.model_extra or {}), "id": call.id, "type": "function", "function": function}
 
 
-THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that switch reasoning on or off."""
 
 

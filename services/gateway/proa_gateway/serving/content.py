@@ -11,6 +11,51 @@ from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms, text_par
 from proa_gateway.serving.fields import check_text, check_texts
 
 MAX_PARTS: Final = 4096  # of a message
+_STRING = {"type": "string"}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
+    "required": ["type", "text"],
+}
+_IMAGE_PART = {
+    "type": "object",
+    "description": "A data URL with the image in base64, or an http(s) URL that the gateway may fetch.",
+    "properties": {
+        "type": {"enum": ["image_url"]},
+        "image_url": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {"url": _STRING, "detail": {"enum": ["auto", "low", "high", "original"]}},
+                    "required": ["url"],
+                },
+                _STRING,
+            ]
+        },
+    },
+    "required": ["type", "image_url"],
+}
+_REFUSAL_PART = {
+    "type": "object",
+    "description": "In messages of the assistant; read as a text.",
+    "properties": {"type": {"enum": ["refusal"]}, "refusal": _STRING},
+    "required": ["type", "refusal"],
+}
+_THINKING_PART = {
+    "type": "object",
+    "description": "In messages of the assistant; read as `reasoning_content`.",
+    "properties": {
+        "type": {"enum": ["thinking"]},
+        "thinking": {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}]},
+    },
+    "required": ["type", "thinking"],
+}
+_PARTS = {
+    "type": "array",
+    "maxItems": MAX_PARTS,
+    "items": {"anyOf": [_TEXT_PART, _IMAGE_PART, _REFUSAL_PART, _THINKING_PART]},
+}
+_FORMAT_FORMS = {"string": TEXT, "openai": PARTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,50 +168,6 @@ def _image_part(part: dict[str, Any]) -> ImagePart:
     return ImagePart(image_url(url))
 
 
-_STRING = {"type": "string"}
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
-    "required": ["type", "text"],
-}
-_IMAGE_PART = {
-    "type": "object",
-    "description": "A data URL with the image in base64, or an http(s) URL that the gateway may fetch.",
-    "properties": {
-        "type": {"enum": ["image_url"]},
-        "image_url": {
-            "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {"url": _STRING, "detail": {"enum": ["auto", "low", "high", "original"]}},
-                    "required": ["url"],
-                },
-                _STRING,
-            ]
-        },
-    },
-    "required": ["type", "image_url"],
-}
-_REFUSAL_PART = {
-    "type": "object",
-    "description": "In messages of the assistant; read as a text.",
-    "properties": {"type": {"enum": ["refusal"]}, "refusal": _STRING},
-    "required": ["type", "refusal"],
-}
-_THINKING_PART = {
-    "type": "object",
-    "description": "In messages of the assistant; read as `reasoning_content`.",
-    "properties": {
-        "type": {"enum": ["thinking"]},
-        "thinking": {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}]},
-    },
-    "required": ["type", "thinking"],
-}
-_PARTS = {
-    "type": "array",
-    "maxItems": MAX_PARTS,
-    "items": {"anyOf": [_TEXT_PART, _IMAGE_PART, _REFUSAL_PART, _THINKING_PART]},
-}
 Content = Annotated[
     str | list[Part] | None,
     PlainValidator(_content),
@@ -177,7 +178,6 @@ Content = Annotated[
 TemplateContent = str | list[dict[str, Any]]
 ContentFormat = Literal["auto", "string", "openai"]
 """vLLM's names: what the template reads, always text, or always parts."""
-_FORMAT_FORMS = {"string": TEXT, "openai": PARTS}
 
 
 def forms_of(template: ChatTemplate, content_format: ContentFormat) -> Mapping[str, ContentForms]:

@@ -26,6 +26,9 @@ MAX_NAME = 128
 MAX_TOOLS = 1024  # OpenAI has 128
 MAX_CALLS = 1024  # of a message
 ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
+MAX_MESSAGES = 4096  # of a conversation
+# Names of an assistant's reasoning. Clients send one of them; templates read one of them.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class FunctionDefinition(BaseModel):
@@ -159,11 +162,6 @@ def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
     if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
         message = f"tool_choice names the tool {tool_choice.name!r}, which is not in tools."
         raise InvalidRequest(message, param="tool_choice")
-
-
-MAX_MESSAGES = 4096  # of a conversation
-# Names of an assistant's reasoning. Clients send one of them; templates read one of them.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class FunctionCall(BaseModel):

@@ -33,6 +33,8 @@ _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minI
 NEUTRAL: Final[tuple[object, ...]] = (None, False, [], {}, "")
 """Values that leave any field as if it had not been sent."""
 
+_REPETITION_FIELDS = {field.name for field in fields(RepetitionDetectionParams)}
+
 
 def is_one_of(value: object, others: Sequence[object]) -> bool:
     """Compares types too: 0 is not False."""
@@ -204,7 +206,6 @@ def _known_repetition_fields(value: object) -> object:
     return value
 
 
-_REPETITION_FIELDS = {field.name for field in fields(RepetitionDetectionParams)}
 RepetitionDetection = Annotated[RepetitionDetectionParams, BeforeValidator(_known_repetition_fields)]
 
 Probability = Annotated[float, Field(ge=0, le=1)]

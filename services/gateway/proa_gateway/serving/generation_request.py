@@ -36,6 +36,10 @@ from proa_gateway.serving.logprobs import ChatLogprobs, TokenName, chat_logprobs
 from proa_gateway.serving.structured_outputs import ConstraintFields
 from proa_gateway.tokenizer import Tokenizer
 
+T = TypeVar("T")
+MAX_LISTED_IDS = 1_000_000
+MAX_BAD_CHARACTERS = 4096  # which take 2 ms to encode
+
 
 class StreamOptions(BaseModel):
     """`include_usage`: usage in a last event. With it, `continuous_usage_stats`: the usage so far in every event."""
@@ -141,9 +145,6 @@ def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> N
             raise InvalidRequest(message, param=param)
 
 
-T = TypeVar("T")
-MAX_LISTED_IDS = 1_000_000
-MAX_BAD_CHARACTERS = 4096  # which take 2 ms to encode
 # The parameters that a request and `SamplingParams` share.
 _SHARED = tuple(field.name for field in fields(SamplingParams) if field.name in GenerationRequest.model_fields)
 

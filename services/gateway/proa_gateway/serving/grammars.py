@@ -25,6 +25,7 @@ MAX_BODY_DELAY = 0.25
 those that wait is started until all bodies are read: most of their requests can be answered without delay."""
 MAX_CACHED = 1024  # results
 MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
+_TOO_MANY_LARGE = "Too many large constraints wait to be checked."
 
 
 class GrammarKey(Hashable, Protocol):
@@ -58,7 +59,6 @@ class _ParamsKey:
         return lowered
 
 
-_TOO_MANY_LARGE = "Too many large constraints wait to be checked."
 _Result = Lowered | str  # the grammar, or why there is none
 
 

@@ -22,6 +22,23 @@ MAX_WARNINGS = 10  # in the header
 MAX_WARNING_CHARACTERS = 200
 MAX_LOGGED = 1000  # texts; clients choose them
 _log = logging.getLogger(__name__)
+NO_EFFECT: Mapping[str, str] = {
+    "store": "answers are never stored",
+    "metadata": "answers are never stored",
+    "service_tier": "there is one tier",
+    "prediction": "it is about speed; the engine chooses its drafts itself",
+    "safety_identifier": "nothing is recorded about end users",
+    "prompt_cache_retention": "cached blocks stay until their memory is needed",
+    "prompt_cache_options": "cached blocks stay until their memory is needed",
+    "guided_decoding_backend": "there is one backend",
+    "early_stopping": "a beam search ends when no output can become better",
+    "spaces_between_special_tokens": "no spaces are added between tokens",
+    "stream_reasoning": "reasoning is streamed as it comes",
+    "return_token_offsets": "it is about vLLM's render endpoints",
+    "mm_payload": "it is about vLLM's render endpoints",
+    "return_mm_kwargs": "it is about vLLM's render endpoints",
+    "rid": "use request_id",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +123,6 @@ REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
     "thinking_token_budget": THINKING_BUDGET,
     "tools": _CHATS_ONLY,
     "return_prompt_text": Refused("the prompt is the text that was sent; use echo"),
-}
-
-NO_EFFECT: Mapping[str, str] = {
-    "store": "answers are never stored",
-    "metadata": "answers are never stored",
-    "service_tier": "there is one tier",
-    "prediction": "it is about speed; the engine chooses its drafts itself",
-    "safety_identifier": "nothing is recorded about end users",
-    "prompt_cache_retention": "cached blocks stay until their memory is needed",
-    "prompt_cache_options": "cached blocks stay until their memory is needed",
-    "guided_decoding_backend": "there is one backend",
-    "early_stopping": "a beam search ends when no output can become better",
-    "spaces_between_special_tokens": "no spaces are added between tokens",
-    "stream_reasoning": "reasoning is streamed as it comes",
-    "return_token_offsets": "it is about vLLM's render endpoints",
-    "mm_payload": "it is about vLLM's render endpoints",
-    "return_mm_kwargs": "it is about vLLM's render endpoints",
-    "rid": "use request_id",
 }
 
 

@@ -12,6 +12,7 @@ from proa_gateway.serving.fields import Count, Name, NumLogprobs
 from proa_gateway.serving.generation_request import GenerationRequest
 
 MAX_THINKING_TOKENS = 1_000_000
+MAX_CHATS = 1024  # a gateway has a lower limit of choices in one request
 
 
 class ChatFields(TemplateFields, BeamSearchFields, GenerationRequest):
@@ -41,9 +42,6 @@ class ChatCompletionRequest(ChatFields):
     """`POST /v1/chat/completions`."""
 
     messages: Messages
-
-
-MAX_CHATS = 1024  # a gateway has a lower limit of choices in one request
 
 
 class BatchChatCompletionRequest(ChatFields):

@@ -14,6 +14,10 @@ CohereType = Literal["float", "base64", "binary", "ubinary"]
 RepeatedText = Annotated[Text, at_most(4 * 2**20)]
 """A text that the response has too."""
 
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
 
 class ValueFields(InputFields):
     """How values are computed and written."""
@@ -87,9 +91,6 @@ class ClassifyRequest(InputFields):
 
 
 Number = float  # a class below has a field of the type's name
-BYTES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-}
 """The response with the formats `bytes` and `bytes_only`."""
 Values = list[float] | str
 """Numbers, or base64 of float32."""

@@ -31,6 +31,9 @@ REFUSED = {
     "sampling_params.max_tokens": Refused("use max_new_tokens"),
     "sampling_params.min_tokens": Refused("use min_new_tokens"),
 }
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_EVENTS = "Events, each with the whole output so far, or an error; the last one is `[DONE]`."
 
 
 def _text(value: object) -> object:
@@ -51,8 +54,6 @@ def _input_ids(value: object) -> object:
     return value
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 TextField = Annotated[str | list[str], PlainValidator(_text), WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS]})]
 InputIds = Annotated[
     list[int] | list[list[int]],
@@ -162,7 +163,6 @@ class Generated(BaseModel):
     index: int | None = None
 
 
-_EVENTS = "Events, each with the whole output so far, or an error; the last one is `[DONE]`."
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": Generated | list[Generated],
     "description": "The output; of a batch, or with n over 1, a list.",

@@ -14,6 +14,18 @@ from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.structured_outputs import JsonText
 
 MAX_BLOCKS = 1024  # of a message
+_KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
+REFUSED = {
+    "container": Refused("nothing is executed here"),
+    "mcp_servers": Refused("no servers are called"),
+    "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
+    "output_format": Refused("use output_config.format"),
+    "prefill": Refused("end the messages with one of the assistant"),
+}
+NO_EFFECT = frozenset(
+    {"cache_control", "service_tier", "speed", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
+)
+_EVENTS = "Events from `message_start` to `message_stop`, or an `error`; each names its type."
 
 
 class TextBlock(BaseModel):
@@ -155,18 +167,7 @@ class ToolChoiceParam(BaseModel):
             raise PydanticCustomError("invalid_value", "must have a name if, and only if, its type is tool")
 
 
-_KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
 """Claude Code sends the first: all thinking stays in the prompt."""
-REFUSED = {
-    "container": Refused("nothing is executed here"),
-    "mcp_servers": Refused("no servers are called"),
-    "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
-    "output_format": Refused("use output_config.format"),
-    "prefill": Refused("end the messages with one of the assistant"),
-}
-NO_EFFECT = frozenset(
-    {"cache_control", "service_tier", "speed", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
-)
 
 
 class Thinking(BaseModel):
@@ -287,7 +288,6 @@ class AnthropicErrorBody(BaseModel):
     request_id: str
 
 
-_EVENTS = "Events from `message_start` to `message_stop`, or an `error`; each names its type."
 MESSAGE_RESPONSE: dict[str, Any] = {
     "model": Message,
     "description": "The message.",

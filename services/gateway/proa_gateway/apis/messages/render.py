@@ -19,6 +19,16 @@ from proa_gateway.parsing.events import (
 from proa_gateway.serving.choices import Output, Prompt, Usage
 
 Fields = dict[str, Any]
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class MessagesChoice:
@@ -169,18 +179,6 @@ class MessagesRenderer:
 
     def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         return orjson.dumps({**self._choice.final(outputs[0].events, outputs[0].delta), "usage": usage_of(usage)})
-
-
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 def error_body(status: int, message: str, request_id: str) -> Fields:

@@ -35,6 +35,49 @@ from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.structured_outputs import ResponseFormat
 
+_FORM = ToolChoiceForm(is_nested=False)
+LOGPROBS = "message.output_text.logprobs"
+# What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
+_INCLUDED_ALREADY = frozenset(
+    {
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
+_NO_LOGPROBS = Refused("use include and top_logprobs")
+# Some of these are fields of `GenerationRequest`.
+REFUSED: Mapping[str, Refused] = {
+    **REFUSED_BY_ALL,
+    **REFUSED_IN_CHAT,
+    "thinking_token_budget": THINKING_BUDGET,
+    "prompt": Refused("prompt templates are not stored"),
+    "conversation": Refused("conversations are not stored; use previous_response_id"),
+    "context_management": Refused("items of the input are never dropped"),
+    "truncation": Refused("input that is too long is refused", neutral=("disabled",)),
+    "text.verbosity": REFUSED_IN_CHAT["verbosity"],
+    "messages": Refused("use input"),
+    "system": Refused("use instructions"),
+    "max_tokens": Refused("use max_output_tokens"),
+    "max_completion_tokens": Refused("use max_output_tokens"),
+    "response_format": Refused("use text.format"),
+    "reasoning_effort": Refused("use reasoning.effort"),
+    "n": Refused("a response has one output", neutral=(1,)),
+    "best_of": Refused("a response has one output", neutral=(1,)),
+    "logprobs": _NO_LOGPROBS,
+    "prompt_logprobs": _NO_LOGPROBS,
+    "return_token_ids": Refused("responses have no token ids"),
+    "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
+    "previous_input_messages": Refused("use previous_response_id or input"),
+}
+NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
+_ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
+MAX_REPEATED = 4 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -127,59 +170,12 @@ def _flat_names(name: str, functions: Sequence[Function]) -> list[str]:
     return [name] if name in {each.flat for each in names} else [each.flat for each in names if each.name == name]
 
 
-_FORM = ToolChoiceForm(is_nested=False)
 ToolSelectionField = Annotated[
     ToolSelection,
     PlainValidator(lambda value: ToolSelection(value or "auto", _FORM.parse(value) or "auto")),
     WithJsonSchema(_FORM.schema),
 ]
 """`tool_choice` of responses."""
-
-LOGPROBS = "message.output_text.logprobs"
-# What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
-_INCLUDED_ALREADY = frozenset(
-    {
-        "reasoning.encrypted_content",
-        "file_search_call.results",
-        "web_search_call.results",
-        "web_search_call.action.sources",
-        "message.input_image.image_url",
-        "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs",
-    }
-)
-_NO_LOGPROBS = Refused("use include and top_logprobs")
-# Some of these are fields of `GenerationRequest`.
-REFUSED: Mapping[str, Refused] = {
-    **REFUSED_BY_ALL,
-    **REFUSED_IN_CHAT,
-    "thinking_token_budget": THINKING_BUDGET,
-    "prompt": Refused("prompt templates are not stored"),
-    "conversation": Refused("conversations are not stored; use previous_response_id"),
-    "context_management": Refused("items of the input are never dropped"),
-    "truncation": Refused("input that is too long is refused", neutral=("disabled",)),
-    "text.verbosity": REFUSED_IN_CHAT["verbosity"],
-    "messages": Refused("use input"),
-    "system": Refused("use instructions"),
-    "max_tokens": Refused("use max_output_tokens"),
-    "max_completion_tokens": Refused("use max_output_tokens"),
-    "response_format": Refused("use text.format"),
-    "reasoning_effort": Refused("use reasoning.effort"),
-    "n": Refused("a response has one output", neutral=(1,)),
-    "best_of": Refused("a response has one output", neutral=(1,)),
-    "logprobs": _NO_LOGPROBS,
-    "prompt_logprobs": _NO_LOGPROBS,
-    "return_token_ids": Refused("responses have no token ids"),
-    "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
-    "previous_input_messages": Refused("use previous_response_id or input"),
-}
-NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
-
-
-_ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
-
-
-MAX_REPEATED = 4 * 2**20
 
 
 def _num_characters(value: object) -> int:

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+_EVENTS = "Events from `response.created` to `response.completed`, `response.incomplete` or `response.failed`."
+
 
 class InputTokens(BaseModel):
     object: Literal["response.input_tokens"]
@@ -87,7 +89,6 @@ class DeletedResponse(BaseModel):
     deleted: bool
 
 
-_EVENTS = "Events from `response.created` to `response.completed`, `response.incomplete` or `response.failed`."
 RESPONSE: dict[str, Any] = {"model": ResponseObject, "description": "The response."}
 RESPONSE_OR_EVENTS: dict[str, Any] = {
     **RESPONSE,

@@ -36,6 +36,15 @@ from proa_gateway.pooling.values import matrix, numbers
 Pairs = Sequence[tuple[str, str]]
 
 _ROWS: Final = 1024  # of each text that are multiplied at a time: 8 MB of products, however long both texts are
+_QUESTION = 'Note that the answer can only be "yes" or "no".'
+_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    f"provided. {_QUESTION}<|im_end|>\n<|im_start|>user\n"
+)
+_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_NAME = "qwen3-reranker"
+_OPENING = "<|im_start|>"
 
 
 class Scorer(Protocol):
@@ -221,17 +230,6 @@ def _sigmoid(value: float) -> float:
     if value >= 0:
         return 1 / (1 + math.exp(-value))
     return math.exp(value) / (1 + math.exp(value))
-
-
-_QUESTION = 'Note that the answer can only be "yes" or "no".'
-_BEFORE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    f"provided. {_QUESTION}<|im_end|>\n<|im_start|>user\n"
-)
-_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_NAME = "qwen3-reranker"
-_OPENING = "<|im_start|>"
 
 
 def answers_yes_or_no(model: ServedModel) -> bool:

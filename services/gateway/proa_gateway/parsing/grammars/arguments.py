@@ -22,6 +22,12 @@ from proa_gateway.parsing.tagged_reader import Tags
 
 _DEFINITIONS = ("$defs", "definitions")
 _KNOWN = {"type", "properties", "required", "additionalProperties", "$schema", "$id", *_DEFINITIONS, *ANNOTATIONS}
+KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+MAX_RULES = 2000  # of one tool; a schema that contains itself has no end
+_ARRAY = {"type", "items", "minItems", "maxItems", *ANNOTATIONS}
+_ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_ANY: Schema = {"type": "object", "additionalProperties": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,6 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
     return {**{name: root[name] for name in _DEFINITIONS if name in root}, **schema}
 
 
-KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
-
 def python_arguments(parameters: Schema, rules: JsonRules) -> str:
     """`a=1, b="x"`: JSON, but Python's True, False and None outside of other values."""
 
@@ -105,10 +107,6 @@ def item_list(
         first = rules.rule(begin if argument.is_required else f"{begin} | {first}")
         rest = rules.rule(f"{after} {rest}" if argument.is_required else f"({after})? {rest}")
     return first
-
-
-MAX_RULES = 2000  # of one tool; a schema that contains itself has no end
-_ARRAY = {"type", "items", "minItems", "maxItems", *ANNOTATIONS}
 
 
 class ObjectArguments:
@@ -187,9 +185,6 @@ def _bound(high: int | None) -> str:
     return "" if high is None else str(high - 1)
 
 
-_ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
-
-
 def tagged_arguments(template: str, parameters: Schema, rules: JsonRules) -> str:
     lowering = _TaggedArguments(template, parameters, rules)
     named = properties(parameters)
@@ -232,9 +227,6 @@ class _TaggedArguments:
         after = self._after_value.partition(close)[2]
         ended = self._rules.text_until(close, text, self._tags.after_value)
         return f"{ended} {self._rules.literal(after)}" if after else ended
-
-
-_ANY: Schema = {"type": "object", "additionalProperties": True}
 
 
 def arguments_rules(

@@ -20,6 +20,7 @@ from proa_gateway.parsing.grammars.rules import ANY, LarkRules
 
 _PLACE = re.compile(r"(\$(?:name|id|arguments))")
 _NUMBER = "/[0-9]{1,3}/"
+_GAP = r"/\n{1,2}/"  # after reasoning; the parser drops whitespace there
 
 
 class CallsGrammar:
@@ -240,9 +241,6 @@ def _after_reasoning(
     if reasoning is Reasoning.OPTIONAL:
         thinking = f"({rules.literal(opening)} {thinking})?"
     return _grammar(rules, f"{thinking} {body}")
-
-
-_GAP = r"/\n{1,2}/"  # after reasoning; the parser drops whitespace there
 
 
 def _grammar(

@@ -12,6 +12,23 @@ from proa.grammar.schema_bounds import Findings
 from proa_gateway.parsing.schema_types import WORDS, Schema, allowed_types, resolve
 
 ANY = "/(?s:.*)/"  # text
+_DATE = r"(?:19|20)[0-9]{2}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+\-](?:0[0-9]|1[0-4]):[0-5][0-9])"
+_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HOST = r"[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?(?:\.[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?){0,4}"
+# Each matches usual values of the format, not all of them, and nothing else.
+_FORMATS = {
+    "date": f"{_DATE}",
+    "time": f"{_TIME}",
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "hostname": _HOST,
+    "email": rf"[A-Za-z0-9_]{{1,30}}(?:[.+\-][A-Za-z0-9_]{{1,30}}){{0,4}}@{_HOST}\.[a-z]{{2,10}}",
+    "uri": rf"https?://{_HOST}(?::[0-9]{{2,4}})?(?:/[A-Za-z0-9._~\-]{{0,60}}){{0,9}}(?:\?[A-Za-z0-9=&._~\-]{{0,200}})?",
+}
+_KNOWN = {"type", "enum", "const", "pattern", "minLength", "maxLength", "format"}
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 
 
 class LarkRules:
@@ -76,25 +93,6 @@ class JsonRules(LarkRules):
 
     def json(self, schema: Schema) -> str:
         return self.rule(json_schema(schema, JsonOptions(strict=self.strict), self._findings))
-
-
-_DATE = r"(?:19|20)[0-9]{2}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+\-](?:0[0-9]|1[0-4]):[0-5][0-9])"
-_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_HOST = r"[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?(?:\.[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?){0,4}"
-# Each matches usual values of the format, not all of them, and nothing else.
-_FORMATS = {
-    "date": f"{_DATE}",
-    "time": f"{_TIME}",
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
-    "hostname": _HOST,
-    "email": rf"[A-Za-z0-9_]{{1,30}}(?:[.+\-][A-Za-z0-9_]{{1,30}}){{0,4}}@{_HOST}\.[a-z]{{2,10}}",
-    "uri": rf"https?://{_HOST}(?::[0-9]{{2,4}})?(?:/[A-Za-z0-9._~\-]{{0,60}}){{0,9}}(?:\?[A-Za-z0-9=&._~\-]{{0,200}})?",
-}
-_KNOWN = {"type", "enum", "const", "pattern", "minLength", "maxLength", "format"}
-ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 
 
 def text_terminal(schema: Schema, root: Schema, *, strict: bool) -> str:
