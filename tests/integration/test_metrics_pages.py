@@ -79,6 +79,7 @@ def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Se
     core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
     for requests in rounds:
         for each in requests:
+            metrics.observe_request(each)
             core.submit(each)
         while core.has_unfinished_requests():
             if (outputs := core.step()) is not None:
@@ -116,6 +117,21 @@ def test_engine_page_counts_the_cores_work() -> None:
     assert page.value("vllm:prompt_tokens_by_source_total") == 30
     assert page.value("vllm:request_prefill_kv_computed_tokens_sum") == 30 - 8
     assert page.value("vllm:request_num_preemptions_bucket", le="0.0") == 3
+
+
+def test_tokens_that_a_request_resumes_count_as_its_prompts() -> None:
+    """What it finds in the cache may be more than its own prompt."""
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
+    whole = range(24)
+    resumed = replace(request("b", prompt=whole[:9], max_tokens=20), resumed_token_ids=list(whole[9:]))
+    run_core(metrics, [request("a", prompt=whole)], [resumed])
+    page = scrape(registry)
+    assert page.value("vllm:prompt_tokens_total") == 24 + 24
+    assert page.value("vllm:prompt_tokens_cached_total") == 20
+    assert page.value("vllm:prompt_tokens_by_source_total", source="local_compute") == 28
+    assert page.value("vllm:request_prefill_kv_computed_tokens_sum") == 28
+    assert metrics.totals(SchedulerStats()).prompt_tokens == 28
 
 
 def test_preemptions_and_reasons_of_waiting_are_counted() -> None:

@@ -61,6 +61,7 @@ class EngineMetrics:
         self._lock = threading.Lock()
         self._requests: dict[str, _RequestTimes] = {}  # request_id -> times of an unfinished request
         self._loras: dict[str, str] = {}  # request_id -> adapter of an unfinished request that has one
+        self._num_resumed: dict[str, int] = {}  # request_id -> tokens that another engine generated, if there are any
         # Unix seconds of an unfinished request's last token: of those in `_plain_ids` together, of the others by id.
         self._plain_ids: Sequence[str] = ()
         self._plain_time = 0.0
@@ -100,10 +101,12 @@ class EngineMetrics:
         registry.register(self)
 
     def observe_request(self, request: EngineCoreRequest) -> None:
-        """Store the adapter of a request. Call it before the core has the request."""
-        if request.lora_name:
-            with self._lock:
+        """Store the adapter of a request and what it resumes. Call it before the core has the request."""
+        with self._lock:
+            if request.lora_name:
                 self._loras[request.request_id] = request.lora_name
+            if request.resumed_token_ids:
+                self._num_resumed[request.request_id] = len(request.resumed_token_ids)
 
     def observe_outputs(self, outputs: StepOutputs) -> None:
         """Count one step's outputs. They are not modified."""
@@ -126,6 +129,7 @@ class EngineMetrics:
         was observed."""
         with self._lock:
             self._loras.pop(request_id, None)
+            self._num_resumed.pop(request_id, None)
             self._rejections.counts[reason] += 1
 
     def totals(self, stats: SchedulerStats) -> Totals:
@@ -265,7 +269,11 @@ class EngineMetrics:
             ("spec_decode_num_draft_tokens", "Draft tokens verified.", stats.spec_decode_num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
             ("spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by place.", self._accepted_drafts()),
-            ("prompt_tokens", "Prompt tokens of started requests, computed or cached.", self._prompt_tokens),
+            (
+                "prompt_tokens",
+                "Prompt and resumed tokens of started requests, computed or cached.",
+                self._prompt_tokens,
+            ),
             ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", self._cached_tokens),
             ("prompt_tokens_by_source", "Prompt tokens by where they come from.", self._prompt_sources()),
             ("generation_tokens", "Generated tokens.", self._generation_tokens),
@@ -328,10 +336,11 @@ class EngineMetrics:
                 self._inter_token.observe((now - last) / count, count)
             self._last_token[output.request_id] = now
         if output.finish_reason is not None:
+            self._observe_finish(times, output, output.finish_reason, now)
             del self._requests[output.request_id]
             self._loras.pop(output.request_id, None)
+            self._num_resumed.pop(output.request_id, None)
             self._last_token.pop(output.request_id, None)
-            self._observe_finish(times, output, output.finish_reason, now)
 
     def _observe_event(self, times: _RequestTimes, output: EngineCoreOutput, event: Event) -> None:
         if event.type is EventType.QUEUED:
@@ -348,8 +357,9 @@ class EngineMetrics:
             times.num_preemptions += 1
 
     def _observe_prompt(self, output: EngineCoreOutput) -> None:
-        """Count the prompt of a request whose prompt is computed."""
-        num_tokens, num_cached = output.num_prompt_tokens or 0, output.num_cached_tokens or 0
+        """Count the prompt of a request whose prompt is computed, and the tokens it resumes, which are as a prompt."""
+        num_tokens = (output.num_prompt_tokens or 0) + self._num_resumed.get(output.request_id, 0)
+        num_cached = output.num_cached_tokens or 0
         self._prompt_tokens += num_tokens
         self._cached_tokens += num_cached
         if output.load is not None:
