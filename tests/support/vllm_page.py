@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from proa_cli.vllm_flags import SHORT_FLAGS, Kind, Row
-from proa_cli.vllm_table import TABLE
+from proa_cli.vllm_flags import SHORT_FLAGS, Kind, Row, flag_table
 from support.documentation import ROOT
 
 PAGE = ROOT / "docs/from-vllm.md"
@@ -14,7 +13,7 @@ def page() -> str:
     """The page as it should be: its text as it is, and the tables."""
     head, mark, _ = PAGE.read_text().partition(_START)
     assert mark, f"{PAGE} has no line {_START}"
-    return head + mark + "\n" + flags(TABLE)
+    return head + mark + "\n" + flags(flag_table())
 
 
 def flags(table: Mapping[str, Row]) -> str:

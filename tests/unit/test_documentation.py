@@ -12,7 +12,7 @@ import yaml
 
 from proa_cli.arguments import flags_here
 from proa_cli.main import main as run_proa
-from proa_cli.vllm_table import TABLE
+from proa_cli.vllm_flags import flag_table
 from proa_engine.cli import make_parser as make_engine_parser
 from proa_gateway.cli import make_parser as make_gateway_parser
 from support import chart
@@ -55,7 +55,7 @@ def check_proa(command: Command) -> None:
     printed = help_of("proa", *command.words[1 : 3 if command.words[1] == "bench" else 2])
     known = set(re.findall(r"--[\w-]+", printed))
     if command.words[1] in ("serve", "run-batch"):
-        known |= flags_here() | TABLE.keys()
+        known |= flags_here() | flag_table().keys()
     own = command.words[: command.words.index("--")] if "--" in command.words else command.words
     assert own[1] != "serve" or "--model" not in own  # the model stands behind `serve`
     assert {word.partition("=")[0] for word in own if word.startswith("--")} <= known

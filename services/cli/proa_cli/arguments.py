@@ -19,7 +19,6 @@ from proa.environment import HELP, value_of, variable_of, warnings
 from proa.logs import Format
 from proa.options import HelpFormatter, Parser, add_options, flags, from_arguments
 from proa_cli import vllm_flags
-from proa_cli.vllm_table import TABLE
 from proa_engine.server.options import ServeOptions
 from proa_gateway.config import GatewayConfig
 
@@ -314,9 +313,10 @@ def _note(given: _Given, known: Collection[str]) -> str:
     name, dot, _ = given.name.partition(".")
     if dot and name in known:
         raise ValueError(f"{given.name}: write {name} and its fields as JSON")
-    if name not in TABLE:
+    row = vllm_flags.flag_table().get(name)
+    if row is None:
         raise ValueError(f"unknown flag {given.words[0].partition('=')[0]}; {_hint(given.name, known)}")
-    return vllm_flags.note(TABLE[name], given.words)
+    return vllm_flags.note(row, given.words)
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -1,11 +1,13 @@
 """vLLM's flags that are not flags here: which have no effect, which are found elsewhere, and which are refused.
 
-`vllm_table.py` has a row for each flag of vLLM's `serve`.
+`vllm_flags.tsv` has a row for each flag of vLLM's `serve`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from importlib.resources import files
 
 SHORT_FLAGS = {
     "-O": "--optimization-level",
@@ -46,19 +48,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`text`: what differs (SAME), why the flag has no effect, what takes its place, or why it is refused; without a
-    full stop. `values`: those which hold here anyway, lower case, "true" and "false" for flags without a value; None:
-    any. Others are refused with `text`. `--no-flag` of a flag that is elsewhere or refused always holds."""
+    """What becomes of one flag. `--no-flag` of a flag that is elsewhere or refused always holds."""
 
     kind: Kind
     text: str
+    """What differs (SAME), why the flag has no effect, what takes its place, or why it is refused; one sentence without
+    a full stop."""
     values: tuple[str, ...] | None = ()
+    """Those which hold here anyway, lower case, "true" and "false" for flags without a value; None: any. Others are
+    refused with `text`."""
 
 
-def rows(kind: Kind, text: str, names: str, values: Iterable[str] | None = ()) -> dict[str, Row]:
-    """The same row for several names, which spaces divide."""
-    row = Row(kind, text, None if values is None else tuple(values))
-    return dict.fromkeys(names.split(), row)
+@cache
+def flag_table() -> Mapping[str, Row]:
+    """The rows of `vllm_flags.tsv` by the flags' long names."""
+    return dict(_read((files("proa_cli") / "vllm_flags.tsv").read_text("utf-8")))
 
 
 def expand(word: str) -> tuple[str, str | None]:
@@ -89,6 +93,15 @@ def note(row: Row, words: Sequence[str]) -> str:
 def positive(name: str) -> str:
     """`--flag` of `--no-flag`, other names as they are."""
     return f"--{name[5:]}" if name.startswith("--no-") else name
+
+
+def _read(table: str) -> Iterator[tuple[str, Row]]:
+    """Yield each flag of a table in TSV with its row. Lines that begin with # are comments."""
+    for line in table.splitlines():
+        if not line.startswith("#"):
+            kind, names, values, text = line.split("\t")
+            row = Row(Kind(kind), text, {"*": None, "-": ()}.get(values, tuple(values.split())))
+            yield from ((name, row) for name in names.split())
 
 
 def _equal(value: str, other: str) -> bool:

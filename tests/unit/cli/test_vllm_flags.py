@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from proa_cli.arguments import flags_here, read_arguments
-from proa_cli.vllm_flags import SHORT_FLAGS, Kind
-from proa_cli.vllm_table import TABLE
+from proa_cli.vllm_flags import SHORT_FLAGS, Kind, flag_table
 from proa_engine.config import EngineConfig
 from proa_gateway.images.config import ImageOptions
 from support.vllm_page import PAGE, page
@@ -21,18 +20,20 @@ def test_the_list_is_that_of_vllm() -> None:
 
 
 def test_each_flag_of_vllm_is_in_the_table() -> None:
-    assert set(NAMES) <= TABLE.keys()
-    assert set(SHORT_FLAGS.values()) <= TABLE.keys()
+    assert set(NAMES) <= flag_table().keys()
+    assert set(SHORT_FLAGS.values()) <= flag_table().keys()
 
 
 def test_the_table_calls_those_the_same_that_are_flags_here() -> None:
-    """A flag with a name of vLLM's that is added here gets the kind SAME in proa_cli/vllm_table.py."""
-    same = {name for name, row in TABLE.items() if row.kind is Kind.SAME}
-    assert same == flags_here() & TABLE.keys()
+    """A flag with a name of vLLM's that is added here gets the kind SAME in proa_cli/vllm_flags.tsv."""
+    same = {name for name, row in flag_table().items() if row.kind is Kind.SAME}
+    assert same == flags_here() & flag_table().keys()
 
 
 def test_each_row_is_one_sentence_without_a_full_stop() -> None:
-    assert [name for name, row in TABLE.items() if not row.text or row.text.endswith(".") or ". " in row.text] == []
+    assert [
+        name for name, row in flag_table().items() if not row.text or row.text.endswith(".") or ". " in row.text
+    ] == []
 
 
 def test_the_page_has_the_table() -> None:
