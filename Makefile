@@ -28,15 +28,15 @@ real-model: setup ## fetch SmolLM2-135M-Instruct (93 MB, once) into build/real-m
 	@scripts/real-model build/real-model
 
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
-	PYTHONPATH=tests python benchmarks/sse.py --streams 1 64 256
-	python benchmarks/offline.py --model "$(MODEL)"
+	PYTHONPATH=tests python -m benchmarks.http.sse --streams 1 64 256
+	python -m benchmarks.engine.offline --model "$(MODEL)"
 	proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) -- proa bench serve --port $(PORT) --num-prompts 256 --max-concurrency 64 --random-input-len 16 --random-output-len 64
 
 soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
-	PYTHONPATH=tests python benchmarks/soak.py $(SOAK_ARGS)
+	PYTHONPATH=tests python -m benchmarks.http.soak $(SOAK_ARGS)
 
 chaos: setup ## kill and restart engines and gateways under load, compare every answer (MINUTES=5; an hour by hand)
-	PYTHONPATH=tests python benchmarks/chaos.py --minutes $(MINUTES)
+	PYTHONPATH=tests python -m benchmarks.http.chaos --minutes $(MINUTES)
 
 images: ## build both container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
@@ -89,11 +89,11 @@ test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PY
 	PYTHONPATH=engine:protos:services/gateway:services/cli:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (CALL, STAGES, EARLIER, OUT, LIMIT)
-	@python3 benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
+	@python3 -m benchmarks.report.gpu_report --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
 	  $(if $(STAGES),--stages $(STAGES)) $(if $(EARLIER),--earlier $(EARLIER))
 
 gpu-static: setup ## compile all kernels for Hopper, without a GPU: registers, copies in flight, launches of a step
-	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python benchmarks/gpu_static.py --out build/gpu-static
+	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python -m benchmarks.kernels.gpu_static --out build/gpu-static
 
 lint: setup ## check the style of the code and of the .proto files
 	ruff check

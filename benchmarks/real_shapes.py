@@ -1,6 +1,6 @@
 """Configurations of the models that are benchmarked, with random weights.
 
-    python benchmarks/real_shapes.py Qwen3-0.6B FOLDER
+    python -m benchmarks.real_shapes Qwen3-0.6B FOLDER
 
 writes a folder that engines can serve: config.json and a tokenizer.
 """

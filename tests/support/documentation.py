@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("*.md", "docs/*.md", "k8s/*.md", "charts/proa/*.md", "training/*.md", "tests/gpu/*.md")
-SCRIPTS = ("benchmarks/*.py", "tests/browser/*.py", "tests/peers/*.py", "training/*.py")
+SCRIPTS = ("benchmarks/**/*.py", "tests/browser/*.py", "tests/peers/*.py", "training/*.py")
 PROGRAMS = (
     *("curl", "helm", "kubectl", "make", "pip", "pytest", "python", "python3"),
     *("proa", "proa-engine", "proa-gateway"),

@@ -2,7 +2,7 @@
 
 import signal
 
-from chaos import Fault, prepared
+from benchmarks.http.chaos import Fault, prepared
 
 
 async def test_no_answer_is_wrong_while_engines_and_gateways_are_killed() -> None:

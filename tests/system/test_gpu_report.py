@@ -16,13 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
-from gpu_report import Reporter
-from report_stages import calls, smoke
 
+from benchmarks.report.gpu_report import Reporter
+from benchmarks.report.report_stages import calls, smoke
 from support.shape_models import make_shape_model
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PROGRAM = BENCHMARKS / "gpu_report.py"
+ROOT = Path(__file__).parents[2]
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": 64,
@@ -63,9 +62,11 @@ def test_engine(request):
 
 
 def start(*arguments: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.report.gpu_report", *map(str, arguments)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
+    )
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -75,9 +76,9 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def program(name: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=BENCHMARKS.parent)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
 
 
 def stages(folder: Path) -> Any:
@@ -104,9 +105,9 @@ def test_every_stage_is_measured_once(tmp_path: Path) -> None:
     assert stages(first)["preflight"]["records"]["http"]["problems"] == []
     status, output = run("--out", second, "--earlier", first, "--again", "Qwen3-0.6B/ngram/mixed", *arguments)
     assert status == 0, output
-    assert "engine.py for ngram/mixed\n" in output
-    assert "serve.py" not in output
-    assert "gpu_tests.py" not in output
+    assert "engine.speed for ngram/mixed\n" in output
+    assert "http.serve" not in output
+    assert "report.gpu_tests" not in output
     assert set(stages(second)["Qwen3-0.6B"]["records"]) == set(figures["records"])
 
 
@@ -114,7 +115,7 @@ def test_every_stage_is_measured_once(tmp_path: Path) -> None:
 def test_a_test_that_hangs_or_breaks_the_device_costs_no_other(tmp_path: Path) -> None:
     tests, path = tmp_path / "test_card.py", tmp_path / "records.json"
     tests.write_text(TESTS)
-    done = program("gpu_tests.py", "--workloads", tests, "--json", path, "--processes=1", "--timeout=5")
+    done = program("report.gpu_tests", "--workloads", tests, "--json", path, "--processes=1", "--timeout=5")
     assert done.returncode == 0, done.stdout + done.stderr
     [record] = json.loads(path.read_text())["records"].values()
     assert sorted(record["passed"]) == ["test_behind_all_of_these", "test_that_holds"]
@@ -176,9 +177,8 @@ def test_every_step_has_arguments_that_its_program_takes() -> None:
     steps = [smoke(), *(step for steps in calls() for step in steps)]
     assert {step.stage for step in steps} >= {"correctness", "Llama-3.1-8B", "Qwen3-30B-A3B"}
     for step in steps:
-        parser: argparse.ArgumentParser = importlib.import_module(step.program.removesuffix(".py")).parser()
-        _, program, *arguments = step.command(step.workloads, Path("records.json"))
-        assert Path(program).is_file()
+        _, _, program, *arguments = step.command(step.workloads, Path("records.json"))
+        parser: argparse.ArgumentParser = importlib.import_module(program).parser()
         assert parser.parse_args(arguments).workloads == list(step.workloads)
 
 
@@ -186,9 +186,9 @@ def test_every_step_has_arguments_that_its_program_takes() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("skinny_gemm.py", ["--workloads", "tiny", "--rows", "2"]),
-        ("prefill_attention.py", ["--workloads", "Qwen3-0.6B", "--small"]),
-        ("gpu_tests.py", ["--workloads", "tests/gpu/test_gpu_smoke.py", "--processes=1", "--timeout=250"]),
+        ("kernels.skinny_gemm", ["--workloads", "tiny", "--rows", "2"]),
+        ("kernels.prefill_attention", ["--workloads", "Qwen3-0.6B", "--small"]),
+        ("report.gpu_tests", ["--workloads", "tests/gpu/test_gpu_smoke.py", "--processes=1", "--timeout=250"]),
     ],
 )
 def test_what_needs_kernels_runs_in_the_interpreter(name: str, arguments: list[str], tmp_path: Path) -> None:

@@ -8,20 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kv_tiers
-import load_weights
-import prefill_decode
 import pytest
-import serve
-from gpu_report import Reporter
-from records import Results, write_json
-from report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
 
-import engine
-from report_tables import yardstick
-from watched import Outcome
+from benchmarks.cache import kv_tiers, prefill_decode
+from benchmarks.engine import load_weights, speed
+from benchmarks.http import serve
+from benchmarks.records import Results, write_json
+from benchmarks.report.gpu_report import Reporter
+from benchmarks.report.report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
+from benchmarks.report.report_tables import yardstick
+from benchmarks.report.watched import Outcome
 
-PROGRAMS = Path(__file__).parents[3] / "benchmarks"
+ROOT = Path(__file__).parents[3]
 
 
 def figures(call: int) -> list[tuple[str, str]]:
@@ -47,7 +45,7 @@ def test_a_model_starts_once_for_its_table_and_profiles() -> None:
     first = [(step.stage, step.workloads) for step in calls()[0]]
     in_order = [*first[:3], *((step.stage, step.workloads) for step in calls()[1][:1])]
     assert [(stage, set(workloads) - {"own-mixed"}) for stage, workloads in in_order] == [
-        (model, {*engine.TABLE, *profiles}) for model in models
+        (model, {*speed.TABLE, *profiles}) for model in models
     ]
     assert first[3:] == [(model, ("restart",)) for model in models[:2]]
     for _, workloads in in_order:
@@ -63,7 +61,7 @@ def test_two_calls_measure_the_sampling_that_models_have_by_default() -> None:
         *((model, "own-mixed") for model in models[:2]),
         ("Qwen3-0.6B", "own-http-64x1"),
     }
-    check_commands(2, {"engine.py": engine, "serve.py": serve})
+    check_commands(2, {"engine.speed": speed, "http.serve": serve})
 
 
 def test_the_second_call_measures_what_the_tables_still_lack() -> None:
@@ -90,10 +88,10 @@ def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None
     assert names_of(5, models[1]) == names_of(5, models[0]) | streams
     assert names_of(5, "loading") == {"ahead", "one-by-one"}
     programs = {
-        "kv_tiers.py": kv_tiers,
-        "prefill_decode.py": prefill_decode,
-        "engine.py": engine,
-        "load_weights.py": load_weights,
+        "cache.kv_tiers": kv_tiers,
+        "cache.prefill_decode": prefill_decode,
+        "engine.speed": speed,
+        "engine.load_weights": load_weights,
     }
     check_commands(5, programs)
 
@@ -101,7 +99,7 @@ def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None
 def check_commands(call: int, programs: Mapping[str, Any]) -> None:
     """The programs of a call read their commands."""
     for step in calls()[call - 1]:
-        parsed = programs[step.program].parser().parse_args(step.command(step.workloads, Path("out.json"))[2:])
+        parsed = programs[step.program].parser().parse_args(step.command(step.workloads, Path("out.json"))[3:])
         assert tuple(parsed.workloads) == step.workloads
 
 
@@ -110,7 +108,7 @@ def test_every_call_begins_with_the_smoke_tests() -> None:
 
 
 def test_a_test_that_hangs_ends_before_the_step_of_the_smoke_tests() -> None:
-    of_engine = re.findall(r"timeout\((\d+)\)", (PROGRAMS.parent / "tests" / "gpu" / "test_gpu_smoke.py").read_text())
+    of_engine = re.findall(r"timeout\((\d+)\)", (ROOT / "tests" / "gpu" / "test_gpu_smoke.py").read_text())
     assert (smoke().arguments[-1], of_engine, smoke().seconds) == ("--timeout=45", ["100"], 240)
     assert 100 < smoke().silence < smoke().seconds
 
@@ -136,7 +134,7 @@ def run_hanging_tests(command: Sequence[str], *, env: Mapping[str, str], **_: ob
 def test_smoke_tests_that_run_out_of_time_are_tried_in_other_modes(
     reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_report.run_watched", run_hanging_tests)
+    monkeypatch.setattr("benchmarks.report.gpu_report.run_watched", run_hanging_tests)
     reporter.run(replace(smoke(), workloads=("tests",)))
     stage = reporter.results.stages["smoke"]
     assert stage["problems"]["tests"]["out_of_time"]
@@ -145,7 +143,9 @@ def test_smoke_tests_that_run_out_of_time_are_tried_in_other_modes(
     assert stage["records"]["without dependent launch/tests"]["complete"]
     assert reporter.mode.name == "without dependent launch"
 
-    monkeypatch.setattr("gpu_report.run_watched", lambda *_, **__: pytest.fail("they hung in an earlier call"))
+    monkeypatch.setattr(
+        "benchmarks.report.gpu_report.run_watched", lambda *_, **__: pytest.fail("they hung in an earlier call")
+    )
     reporter.mode = Mode()
     reporter.run(replace(smoke(), workloads=("tests",)))
     assert reporter.mode.name == "without dependent launch"
@@ -154,7 +154,7 @@ def test_smoke_tests_that_run_out_of_time_are_tried_in_other_modes(
 def test_other_tests_that_run_out_of_time_are_left_for_the_next_call(
     reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_report.run_watched", run_hanging_tests)
+    monkeypatch.setattr("benchmarks.report.gpu_report.run_watched", run_hanging_tests)
     reporter.run(replace(smoke(), stage="correctness", workloads=("tests",)))
     assert list(reporter.results.stages["correctness"]["records"]) == ["tests"]
 
@@ -162,9 +162,9 @@ def test_other_tests_that_run_out_of_time_are_left_for_the_next_call(
 def test_a_step_may_use_what_the_steps_before_it_left(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     now = time.monotonic() + 100.0
-    monkeypatch.setattr("gpu_report.time.monotonic", lambda: now)
+    monkeypatch.setattr("benchmarks.report.gpu_report.time.monotonic", lambda: now)
     monkeypatch.setattr(reporter, "_run", lambda step, ends: limits.append(round(ends - now)))
-    step = Step(stage="figures", program="none.py", workloads=("mixed",), seconds=20.0)
+    step = Step(stage="figures", program="none", workloads=("mixed",), seconds=20.0)
     for passed in (0.0, 5.0, 95.0):
         now += passed
         reporter.run(step)

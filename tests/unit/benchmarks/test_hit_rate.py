@@ -1,7 +1,8 @@
 """Prompts that share 300 tokens find almost all of these, also where a hit ends at a checkpoint."""
 
 import pytest
-from hit_rate import KINDS, hit_rate
+
+from benchmarks.cache.hit_rate import KINDS, hit_rate
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from preflight import numbers, requirements
-
+from benchmarks.report.preflight import numbers, requirements
 from support.only_packages import read_list
 
 ROOT = Path(__file__).parents[3]
 LISTS = ROOT / "tests" / "gpu"
-PACKAGES = [ROOT / name for name in ("engine", "protos", "services/gateway", "services/cli", "tests")]
+PACKAGES = [ROOT / name for name in ("engine", "protos", "services/gateway", "services/cli", "tests", "")]
 # Proa declares them; a report imports none of them.
 NOT_NEEDED = {"kubernetes", "opentelemetry-sdk"} | {
     f"opentelemetry-exporter-otlp-proto-{way}" for way in ("grpc", "http")
@@ -28,7 +27,7 @@ def check(folder: Path, wheels: str, workloads: list[str]) -> dict[str, Any]:
     """The problems that the preflight finds."""
     names = f"{LISTS / 'machine.txt'} {LISTS / wheels} {HIDDEN}"
     path = folder / "records.json"
-    program = str(ROOT / "benchmarks" / "preflight.py")
+    program = str(ROOT / "benchmarks" / "report" / "preflight.py")
     command = [sys.executable, "-m", "support.only_packages", names, program, f"--json={path}", "--workloads"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PACKAGES))}
     done = subprocess.run([*command, *workloads], env=environment, capture_output=True, text=True, check=False)

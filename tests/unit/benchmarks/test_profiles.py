@@ -1,10 +1,10 @@
 """What explains a figure: gaps and shares of a record of launches, and the floor of a step."""
 
 import pytest
-from real_shapes import SHAPES
 
-from floors import Card, Step, floor_seconds, parts
-from timeline import Span, analyse, table
+from benchmarks.engine.floors import Card, Step, floor_seconds, parts
+from benchmarks.engine.timeline import Span, analyse, table
+from benchmarks.real_shapes import SHAPES
 
 H200 = Card(bytes_per_second=4.25e12, flops_per_second=799e12)
 LLAMA_8B = {

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from records import read_stages
 
-from report_tables import DOCUMENT, MEASURED, NOT_YET, insert, tables, yardstick
+from benchmarks.records import read_stages
+from benchmarks.report.report_tables import DOCUMENT, MEASURED, NOT_YET, insert, tables, yardstick
 
 
 def results(**records: float) -> dict[str, Any]:
@@ -57,4 +57,6 @@ def test_only_the_text_between_the_marks_is_replaced() -> None:
 
 def test_the_document_has_the_tables_of_the_measured_figures() -> None:
     text = DOCUMENT.read_text()
-    assert insert(text, tables(read_stages(MEASURED), yardstick())) == text, "run benchmarks/report_tables.py"
+    assert insert(text, tables(read_stages(MEASURED), yardstick())) == text, (
+        "run python -m benchmarks.report.report_tables"
+    )

@@ -1,8 +1,9 @@
 """What every engine of a comparison must do: the same lengths, contexts and sampling parameters."""
 
 import pytest
-from bench import FULL, own_sampling
-from real_shapes import SHAPES
+
+from benchmarks.engine.bench import FULL, own_sampling
+from benchmarks.real_shapes import SHAPES
 
 DOCUMENTED_CONTEXT = 584  # docs/performance.md: tokens that a step of `decode-B` attends to, on average
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from watched import Outcome, run_watched
+from benchmarks.report.watched import Outcome, run_watched
 
 
 def watch(program: str, *, seconds: float = 60.0, silence: float = 60.0) -> tuple[Outcome, list[str]]:

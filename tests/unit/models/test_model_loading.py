@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from real_shapes import SHAPES
 from safetensors.torch import load_file, save_file
 
+from benchmarks.real_shapes import SHAPES
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
 from proa_engine.config import LoadFormat
 from proa_engine.core.lora_store import LoraNotFound

@@ -8,7 +8,7 @@ A kernel that starts before the previous one has ended reads the beginning of it
 meanwhile. 256 bytes of each row are best; 512 and more are slower.
 
 `few_rows_tiling` says which products take this kernel: those in which it was faster than cuBLAS on an H200
-(`PYTHONPATH=tests python benchmarks/few_rows.py`). The products and norms of a layer of the 8B model, without
+(`PYTHONPATH=tests python -m benchmarks.kernels.few_rows`). The products and norms of a layer of the 8B model, without
 attention, with the best tiling of each product, in us:
 
     rows             4     16     32     64    128    256

@@ -1,8 +1,8 @@
 """Sends one streamed request and takes its times.
 
 Of 64 streams as fast as a gateway with a fake engine goes, 49,000 events a second on a machine with two cores, aiohttp
-and the parsing take 0.30 of a core, the gateway 0.37. Ready-made events of a bare server (`benchmarks/bare_server.py`)
-cost aiohttp 4 microseconds each, bare sockets with httptools 3.
+and the parsing take 0.30 of a core, the gateway 0.37. Ready-made events of a bare server
+(`benchmarks/http/bare_server.py`) cost aiohttp 4 microseconds each, bare sockets with httptools 3.
 """
 
 import time

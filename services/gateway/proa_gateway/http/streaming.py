@@ -5,7 +5,7 @@ response's task, and the task awaits a `send` that every layer of the applicatio
 `ResponseWriter` frames the event and gives it to the connection's transport instead: when `write` returns, the event is
 in the socket, unless the client reads too slowly. Only the first and the last part of a response pass through `send`.
 
-CPU time from an event's bytes to the transport: `benchmarks/response_writer.py`.
+CPU time from an event's bytes to the transport: `benchmarks/http/response_writer.py`.
 """
 
 import asyncio

@@ -1,0 +1,289 @@
+"""What a GPU report measures, in which order, and how long each step may take. Runs nothing.
+
+The order is that of calls of ten minutes, the most valuable figures first: two fill the tables of docs/performance.md,
+the third runs all tests, the fourth measures what has no table. The limits of a call's steps add up to at most
+`CALL_SECONDS`, and a step may also use what the steps before it left of theirs.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.engine.bench import OWN
+from benchmarks.engine.speed import TABLE, THROUGHPUT
+
+_ROOT = Path(__file__).parents[2]
+NGRAM = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}'
+INVARIANT = '{"batch_invariant": true}'
+HOST = '{"kv_offloading_size": 16}'
+# Kernels before the models made of them, and those before engines. Other files come in between.
+_FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
+_LAST_TESTS = ("models", "invariance", "engine")
+START = frozenset({"start", "serve-start"})  # workloads that begin with an empty Triton cache
+_DECODES = ("decode-1", "decode-64", "decode-256")
+_FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")  # of a model; the rest of its table comes after them
+_OWN_MIXED = f"{OWN}mixed"
+_LONG_PREFILL = "prefill-8x8192"
+_FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
+_PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
+_REPETITIVE = ("repetitive-1", "repetitive-64")
+CALL_SECONDS = 530.0  # of the default limit of a call, 560 s: the rest is for the preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What is switched off to find the cause of a failure."""
+
+    name: str = ""
+    enforce_eager: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+MODES = (
+    Mode("without CUDA graphs", enforce_eager=True),
+    Mode("without dependent launch", environment=(("PROA_DEPENDENT_LAUNCH", "0"),)),
+    Mode("without both", enforce_eager=True, environment=(("PROA_DEPENDENT_LAUNCH", "0"),)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One program and what it records. It takes `--workloads` and `--json`; see `records` for what it writes."""
+
+    stage: str
+    program: str  # a module of `benchmarks`
+    workloads: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    prefix: str = ""  # of its records' names
+    seconds: float
+    silence: float = 90.0  # seconds without a line after which it hangs
+    needs: str = "engine"  # the record of the preflight without which it cannot run
+    is_test: bool = False  # runs tests: goes on from a stage's records by itself, and is tried again in other modes
+    mode: Mode = Mode()
+
+    def command(self, workloads: Sequence[str], path: Path) -> list[str]:
+        program = [sys.executable, "-m", f"benchmarks.{self.program}", *self.arguments]
+        if self.mode.enforce_eager and self.program in ("engine.speed", "http.serve", "report.gpu_tests"):
+            program.append("--enforce-eager")
+        return [*program, f"--json={path}", "--workloads", *workloads]
+
+    def environment(self) -> dict[str, str]:
+        return dict(self.mode.environment) | ({"OMP_NUM_THREADS": "2"} if self.is_test else {})
+
+    def names(self, workloads: Sequence[str]) -> list[str]:
+        return [self.prefix + workload for workload in workloads]
+
+
+PREFLIGHT = Step(
+    stage="preflight",
+    program="report.preflight",
+    workloads=("packages", "gpu", "engine", "tests", "http"),
+    seconds=90.0,
+)
+
+
+def smoke() -> Step:
+    """The tests that each call begins with.
+
+    A kernel's test may take 45 s and the engine's 100 s (set in its file), less than the step: a test that hangs ends
+    its own process, and the others still run.
+    """
+    return _tests("smoke", ["smoke"], processes=4, timeout=45, seconds=240)
+
+
+def calls() -> list[tuple[Step, ...]]:
+    """The steps of each call, after the smoke tests. One that was measured by an earlier call is skipped.
+
+    In the first call, one process of a model measures its figures and then profiles it. A restart finds the kernels
+    that this process has compiled.
+    """
+    return [
+        (
+            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 110),
+            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, _OWN_MIXED, *_profiles(*_FIRST_PROFILES)), 65),
+            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 90),
+            _engine("Llama-3.1-8B", ("restart",), 12),
+            _engine("Qwen3-0.6B", ("restart",), 10),
+        ),
+        (
+            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 135),
+            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2", "own-http-64x1"), 75),
+            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 90),
+            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 40),
+            _engine("Llama-3.1-8B", ("closed-64", "closed-256", _OWN_MIXED), 105),
+            _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),
+        ),
+        (
+            _tests("correctness", test_names(), processes=14, timeout=150, seconds=340),
+            _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
+            _engine("Qwen3-0.6B", _profiles(_LONG_PREFILL), 25),
+            _sweep("kernels.prefill_attention", 45),
+            _sweep("kernels.skinny_gemm", 65, "Llama-3.1-8B-fp8"),
+        ),
+        (
+            _over_http("Llama-3.1-8B", ("http-16x1",), 55),
+            _over_http("Qwen3-0.6B", ("http-1x1",), 45),
+            _engine("Llama-3.1-8B", ("closed-16", *_REPETITIVE), 45),
+            _engine("Qwen3-0.6B", ("closed-1", *_REPETITIVE), 40),
+            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 80),
+            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 65, INVARIANT, prefix="invariant/"),
+            _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 50, INVARIANT, prefix="invariant/"),
+            _engine("Llama-3.1-8B", (*_REPETITIVE, *_DECODES[:2]), 50, NGRAM, prefix="ngram/"),
+            _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 45, NGRAM, prefix="ngram/"),
+            _engine("gpt-oss-20b", _profiles(*_FIRST_PROFILES), 50, '{"max_num_seqs": 512}'),
+        ),
+        (
+            _engine("Llama-3.1-8B", ("mixed", *_DECODES), 90, HOST, prefix="host/"),
+            _engine("Qwen3-0.6B", ("mixed", *_DECODES), 70, HOST, prefix="host/"),
+            _tiers("Llama-3.1-8B", 120),
+            _tiers("Qwen3-0.6B", 90),
+            _prefill_decode("Qwen3-0.6B", 120),
+            _loading(40),
+        ),
+    ]
+
+
+def steps_of(call: int | None) -> list[Step]:
+    """The smoke tests, the steps of a call and then those of the calls before it, of which only what they left is run.
+    None: the steps of all calls."""
+    in_order = calls()
+    if call is not None:
+        in_order = [in_order[call - 1], *in_order[: call - 1]]
+    return [smoke(), *(step for steps in in_order for step in steps)]
+
+
+def small_steps(model: Path, tests: Path) -> list[Step]:
+    """The same programs on a tiny model and other tests, to see that all of it runs, on any machine."""
+    small = (f"--model={model}", "--max-model-len=128", "--small")
+    workloads = ("start", "mixed", "decode-2", "own-decode-2", "prefill-2x16", "repetitive-2", "closed-2")
+    return [
+        Step(
+            stage="correctness",
+            program="report.gpu_tests",
+            workloads=(str(tests),),
+            arguments=("--processes=1", "--timeout=5"),
+            seconds=60,
+            is_test=True,
+        ),
+        Step(
+            stage="Qwen3-0.6B",
+            program="engine.speed",
+            workloads=(*workloads, *_profiles("decode-2", "prefill-1x16")),
+            arguments=(*small, f"--options={NGRAM}"),
+            prefix="ngram/",
+            seconds=90,
+        ),
+        Step(
+            stage="Qwen3-0.6B",
+            program="http.serve",
+            workloads=("serve-start", "http-2x1", "own-http-2x1", "http-4x2"),
+            arguments=small,
+            seconds=90,
+            needs="http",
+        ),
+    ]
+
+
+def in_mode(step: Step, mode: Mode) -> Step:
+    return replace(step, mode=mode)
+
+
+def trial(step: Step, mode: Mode, workloads: Sequence[str]) -> Step:
+    """A short run of what failed, in another mode, recorded beside it."""
+    return replace(step, mode=mode, prefix=f"{mode.name}/", workloads=tuple(workloads), seconds=min(step.seconds, 60.0))
+
+
+def test_names() -> list[str]:
+    """Names of the test files in tests/gpu, but for the smoke tests."""
+    names = {path.stem.removeprefix("test_gpu_") for path in (_ROOT / "tests/gpu").glob("test_gpu_*.py")} - {"smoke"}
+    between = sorted(names - {*_FIRST_TESTS, *_LAST_TESTS})
+    return [name for name in (*_FIRST_TESTS, *between, *_LAST_TESTS) if name in names]
+
+
+def _tests(stage: str, names: Sequence[str], *, processes: int, timeout: int, seconds: float) -> Step:
+    """`timeout`: seconds of a test. One of engines compiles their kernels in its own process."""
+    return Step(
+        stage=stage,
+        program="report.gpu_tests",
+        workloads=tuple(f"tests/gpu/test_gpu_{name}.py" for name in names),
+        arguments=(f"--processes={processes}", f"--timeout={timeout}"),
+        seconds=seconds,
+        silence=max(2.0 * timeout, 200.0),  # longer than any test may take, those with a limit of their own included
+        needs="tests",
+        is_test=True,
+    )
+
+
+def _engine(stage: str, workloads: tuple[str, ...], seconds: float, options: str = "{}", prefix: str = "") -> Step:
+    model, fp8, _ = stage.partition("-fp8")
+    arguments = (f"--model={model}", *(["--quantization=fp8"] if fp8 else []))
+    if json.loads(options):
+        arguments += (f"--options={options}",)
+    return Step(
+        stage=stage,
+        program="engine.speed",
+        workloads=tuple(dict.fromkeys(workloads)),
+        arguments=arguments,
+        prefix=prefix,
+        seconds=seconds,
+    )
+
+
+def _over_http(model: str, workloads: tuple[str, ...], seconds: float) -> Step:
+    return Step(
+        stage=model,
+        program="http.serve",
+        workloads=workloads,
+        arguments=(f"--model={model}",),
+        seconds=seconds,
+        needs="http",
+    )
+
+
+def _tiers(model: str, seconds: float) -> Step:
+    """Host loads and fetches against prefill."""
+    return Step(
+        stage=model,
+        program="cache.kv_tiers",
+        workloads=("tiers-1024", "tiers-8192"),
+        arguments=(f"--model={model}", "--host-gib=16"),
+        prefix="host/",
+        seconds=seconds,
+    )
+
+
+def _prefill_decode(model: str, seconds: float) -> Step:
+    """Two engines share the card, in two processes."""
+    return Step(
+        stage=model,
+        program="cache.prefill_decode",
+        workloads=("idle", "one", "two"),
+        arguments=(
+            *(f"--model={model}", "--streams=32", "--length=8192"),
+            *("--engine-arguments", "gpu-memory-utilization=0.4"),
+        ),
+        prefix="streams/",
+        seconds=seconds,
+        needs="http",
+    )
+
+
+def _loading(seconds: float) -> Step:
+    return Step(
+        stage="loading",
+        program="engine.load_weights",
+        workloads=("ahead", "one-by-one"),
+        arguments=("--gigabytes=4", "--runs=1"),
+        seconds=seconds,
+    )
+
+
+def _sweep(program: str, seconds: float, *more: str) -> Step:
+    workloads = ("Llama-3.1-8B", "Qwen3-0.6B", *more)
+    return Step(stage=program.rpartition(".")[2], program=program, workloads=workloads, seconds=seconds)
+
+
+def _profiles(*workloads: str) -> tuple[str, ...]:
+    return tuple(f"profile-{workload}" for workload in workloads)
