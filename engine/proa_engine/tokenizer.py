@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proa.chat_template import ChatTemplate, cut_at_mark, marked, read_templates, special_tokens
-from proa.text import Vocabulary
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE, load_tokenizer, read_object
+from proa.chat_template import cut_at_mark, marked
+from proa.model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +41,9 @@ class Tokenizer:
         """Raises `ValueError` for a file that is missing or wrong."""
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json; set skip_tokenizer_init to work with token ids alone")
-        self._tokenizer = load_tokenizer(files)
-        config = read_object(files, "tokenizer_config.json")
-        templates = read_templates(config, files.get(CHAT_TEMPLATE_FILE))
-        self._special_tokens = special_tokens(config)
-        self._chat_template, self._template_error = templates.plain, templates.error
-        self.vocabulary = Vocabulary(self._tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self._model = ModelTokenizer.load(files)
+        self._tokenizer = self._model.tokenizer
+        self.vocabulary, self.added_tokens = self._model.vocabulary, self._model.added_tokens
 
     @property
     def plain_token_ids(self) -> list[int]:
@@ -89,9 +83,10 @@ class Tokenizer:
         a message that is to be continued, or if it raises for these messages.
         """
         options = options or ChatOptions()
-        template = self._chat_template if options.template is None else self._compile(options.template)
+        own = self._model.templates
+        template = own.plain if options.template is None else self._model.compile_template(options.template)
         if template is None:
-            raise ValueError(self._template_error or "the model has no chat template")
+            raise ValueError(own.error or "the model has no chat template")
         variables = dict(options.variables)
         if options.tools:
             if "tools" not in template.variables:
@@ -116,6 +111,3 @@ class Tokenizer:
             for prefix in ("", " ")
         )
         return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
-
-    def _compile(self, source: str) -> ChatTemplate:
-        return ChatTemplate(source, special_tokens=self._special_tokens)

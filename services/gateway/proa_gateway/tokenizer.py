@@ -13,13 +13,12 @@ from typing import Any, Final, TypeVar
 
 import tokenizers
 
-from proa.chat_template import ChatTemplate, ChatTemplateTooCostly, read_templates, special_tokens
+from proa.chat_template import ChatTemplate, ChatTemplateTooCostly, special_tokens
+from proa.model_tokenizer import ModelTokenizer
 from proa.template_budget import Budget
-from proa.text import Vocabulary
-from proa.tokenizer_files import CHAT_TEMPLATE_FILE, load_tokenizer, read_object, sampling_defaults
+from proa.tokenizer_files import read_object, sampling_defaults
 
-# Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
-MAX_INLINE_CHARACTERS = 2000
+MAX_INLINE_CHARACTERS = 2000  # longer texts are encoded on another thread; these take about half a millisecond
 _TEXT_OVERHEAD = 40  # characters that take as long as encoding no text
 PIECE_CHARACTERS = 65_536  # of a long text whose tokens are counted
 CUT_TOKENS = 16  # by which a piece may have more
@@ -129,10 +128,10 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
         """Raises `ValueError` for a file that is missing or wrong; for a chat template there is `template_error`. Takes
         up to seconds for large vocabularies."""
-        self._tokenizer = load_tokenizer(files)
+        model = ModelTokenizer.load(files)
+        self._tokenizer = model.tokenizer
         self._executor = executor
-        config = read_object(files, "tokenizer_config.json")
-        templates = read_templates(config, files.get(CHAT_TEMPLATE_FILE))
+        config, templates = model.config, model.templates
         prepare(templates.plain, templates.tools)
         self.chat_template, self._tool_template = templates.plain, templates.tools
         self.template_error = templates.error
@@ -144,11 +143,10 @@ class Tokenizer:
         self.task_prompts = _task_prompts(sentence_transformers)
         self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
         self.response_template: object = config.get("response_template")  # as transformers reads it
-        self.vocabulary = Vocabulary(self._tokenizer)
+        self.vocabulary, self.added_tokens = model.vocabulary, model.added_tokens
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
-        specials = {token.content for token in added.values() if token.special}
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        specials = {token.content for token in added if token.special}
         # Those that the template writes too: in DeepSeek's files the beginning of a user's message is not special. But
         # not all added tokens: in Gemma's files there are line breaks and `<table>`.
         sources = templates.source + templates.tool_source

@@ -12,7 +12,7 @@ from proa.addresses import is_loopback_url
 from proa.tokenizer_files import read_tokenizer_files
 from proa_cli.bench.client import message_of
 from proa_engine.sources.resolve import resolve_model
-from proa_engine.tokenizer import Tokenizer as ModelTokenizer
+from proa_engine.tokenizer import Tokenizer as EngineTokenizer
 
 _SECONDS = 60.0  # for one request to the server
 
@@ -41,7 +41,7 @@ class LocalTokenizer:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
-        self._tokenizer = ModelTokenizer(read_tokenizer_files(folder))
+        self._tokenizer = EngineTokenizer(read_tokenizer_files(folder))
         # Parts of a character would become U+FFFD, and a text with it is encoded as other tokens.
         self.plain_tokens = [each for each in self._tokenizer.plain_token_ids if "\ufffd" not in self.decode([each])]
         self.num_special_tokens = len(self._tokenizer.encode(""))
