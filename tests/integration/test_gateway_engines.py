@@ -11,7 +11,7 @@ import pytest
 
 from proa.engine.v1 import service_pb2
 from proa_gateway.engines import client
-from proa_gateway.engines.client import Attempt
+from proa_gateway.engines.client import ConnectAttempt
 from proa_gateway.engines.convert import wait_until_loaded
 from proa_gateway.engines.discovery import CHANNEL_OPTIONS, insecure_channels
 from support.fake_engine import FakeEngine, say
@@ -319,11 +319,13 @@ async def test_an_engine_that_ends_the_watch_without_a_status_is_not_waited_for(
 @pytest.mark.parametrize(
     ("attempt", "seconds"),
     [
-        (Attempt("", connected=True), 0.1),
-        (Attempt("no answer"), 1.0),
-        (Attempt("no tokenizer", is_refused=True), 1.0),  # each attempt opens a session
-        (Attempt("a bug", failure=KeyError("x")), 1.0),
+        (ConnectAttempt("", connected=True), 0.1),
+        (ConnectAttempt("no answer"), 1.0),
+        (ConnectAttempt("no tokenizer", is_refused=True), 1.0),  # each attempt opens a session
+        (ConnectAttempt("a bug", failure=KeyError("x")), 1.0),
     ],
 )
-def test_the_time_to_the_next_attempt_depends_on_how_the_last_one_ended(attempt: Attempt, seconds: float) -> None:
+def test_the_time_to_the_next_attempt_depends_on_how_the_last_one_ended(
+    attempt: ConnectAttempt, seconds: float
+) -> None:
     assert attempt.delay(0.5) == seconds

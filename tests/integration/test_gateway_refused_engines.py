@@ -8,7 +8,7 @@ import pytest
 
 from proa_gateway import keep_running
 from proa_gateway.engines import convert, models
-from proa_gateway.engines.client import LAST_FAILED_DELAY, LAST_REFUSED_DELAY, Attempt
+from proa_gateway.engines.client import LAST_FAILED_DELAY, LAST_REFUSED_DELAY, ConnectAttempt
 from support.fake_engine import FakeEngine, say, tokenizer_files
 from support.gateway import RunningGateway, running_gateway, until
 from support.scrape import Scrape
@@ -103,7 +103,7 @@ async def test_an_engine_is_used_after_its_client_has_failed(monkeypatch: pytest
     monkeypatch.setattr(keep_running, "FIRST_PAUSE", 0.01)
     num_failures = 0
 
-    def fail(attempt: Attempt, last: float) -> float:
+    def fail(attempt: ConnectAttempt, last: float) -> float:
         nonlocal num_failures
         num_failures += 1
         raise KeyError("name")
@@ -111,7 +111,7 @@ async def test_an_engine_is_used_after_its_client_has_failed(monkeypatch: pytest
     async with FakeEngine(script=say("fine")) as engine, running_gateway(engine) as gateway:
         port, (client,) = port_of(engine), gateway.gateway.pool.engines
         with monkeypatch.context() as broken:
-            broken.setattr(Attempt, "delay", fail)
+            broken.setattr(ConnectAttempt, "delay", fail)
             await engine.stop()
             await until(lambda: num_failures >= 2)
         again = FakeEngine(script=say("fine"))
@@ -133,9 +133,12 @@ async def test_an_engine_whose_tokenizer_never_ends_is_refused(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("attempt", "longest"),
-    [(Attempt("no", is_refused=True), LAST_REFUSED_DELAY), (Attempt("bug", failure=KeyError()), LAST_FAILED_DELAY)],
+    [
+        (ConnectAttempt("no", is_refused=True), LAST_REFUSED_DELAY),
+        (ConnectAttempt("bug", failure=KeyError()), LAST_FAILED_DELAY),
+    ],
 )
-def test_the_pauses_grow_up_to_a_bound(attempt: Attempt, longest: float) -> None:
+def test_the_pauses_grow_up_to_a_bound(attempt: ConnectAttempt, longest: float) -> None:
     pauses = [1.0]
     while len(pauses) < 12:
         pauses.append(attempt.delay(pauses[-1]))

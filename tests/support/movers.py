@@ -19,7 +19,7 @@ from proa_engine.mover.frames import BlocksRequest, encode_request
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
     Adopt,
-    Adoption,
+    AdoptionProgress,
     Alive,
     Cancel,
     Copied,
@@ -145,8 +145,8 @@ class RunningMover:
         ranges: list[Adopted] = []
         while not ranges or not ranges[-1].is_done:
             message = self._reader.read()
-            assert isinstance(message, Adoption | Alive | OnDisk | Log), message
-            if isinstance(message, Adoption):
+            assert isinstance(message, AdoptionProgress | Alive | OnDisk | Log), message
+            if isinstance(message, AdoptionProgress):
                 ranges.append(message.adopted)
         return ranges
 

@@ -7,7 +7,7 @@ from proa_engine.core.kv.mover import Adopted, Fetched, FetchJob, FromMover
 from proa_engine.executor.disk_ranks import DiskRanks
 from proa_engine.mover.messages import (
     Adopt,
-    Adoption,
+    AdoptionProgress,
     Cancel,
     Fetch,
     FromCore,
@@ -63,7 +63,7 @@ class RankMovers:
             match message:
                 case Progress(fetched):
                     merged: FromMover | None = self._take_end(fetched)
-                case Adoption(adopted):
+                case AdoptionProgress(adopted):
                     merged = self._take_range(adopted)
                 case OnDisk(rank, changes):
                     merged = self._disks.take(rank, changes)

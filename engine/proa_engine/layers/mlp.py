@@ -65,8 +65,8 @@ class RouterOptions:
     bias: bool = False
     correction: str | None = None  # name of the tensor that is added to the scores for the choice alone
 
-    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> "Router":
-        return Router(weights / self.name, hidden_size, num_experts, self)
+    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> "ExpertRouter":
+        return ExpertRouter(weights / self.name, hidden_size, num_experts, self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class MoEOptions:
         )
 
 
-class Router:
+class ExpertRouter:
     """Chooses the experts of each token, on every rank alike."""
 
     def __init__(self, weights: Weights, hidden_size: int, num_experts: int, options: RouterOptions) -> None:
@@ -153,7 +153,7 @@ class SparseMoE:
     """The weighted sum of the outputs of the experts that the router chooses for each token, and the shared output."""
 
     def __init__(
-        self, router: Router, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
+        self, router: ExpertRouter, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
     ) -> None:
         self.router = router
         self.experts = experts

@@ -19,7 +19,7 @@ from proa_engine.mover.directory import Directory
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import (
     Adopt,
-    Adoption,
+    AdoptionProgress,
     Alive,
     Copied,
     Fetch,
@@ -187,7 +187,7 @@ class MoverProcess:
                     with self._lock:
                         self._jobs.discard(fetched.job_id)
                     self._on_message(message)
-                case Adoption():
+                case AdoptionProgress():
                     with self._lock:
                         self._unanswered.popleft()
                     self._on_message(message)
@@ -224,7 +224,7 @@ class MoverProcess:
         for job_id in job_ids:
             self._on_message(Progress(Fetched(job_id=job_id, num_blocks=0, is_done=True, error="the mover has died")))
         for adopted in unanswered:
-            self._on_message(Adoption(adopted))
+            self._on_message(AdoptionProgress(adopted))
 
 
 def _write(control: socket.socket, unsent: "SimpleQueue[bytes | None]") -> None:

@@ -11,13 +11,13 @@ from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM, Classifier
-from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelClass, ModelConfig
 from proa_engine.models.decoder import text_weights
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
 from proa_engine.models.unread import why_unread
+from proa_engine.models.weight_sources import RandomWeights, SafetensorsWeights
 
 
 def load_model(
@@ -42,7 +42,7 @@ def load_model(
         report("making random weights")
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
-    with SafetensorsCheckpoint(folder, dtype, device, digest) as checkpoint:
+    with SafetensorsWeights(folder, dtype, device, digest) as checkpoint:
         weights = Weights(checkpoint, config.linear_method)
         decoder, head = ((part / "").prefix for part in text_weights(weights))
         checkpoint.begin(
@@ -76,7 +76,7 @@ def load_pooling_heads(
         if load_format == "dummy":
             yield RandomWeights(seed, torch.float32, device)
             return
-        with SafetensorsCheckpoint(of, torch.float32, device) as checkpoint:
+        with SafetensorsWeights(of, torch.float32, device) as checkpoint:
             checkpoint.begin(lambda name: not name.startswith(prefix), lambda _: None)
             yield checkpoint
             checkpoint.finish()

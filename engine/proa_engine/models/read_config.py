@@ -15,7 +15,6 @@ import torch
 
 from proa.contract import PoolingTask
 from proa_engine.config import EngineConfig
-from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.config import ImageModelClass, ModelClass, ModelConfig
 from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.image_config import ImageEncoderOptions
@@ -42,6 +41,7 @@ from proa_engine.models.registry import (
     model_class,
     standard_fields,
 )
+from proa_engine.models.weight_sources import tensor_names, tensor_shape
 from proa_engine.sources.folders import (
     STORED_DTYPES,
     missing_field,

@@ -41,7 +41,7 @@ class Place(NamedTuple):
     checksum: int
 
 
-class Checkpoint(NamedTuple):
+class DiskCheckpoint(NamedTuple):
     """A checkpoint, and the segment that has its record."""
 
     segment: int
@@ -103,7 +103,7 @@ class Segments:
         self._write = write
         self._lock = Lock()  # of all that follows but `_active`
         self._units: dict[Key, Place] = {}
-        self._checkpoints: dict[bytes, Checkpoint] = {}
+        self._checkpoints: dict[bytes, DiskCheckpoint] = {}
         self._needed: dict[Key, set[bytes]] = {}  # checkpoints that need the unit
         self._were_read: set[Key] = set()  # units, since they were written
         self._segments: list[_Segment] = []  # oldest first
@@ -124,7 +124,7 @@ class Segments:
         with self._lock:
             return self._units.get(key)
 
-    def find_checkpoint(self, block_hash: bytes) -> Checkpoint | None:
+    def find_checkpoint(self, block_hash: bytes) -> DiskCheckpoint | None:
         """Return the checkpoint at the end of this block, all of whose units are there."""
         with self._lock:
             return self._checkpoints.get(block_hash)
@@ -176,7 +176,7 @@ class Segments:
     def add_checkpoint(self, record: CheckpointRecord) -> bool:
         """Let a checkpoint be found. Returns False if one of its units is not there. Raises `OSError`."""
         active = self._writable(0)
-        if not self._is_whole(Checkpoint(active.segment.number, record)):
+        if not self._is_whole(DiskCheckpoint(active.segment.number, record)):
             return False
         self._record(active, record)
         with self._lock:
@@ -297,7 +297,7 @@ class Segments:
         segment.keys.append(key)
 
     def _put_checkpoint(self, segment: _Segment, record: CheckpointRecord) -> None:
-        checkpoint = Checkpoint(segment.number, record)
+        checkpoint = DiskCheckpoint(segment.number, record)
         keys = checkpoint.keys
         if not all(key in self._units for key in keys):
             return
@@ -308,7 +308,7 @@ class Segments:
         for key in keys:
             self._needed.setdefault(key, set()).add(record.block_hash)
 
-    def _is_whole(self, checkpoint: Checkpoint) -> bool:
+    def _is_whole(self, checkpoint: DiskCheckpoint) -> bool:
         with self._lock:
             return all(key in self._units for key in checkpoint.keys)
 

@@ -66,7 +66,9 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
 
 
 class Adopt(msgspec.Struct, tag=True, frozen=True):
-    """Verify what an earlier engine has left in the arena; each range of pages is answered by Adoption. Sent once."""
+    """Verify what an earlier engine has left in the arena; each range of pages is answered by `AdoptionProgress`.
+
+    Sent once."""
 
 
 class WriteBlocks(msgspec.Struct, tag=True, frozen=True):
@@ -92,7 +94,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     fetched: Fetched
 
 
-class Adoption(msgspec.Struct, tag=True, frozen=True):
+class AdoptionProgress(msgspec.Struct, tag=True, frozen=True):
     """What is left of an earlier engine in a range of this rank's pages."""
 
     adopted: Adopted
@@ -122,6 +124,6 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 FromCore = Fetch | Cancel | Reset | Adopt | WriteBlocks  # to the movers of all ranks
-ToCore = Progress | Adoption | OnDisk
+ToCore = Progress | AdoptionProgress | OnDisk
 ToMover = Init | Copied | FromCore
 ToWorker = Listening | ToCore | Log | Alive | Refused

@@ -19,7 +19,7 @@ from proa_engine.mover.disk_reader import DiskReader
 from proa_engine.mover.index import Index
 from proa_engine.mover.messages import (
     Adopt,
-    Adoption,
+    AdoptionProgress,
     Alive,
     Cancel,
     Copied,
@@ -128,7 +128,7 @@ class Mover:
 
     def _adopt(self, arena: Arena, directory: Directory, index: Index) -> None:
         for adopted in adopt(arena, directory, index):
-            self._send(Adoption(adopted))
+            self._send(AdoptionProgress(adopted))
 
     def _report(self, fetched: Fetched) -> None:
         self._send(Progress(fetched))

@@ -16,9 +16,9 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.loader import load_model
 from proa_engine.models.registry import model_class
+from proa_engine.models.weight_sources import RandomWeights
 from proa_engine.sources.resolve import resolve_lora, resolve_model
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, make_tiny_model

@@ -18,11 +18,11 @@ from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models import read_config, registry
-from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.loader import load_model
 from proa_engine.models.transformers_adapter.fields import build_on_meta
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
 from proa_engine.models.transformers_adapter.products import use_products
+from proa_engine.models.weight_sources import RandomWeights
 from support.paged_model import PagedModel
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 from support.transformers_sweep import judge, read_page

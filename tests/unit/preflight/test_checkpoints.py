@@ -14,13 +14,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.checkpoint import FLOATS as LOADED_FLOATS
 from proa_engine.models.loader import load_model
 from proa_engine.models.quantization.formats import Quantization
 from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.read_config import from_folder
 from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
+from proa_engine.models.weight_sources import FLOATS as LOADED_FLOATS
 from proa_engine.preflight import check_start
 from proa_engine.preflight.weights import FLOATS, check_experts, least_bytes
 from proa_engine.sources.folders import read_config, text_fields, weight_files

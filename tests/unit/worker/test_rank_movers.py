@@ -5,7 +5,7 @@ from dataclasses import replace
 from proa_engine.core.kv.mover import Adopted, AdoptedUnit, Fetched, FromMover
 from proa_engine.core.types import StoredCheckpoint
 from proa_engine.executor.movers import RankMovers
-from proa_engine.mover.messages import Adopt, Adoption, FromCore, Progress
+from proa_engine.mover.messages import Adopt, AdoptionProgress, FromCore, Progress
 
 UNITS = tuple(AdoptedUnit(place, 0, bytes([place]) * 16, 1.0) for place in range(4))
 CHECKPOINT = StoredCheckpoint(bytes(16), [[(3, bytes(16))]], state=1)
@@ -18,9 +18,9 @@ def take(*ranges: Adopted) -> list[FromMover]:
     movers = RankMovers(lambda message: None, len(ranges))
     movers.listen(received.append)
     for adopted in ranges[:-1]:
-        movers.take(Adoption(adopted))
+        movers.take(AdoptionProgress(adopted))
         assert not received, "a rank has not answered"
-    movers.take(Adoption(ranges[-1]))
+    movers.take(AdoptionProgress(ranges[-1]))
     return received
 
 
@@ -45,7 +45,7 @@ def test_ranges_of_ranks_are_matched_by_their_numbers() -> None:
     movers.listen(received.append)
     first, second = replace(RANGE, is_done=False), replace(RANGE, number=1, units=())
     for adopted in (first, second, first, second):
-        movers.take(Adoption(adopted))
+        movers.take(AdoptionProgress(adopted))
     assert received == [first, second]
 
 

@@ -13,13 +13,13 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
-from proa_engine.models.checkpoint import SafetensorsCheckpoint
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import IMPLEMENTATION, AttentionCall, AttentionCalls, register
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
 from proa_engine.models.transformers_adapter.model import GivenStates, unique_tensors
 from proa_engine.models.transformers_adapter.probe import LENGTHS, check_states
+from proa_engine.models.weight_sources import SafetensorsWeights
 
 OFFSET_TYPES = ("camembert", "roberta", "xlm-roberta")  # positions begin behind that of padding
 
@@ -120,7 +120,7 @@ class TransformersEncoder:
 
 
 def _has_pooler(source: TypedSource) -> bool:
-    return isinstance(source, SafetensorsCheckpoint) and any("pooler." in name for name in source.take_names())
+    return isinstance(source, SafetensorsWeights) and any("pooler." in name for name in source.take_names())
 
 
 def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:

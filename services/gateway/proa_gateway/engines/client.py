@@ -96,7 +96,7 @@ class EngineState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ConnectAttempt:
     """One attempt to connect. `reason`: why there was no session, or why it ended. `is_expected`: the engine loads its
     model, or had said that it drains. `has_answered`: the engine's process listens, though it accepts no session.
     `is_refused`: by the gateway. `failure`: an exception that no one has foreseen."""
@@ -302,7 +302,7 @@ class EngineClient:
             if not self.removed:
                 await self._wait(attempt, delay * self._random.uniform(0.5, 1.0))
 
-    async def _wait(self, attempt: Attempt, seconds: float) -> None:
+    async def _wait(self, attempt: ConnectAttempt, seconds: float) -> None:
         """Wait for the next attempt, at most `seconds`: an engine that has loaded its model is connected at once, and
         so is another process at the address of one that is not used."""
         with suppress(TimeoutError):
@@ -311,7 +311,7 @@ class EngineClient:
                     return
                 await asyncio.sleep(seconds)
 
-    async def _has_changed(self, attempt: Attempt) -> bool:
+    async def _has_changed(self, attempt: ConnectAttempt) -> bool:
         """Wait until the engine has loaded its model, or until the process of one that is not used ends. Returns False
         if neither can be found out."""
         wait = convert.wait_until_loaded if attempt.has_answered else convert.wait_until_gone
@@ -321,7 +321,7 @@ class EngineClient:
         except Exception:  # the next attempt reports what is wrong with the engine
             return False
 
-    async def _run_session(self) -> "Attempt":
+    async def _run_session(self) -> "ConnectAttempt":
         """Connect once, and serve the session until it ends."""
         async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
             call = convert.open_session(channel)
@@ -330,9 +330,9 @@ class EngineClient:
                 hello = await self._handshake(call)
                 await self._models.accept(self.address, hello.model, read_files)
             except TimeoutError:
-                return Attempt(f"no answer within {self._deadlines.connect:.1f} s")
+                return ConnectAttempt(f"no answer within {self._deadlines.connect:.1f} s")
             except EngineRefused as error:
-                return Attempt(str(error), is_refused=True)
+                return ConnectAttempt(str(error), is_refused=True)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 has_answered = channel.get_state() is grpc.ChannelConnectivity.READY
                 # Where discovery has just reported the engine, nothing may listen at its address yet.
@@ -340,7 +340,7 @@ class EngineClient:
                 if has_answered:  # it loads its model, or drains
                     self._grace_ends_at = self._end_of_new_grace_period()
                 is_expected = has_answered or is_starting
-                return Attempt(describe_error(error), is_expected=is_expected, has_answered=has_answered)
+                return ConnectAttempt(describe_error(error), is_expected=is_expected, has_answered=has_answered)
             events = partial(convert.read_kv_events, channel)
             following = asyncio.create_task(
                 self._router.follow(self.address, hello, events, lambda: host_hit_weight(hello.model, self.load_stats))
@@ -361,7 +361,7 @@ class EngineClient:
             raise EngineRefused("protocol error: the first message is not Hello")
         return hello
 
-    async def _serve(self, call: convert.SessionCall, hello: Hello) -> Attempt:
+    async def _serve(self, call: convert.SessionCall, hello: Hello) -> ConnectAttempt:
         """Return why the session ended, and whether that was expected: the engine had said that it drains."""
         session = Session(call, self, self.loras, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
@@ -384,14 +384,14 @@ class EngineClient:
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)
             session.close(reason)
-        return Attempt(reason, connected=True, is_expected=drained, num_requests=num_requests)
+        return ConnectAttempt(reason, connected=True, is_expected=drained, num_requests=num_requests)
 
     def _end_of_new_grace_period(self) -> float:
         return asyncio.get_running_loop().time() + self._deadlines.failover
 
 
-def _failed(error: Exception) -> Attempt:
+def _failed(error: Exception) -> ConnectAttempt:
     cause = error
     while isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]
-    return Attempt(f"the gateway failed: {type(cause).__name__}: {cause}", failure=error)
+    return ConnectAttempt(f"the gateway failed: {type(cause).__name__}: {cause}", failure=error)

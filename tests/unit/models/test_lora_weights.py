@@ -14,8 +14,8 @@ from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.lora import LoraMethod, LoraProducts, LoraSegment
 from proa_engine.layers.weights import Projection, Slice, Weights
-from proa_engine.models.checkpoint import RandomWeights
-from proa_engine.models.lora_checkpoint import LoraCheckpoint, digest, open_lora, unchanged
+from proa_engine.models.lora_weights import LoraWeights, digest, open_lora, unchanged
+from proa_engine.models.weight_sources import RandomWeights
 from proa_engine.sources.resolve import resolve_lora
 from proa_engine.step.loras import LoraAdapters
 
@@ -45,7 +45,7 @@ def products_of(*modules: str) -> LoraProducts:
     return products
 
 
-def opened(folder: Path) -> AbstractContextManager[LoraCheckpoint]:
+def opened(folder: Path) -> AbstractContextManager[LoraWeights]:
     return open_lora(folder, 16, torch.float16)
 
 

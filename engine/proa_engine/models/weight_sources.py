@@ -41,7 +41,7 @@ STORED_AS = {  # all other types: FLOATS
 }
 
 
-class SafetensorsCheckpoint:
+class SafetensorsWeights:
     """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
 
     def __init__(

@@ -91,7 +91,7 @@ def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
     return versions
 
 
-class LoraCheckpoint:
+class LoraWeights:
     """An open adapter. Its matrices are read when they are asked for, and only the part that a rank needs.
 
     Raises `LoraInvalid` for what the engine does not support, and for matrices that do not fit the model.
@@ -179,11 +179,11 @@ class LoraCheckpoint:
 
 
 @contextmanager
-def open_lora(folder: Path, max_rank: int, dtype: torch.dtype) -> Iterator[LoraCheckpoint]:
+def open_lora(folder: Path, max_rank: int, dtype: torch.dtype) -> Iterator[LoraWeights]:
     """Raises `LoraInvalid` if the files are not an adapter's, or not one that the engine supports."""
     try:
         with safe_open(folder / LORA_WEIGHTS_FILE, framework="pt") as weights:
-            yield LoraCheckpoint(folder, weights, max_rank, dtype)
+            yield LoraWeights(folder, weights, max_rank, dtype)
     except SafetensorError as error:
         raise LoraInvalid(f"{folder / LORA_WEIGHTS_FILE} is not a readable safetensors file: {error}") from error
 
