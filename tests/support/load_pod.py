@@ -6,11 +6,10 @@ time between two events of its stream.
 """
 
 import argparse
-import http.client
+import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +24,71 @@ QUESTIONS = (
 Record = dict[str, Any]
 
 
-def ask(host: str, port: int, body: Record, timeout: float, key: str, sent: Callable[[], object]) -> Record:
-    """Send one streaming request; return its record. `error` is empty for success. Calls `sent` before reading."""
+class Connection:
+    """One HTTP/1.1 request and its response. Reads raise TimeoutError after `timeout` seconds, as a socket's would."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout: float) -> None:
+        self.writer = writer
+        self._reader = reader
+        self._timeout = timeout
+
+    async def send(self, path: str, host: str, key: str, body: Record) -> None:
+        content = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        self.writer.write(head.encode() + content)
+        await self.writer.drain()
+
+    async def status(self) -> int:
+        status = int((await self._line()).split()[1])
+        while (await self._line()).strip():
+            pass
+        return status
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """The lines of a body that is sent in chunks."""
+        rest = b""
+        while size := int(await self._line(), 16):
+            async with asyncio.timeout(self._timeout):
+                rest += (await self._reader.readexactly(size + 2))[:-2]
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                yield line
+
+    async def rest(self) -> str:
+        async with asyncio.timeout(self._timeout):
+            return (await self._reader.read(300)).decode(errors="replace")
+
+    async def _line(self) -> bytes:
+        """Raises EOFError at the end."""
+        async with asyncio.timeout(self._timeout):
+            return await self._reader.readuntil(b"\n")
+
+
+async def ask(host: str, port: int, body: Record, read_timeout: float, key: str) -> Record:
+    """Send one streaming request; return its record. `error` is empty for success."""
     record: Record = {"began": time.time(), "text": "", "events": 0, "silence": 0.0, "finish_reason": None, "error": ""}
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        async with asyncio.timeout(read_timeout):
+            connection = Connection(*await asyncio.open_connection(host, port), read_timeout)
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
+            await connection.send("/v1/chat/completions", host, key, body | {"stream": True})
+            if (status := await connection.status()) != 200:
+                raise OSError(f"status {status}: {await connection.rest()}")
+            await read_events(connection, record)
         finally:
-            sent()
-        response = connection.getresponse()
-        if response.status != 200:
-            raise OSError(f"status {response.status}: {response.read(300).decode(errors='replace')}")
-        read_events(response, record)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.writer.close()
+    except (OSError, EOFError, ValueError) as error:
         record["error"] = f"{type(error).__name__}: {error}"
-    finally:
-        connection.close()
     return record | {"ended": time.time()}
 
 
-def read_events(response: http.client.HTTPResponse, record: Record) -> None:
+async def read_events(connection: Connection, record: Record) -> None:
     """Read until [DONE]. Raises ValueError for an error event or if the stream ends before [DONE]."""
     previous = time.monotonic()
-    for line in response:
+    async for line in connection.lines():
         if not line.startswith(b"data: "):
             continue
         now = time.monotonic()
@@ -88,12 +127,14 @@ def main() -> None:
     parser.add_argument("--stop-file", type=Path, default=Path("/tmp/stop"))
     parser.add_argument("--key", default="none")
     arguments = parser.parse_args()
-    printing = threading.Lock()
-    # Read no response before all first requests are sent: a thousand reading threads delay those still connecting.
-    all_sent = threading.Barrier(arguments.clients)
+    asyncio.run(run(arguments))
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """All clients in one thread: a thousand threads would take the machine's time from what is tested."""
     deadline = time.monotonic() + arguments.seconds
 
-    def client(number: int) -> None:
+    async def client(number: int) -> None:
         for index in range(arguments.requests):
             if index and (arguments.stop_file.exists() or time.monotonic() > deadline):
                 return
@@ -107,16 +148,12 @@ def main() -> None:
                 "seed": number,
                 "ignore_eos": arguments.ignore_eos,
             }
-            sent = all_sent.wait if index == 0 else lambda: None
-            record = ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key, sent)
-            with printing:
-                print(json.dumps(record | {"client": number, "index": index, "question": question}), flush=True)
+            record = await ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key)
+            print(json.dumps(record | {"client": number, "index": index, "question": question}), flush=True)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(arguments.clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    async with asyncio.TaskGroup() as clients:
+        for number in range(arguments.clients):
+            clients.create_task(client(number))
 
 
 if __name__ == "__main__":
