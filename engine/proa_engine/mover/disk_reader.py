@@ -17,8 +17,9 @@ from proa_engine.core.types import StoredCheckpoint
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.deadline import Deadline
 from proa_engine.mover.disk import Disk
+from proa_engine.mover.disk_index import Place
 from proa_engine.mover.disk_records import CheckpointRecord
-from proa_engine.mover.disk_segments import Damaged, Place, Segments
+from proa_engine.mover.disk_segments import Damaged, Segments
 from proa_engine.mover.index import Filled, Index, Key
 
 _NUM_THREADS = 4  # reads at the same time, of all jobs
