@@ -6,6 +6,7 @@ Each command imports its modules when it runs, because torch must not be importe
 import argparse
 import logging
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="load a model and serve it", epilog=HELP, formatter_class=HelpFormatter)
     serve.set_defaults(run=_serve)
     add_options(serve, ServeOptions)
+    given = commands.add_parser("serve-given")  # started by `proa serve`; not shown in the help
+    given.set_defaults(run=_serve_given)
     download = commands.add_parser(
         "download",
         help="download the model, tokenizer and adapters that `serve` with the same flags would, and exit",
@@ -74,8 +77,18 @@ def _serve(arguments: argparse.Namespace) -> int:
         options = from_arguments(ServeOptions, arguments, os.environ)
     except ValueError as error:
         return _print_error(str(error), status=2)
+    return _serve_options(options, environment_warnings(ServeOptions, os.environ))
+
+
+def _serve_given(_: argparse.Namespace) -> int:
+    options = pickle.load(sys.stdin.buffer)
+    assert isinstance(options, ServeOptions)
+    return _serve_options(options)
+
+
+def _serve_options(options: ServeOptions, warnings: Sequence[str] = ()) -> int:
     configure(options.logs, _PROGRAM)
-    for line in environment_warnings(ServeOptions, os.environ):
+    for line in warnings:
         logging.getLogger(__name__).warning(line)
     if options.config.node_rank:
         from proa_engine.ranks.node import run_node

@@ -61,7 +61,7 @@ class Run:
         """`command`: what is run when the gateway is ready."""
         port = str(free_port())
         programs = [
-            (name, [sys.executable, "-c", text, "--port", port], drain_timeout, None)
+            (name, [sys.executable, "-c", text, "--port", port], drain_timeout, b"")
             for name, text in (("engine", engine), ("gateway", FAKE_GATEWAY))
         ]
         self.process = subprocess.Popen(

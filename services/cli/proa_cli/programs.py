@@ -23,10 +23,12 @@ class Program:
         command: Sequence[str],
         output: Output,
         drain_timeout: float = 0.0,
+        *,
+        given: bytes = b"",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`drain_timeout`: seconds for which the program may work on after SIGTERM. `environment`: in place of this
-        process's."""
+        """`drain_timeout`: seconds for which the program may work on after SIGTERM. `given`: its standard input.
+        `environment`: in place of this process's."""
         self.name = name
         self._output = output
         self.drain_timeout = drain_timeout
@@ -34,12 +36,15 @@ class Program:
         self.error = ""  # why the program exits, as it says in its last line, which is not printed
         self.process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=environment,
         )
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # it may have exited
+                stdin.write(given)
         self._printer = threading.Thread(target=self._print, daemon=True)
         self._printer.start()
 

@@ -8,23 +8,23 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from proa.addresses import host_and_port
 from proa.environment import variable_of
-from proa_cli.arguments import Arguments, add_help, program_environments, read_arguments
+from proa_cli.arguments import HOST, Arguments, add_help, read_arguments
 from proa_cli.gateway import Gateway
 from proa_cli.output import Output, TextOutput, make_output, print_line
 from proa_cli.programs import Program
 
-_HOST = "127.0.0.1"
 _OPEN = (
     "listens on all addresses of this machine without an API key, for all who reach one of them; --host 127.0.0.1 is "
     "for this machine alone, --api-key KEY requires a key"
@@ -36,7 +36,7 @@ class _Failed(Exception):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Run until a signal. `parser` shows help and version; the flags are divided by `read_arguments`."""
+    """Run until a signal. `parser` shows help and version; `read_arguments` reads the flags."""
     words, command = _without_command(words)
     if {"-h", "--help", "--version"} & set(words):
         parser.usage = "%(prog)s MODEL [--FLAG ...] [-- COMMAND ...]"  # the list of all flags is below it
@@ -49,36 +49,38 @@ def start(words: Sequence[str], make_command: Callable[[str], Sequence[str]]) ->
     """Serve with the flags `words`. `make_command`: from the API's URL, the command to run, which may be empty. Returns
     the exit status."""
     try:
-        arguments = _with_port(read_arguments(words, os.environ))
-        _check_address(arguments.host, arguments.url)  # before the model is loaded, as is the command
+        engine_port, metrics_port = _free_ports(2)
+        environment = {variable_of("--metrics-port"): str(metrics_port), **os.environ}
+        arguments = _with_port(read_arguments(words, environment, engine_port=engine_port))
+        _check_address(arguments.gateway.host, arguments.url)  # before the model is loaded, as is the command
         command = make_command(arguments.url)
         if command and shutil.which(command[0]) is None:
             raise _Failed(f"cannot run {command[0]}: there is no such program")
     except (ValueError, _Failed) as error:
         return _fail(str(error))
-    output = make_output(arguments.log_format)
+    output = make_output(arguments.gateway.logs.log_format)
     for warning in warnings_of(arguments):
         output.own(warning, level="warning")
     gateway = Gateway(arguments.url, arguments.model, arguments.api_key)
-    return run(_commands(arguments), gateway, command, output)
+    return run(commands_of(arguments), gateway, command, output)
 
 
 def run(
-    commands: Iterable[tuple[str, Sequence[str], float, Mapping[str, str]]],
+    commands: Iterable[tuple[str, Sequence[str], float, bytes]],
     gateway: Gateway,
     command: Sequence[str],
     output: Output | None = None,
 ) -> int:
-    """Run programs, given by name, command, drain timeout and environment, of which one is `gateway`. The last one is
-    stopped first. Returns the exit status."""
+    """Run programs, given by name, command, drain timeout and standard input, of which one is `gateway`. The last one
+    is stopped first. Returns the exit status."""
     stopping: list[int] = []  # signals received
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
     programs: list[Program] = []
     failure, output = "", output or TextOutput()
     try:
-        for name, words, drain_timeout, environment in commands:
-            programs.append(Program(name, words, output, drain_timeout, environment))
+        for name, words, drain_timeout, given in commands:
+            programs.append(Program(name, words, output, drain_timeout, given=given))
         return _watch(programs, gateway, command, stopping, output)
     except _Failed as error:
         failure = str(error)
@@ -93,7 +95,7 @@ def run(
 def warnings_of(arguments: Arguments) -> Iterator[str]:
     """Yield what the user should know before the model is loaded."""
     yield from arguments.notes
-    if arguments.host in ("0.0.0.0", "::") and not arguments.needs_key:
+    if arguments.gateway.host in ("0.0.0.0", "::") and not arguments.needs_key:
         yield _OPEN
 
 
@@ -128,24 +130,24 @@ def _check_address(host: str, url: str) -> None:
 
 def _with_port(arguments: Arguments) -> Arguments:
     """The arguments with a free port in place of port 0."""
-    parts = urlsplit(arguments.url)
-    if parts.port != 0:
+    if arguments.gateway.port != 0:
         return arguments
     (port,) = _free_ports(1)
-    url = f"{arguments.url.removesuffix(':0')}:{port}"
-    return replace(arguments, gateway=(*arguments.gateway, f"--port={port}"), url=url)
+    return replace(arguments, gateway=replace(arguments.gateway, port=port))
 
 
-def _commands(arguments: Arguments) -> list[tuple[str, list[str], float, Mapping[str, str]]]:
-    engine_port, metrics_port = map(str, _free_ports(2))
-    for_engine, for_gateway = program_environments({variable_of("--metrics-port"): metrics_port, **os.environ})
-    engine = ["proa_engine", "serve", *arguments.engine, f"--host={_HOST}", f"--port={engine_port}"]
-    gateway = ["proa_gateway", "serve", *arguments.gateway, f"--engine={_HOST}:{engine_port}"]
-    python = [sys.executable, "-m"]
+def commands_of(arguments: Arguments) -> list[tuple[str, list[str], float, bytes]]:
+    """The programs for `run`. Their configurations, which have keys, are no words: all users of the machine can read
+    those."""
+    engine, gateway = arguments.engine, arguments.gateway
     return [
-        ("engine", [*python, *engine], arguments.engine_drain_timeout, for_engine),
-        ("gateway", [*python, *gateway], arguments.gateway_drain_timeout, {**for_gateway, **arguments.key_variables}),
+        ("engine", _given("proa_engine"), engine.drain_timeout, pickle.dumps(engine)),
+        ("gateway", _given("proa_gateway"), gateway.deadlines.shutdown, pickle.dumps(gateway)),
     ]
+
+
+def _given(package: str) -> list[str]:
+    return [sys.executable, "-m", package, "serve-given"]
 
 
 def _free_ports(number: int) -> list[int]:
@@ -153,7 +155,7 @@ def _free_ports(number: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(number)]
         for listener in listeners:
-            listener.bind((_HOST, 0))
+            listener.bind((HOST, 0))
         return [int(listener.getsockname()[1]) for listener in listeners]
 
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -33,6 +34,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     try:
         config = from_arguments(GatewayConfig, arguments, os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+    _serve_config(parser, config, environment_warnings(GatewayConfig, os.environ))
+
+
+def _serve_given(parser: argparse.ArgumentParser, _: argparse.Namespace) -> None:
+    config = pickle.load(sys.stdin.buffer)
+    assert isinstance(config, GatewayConfig)
+    _serve_config(parser, config)
+
+
+def _serve_config(parser: argparse.ArgumentParser, config: GatewayConfig, warnings: Sequence[str] = ()) -> None:
+    """Check the files and names in `config`, log the warnings, and serve."""
+    try:
         if config.tls is not None:
             TlsSource(config.tls)  # checks the files
         if config.api_keys is not None:
@@ -45,7 +60,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     except ValueError as error:
         parser.error(str(error))
     _prepare(config.logs)
-    for line in environment_warnings(GatewayConfig, os.environ):
+    for line in warnings:
         logging.getLogger(__name__).warning(line)
     if config.access_log:
         from proa_gateway.http.middleware import write_access_log
@@ -83,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve).epilog = HELP
     help = "send the requests of a file and write their responses to another"
     _add(commands, "run-batch", help, BatchConfig, _run_batch)
+    commands.add_parser("serve-given").set_defaults(run=_serve_given)  # started by `proa serve`; not shown in the help
     for command in commands.choices.values():
         command.add_argument("--version", action="version", version=version("proa-gateway"))
     return parser

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from proa.logs import LogOptions
 from proa_cli.arguments import read_arguments
 from proa_cli.output import JsonOutput, TextOutput
 
@@ -65,6 +66,5 @@ def test_the_reason_of_an_exit_without_one_is_the_last_message_and_a_stack_is_pr
 
 def test_level_and_format_go_to_both_programs() -> None:
     arguments = read_arguments(["builtin", "--log-level=warning", "--log-format", "json"])
-    for words in (arguments.engine, arguments.gateway):
-        assert {"--log-level=warning", "--log-format", "json"} <= set(words)
-    assert arguments.log_format == "json"
+    for program in (arguments.engine, arguments.gateway):
+        assert program.logs == LogOptions(log_level="warning", log_format="json")

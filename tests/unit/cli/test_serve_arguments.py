@@ -1,29 +1,29 @@
 """The arguments of `proa serve`: which program gets them."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from proa_cli.arguments import Arguments, program_environments, read_arguments
-from proa_cli.serve import warnings_of
+from proa_cli.arguments import Arguments, read_arguments
+from proa_cli.serve import commands_of, warnings_of
 from support import variables_page
+from support.serve_arguments import engine, gateway
 
 
 def test_each_program_gets_its_flags() -> None:
     arguments = read_arguments(["/m", "-tp", "2", "--max-model-len=256", "--routing", "session", "--port=8001"])
     assert arguments == Arguments(
-        ("--model=/m", "--tensor-parallel-size", "2", "--max-model-len=256"),
-        ("--routing", "session", "--port=8001"),
-        "/m",
-        "http://127.0.0.1:8001",
-        engine_drain_timeout=60.0,
-        gateway_drain_timeout=30.0,
+        engine("--model=/m", "--tensor-parallel-size", "2", "--max-model-len=256"),
+        gateway("--routing", "session", "--port=8001"),
     )
+    assert (arguments.model, arguments.url) == ("/m", "http://127.0.0.1:8001")
+    assert (arguments.engine.drain_timeout, arguments.gateway.deadlines.shutdown) == (60.0, 30.0)
 
 
 @pytest.mark.parametrize("flag", ["--no-enable-prefix-caching", "--no_enable_prefix_caching"])
 def test_a_flag_can_be_negated_and_have_underscores(flag: str) -> None:
-    assert read_arguments(["/m", flag]).engine[1:] == ("--no-enable-prefix-caching",)
+    assert read_arguments(["/m", flag]).engine == engine("--model=/m", "--no-enable-prefix-caching")
 
 
 def test_flags_of_both_programs_go_where_they_are_meant() -> None:
@@ -39,10 +39,11 @@ def test_flags_of_both_programs_go_where_they_are_meant() -> None:
             "--max-waiting-requests=9",
         ]
     )
-    assert arguments.engine[1:] == ("--drain-timeout=7", "--enable-lora", "--lora-modules", "a=/a", "b=/b")
-    assert arguments.gateway == ("--host=::1", "--drain-timeout=7", "--max-waiting-requests=9")
+    own = ("--enable-lora", "--lora-modules", "a=/a", "b=/b")
+    assert arguments.engine == engine("--model=/m", "--drain-timeout=7", *own)
+    assert arguments.gateway == gateway("--host=::1", "--drain-timeout=7", "--max-waiting-requests=9")
     assert arguments.url == "http://[::1]:8000"
-    assert (arguments.engine_drain_timeout, arguments.gateway_drain_timeout) == (7.0, 7.0)
+    assert (arguments.engine.drain_timeout, arguments.gateway.deadlines.shutdown) == (7.0, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,11 @@ def test_flags_of_both_programs_go_where_they_are_meant() -> None:
 )
 def test_the_url_is_one_on_which_the_gateway_listens(host: str, url: str) -> None:
     arguments = read_arguments(["/m", f"--host={host}"])
-    assert (arguments.host, arguments.url) == (host, url)
+    assert (arguments.gateway.host, arguments.url) == (host, url)
 
 
 def test_the_builtin_model_has_its_adapters() -> None:
-    assert read_arguments(["builtin"]).engine == (
+    assert read_arguments(["builtin"]).engine == engine(
         "--model=builtin",
         "--enable-lora",
         "--lora-modules=sailor=builtin:sailor",
@@ -64,7 +65,7 @@ def test_the_builtin_model_has_its_adapters() -> None:
 
 
 def test_the_builtin_model_can_be_without_its_adapters() -> None:
-    assert read_arguments(["builtin", "--no-enable-lora"]).engine == ("--model=builtin", "--no-enable-lora")
+    assert read_arguments(["builtin", "--no-enable-lora"]).engine == engine("--model=builtin", "--no-enable-lora")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_the_builtin_model_can_be_without_its_adapters() -> None:
 def test_a_negated_flag_of_a_file_is_negated_once(value: str, flag: str, tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(f"no-enable-prefix-caching: {value}\n")
-    assert read_arguments(["/m", f"--config={path}"]).engine[1:] == (flag,)
+    assert read_arguments(["/m", f"--config={path}"]).engine == engine("--model=/m", flag)
 
 
 def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> None:
@@ -83,15 +84,15 @@ def test_a_file_has_flags_that_the_command_line_overrides(tmp_path: Path) -> Non
         "api-key: [one, two]\nspeculative-config: {method: ngram, num_speculative_tokens: 2}\n"
     )
     arguments = read_arguments(["/m", "--config", str(path), "--max-num-seqs=4"])
-    assert arguments.engine[1:] == (
+    assert arguments.engine == engine(
+        "--model=/m",
         "--max-model-len=256",
         "--enforce-eager",
         "--no-enable-prefix-caching",
         '--speculative-config={"method": "ngram", "num_speculative_tokens": 2}',
         "--max-num-seqs=4",
     )
-    assert arguments.gateway == ("--port=8002",)
-    assert arguments.key_variables == {"PROA_API_KEY": '["one", "two"]'}
+    assert arguments.gateway == gateway("--port=8002", "--api-key", "one", "two")
 
 
 @pytest.mark.parametrize(
@@ -133,13 +134,19 @@ def test_the_gateway_is_asked_with_a_key_of_its_flags(words: list[str], key: str
 
 
 @pytest.mark.parametrize("words", [["--api-key=sk-1"], ["--api-key", "sk-1"], []])
-def test_a_key_is_no_word_of_the_gateway_which_all_users_can_read(words: list[str], tmp_path: Path) -> None:
+def test_keys_come_from_the_command_line_then_the_file_then_variables(words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("api-key: sk-1\noperator-key: sk-2\n")
     arguments = read_arguments(["/m", *words, f"--config={path}"], {"PROA_API_KEY": "sk-0"})
-    assert arguments.key_variables == {"PROA_API_KEY": '["sk-1"]', "PROA_OPERATOR_KEY": '["sk-2"]'}
-    assert arguments.gateway == ()
+    assert arguments.gateway == gateway("--api-key=sk-1", "--operator-key=sk-2")
     assert "sk-" not in repr(arguments)
+
+
+def test_keys_are_no_words_of_programs_which_all_users_can_read() -> None:
+    arguments = read_arguments(["/m", "--api-key=sk-1", "--operator-key=sk-2"])
+    commands = commands_of(arguments)
+    assert not any("sk-" in word for _, words, _, _ in commands for word in words)
+    assert [pickle.loads(given) for _, _, _, given in commands] == [arguments.engine, arguments.gateway]
 
 
 @pytest.mark.parametrize("words", [["--api-key="], ["--api-key", "a\nb"], ["--api-key"]])
@@ -152,8 +159,8 @@ def test_a_key_that_cannot_be_one_is_refused(words: list[str], capsys: pytest.Ca
 def test_lists_of_mappings_are_json(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("enable-lora: true\nlora-modules: [{name: a, path: /a}]\n")
-    words = read_arguments(["/m", f"--config={path}"]).engine
-    assert words[1:] == ("--enable-lora", "--lora-modules", '{"name": "a", "path": "/a"}')
+    words = ["--enable-lora", "--lora-modules", '{"name": "a", "path": "/a"}']
+    assert read_arguments(["/m", f"--config={path}"]).engine == engine("--model=/m", *words)
 
 
 def test_a_file_of_comments_has_no_flags(tmp_path: Path) -> None:
@@ -173,7 +180,7 @@ def test_a_second_model_is_refused() -> None:
 
 def test_a_node_without_a_gateway_is_refused() -> None:
     nodes = ["--tensor-parallel-size=2", "--nnodes=2", "--master-addr=10.0.0.1"]
-    assert read_arguments(["/m", *nodes]).engine[1:] == tuple(nodes)
+    assert read_arguments(["/m", *nodes]).engine == engine("--model=/m", *nodes)
     with pytest.raises(ValueError, match=r"run the other nodes \(--node-rank\) with `proa-engine serve`"):
         read_arguments(["/m", *nodes, "--node-rank=1"])
 
@@ -191,20 +198,13 @@ def test_variables_are_read_by_the_program_that_has_the_flag() -> None:
         "PROA_DEPENDENT_LAUNCH": "0",
     }
     arguments = read_arguments(["--max-model-len=64"], environment)
+    loras = ("--lora-modules=a=/a", "--enable-lora")
     assert arguments == Arguments(
-        ("--model=/m", "--max-model-len=64"),
-        (),
-        "/m",
-        "http://127.0.0.1:8003",
-        7.0,
-        7.0,
-        needs_key=True,
-        api_key="sk-1",
+        engine("--model=/m", "--max-model-len=64", "--max-num-seqs=8", "--drain-timeout=7", *loras),
+        gateway("--port=8003", "--drain-timeout=7", "--api-key=sk-1"),
     )
-    of_both = {"PATH": "/bin", "PROA_DRAIN_TIMEOUT": "7", "PROA_DEPENDENT_LAUNCH": "0"}
-    engine, gateway = program_environments(environment)
-    assert engine == of_both | {"PROA_MAX_NUM_SEQS": "8", "PROA_LORA_MODULES": "a=/a", "PROA_ENABLE_LORA": "1"}
-    assert gateway == of_both | {"PROA_PORT": "8003", "PROA_API_KEY": "sk-1"}
+    assert (arguments.model, arguments.url) == ("/m", "http://127.0.0.1:8003")
+    assert (arguments.needs_key, arguments.api_key) == (True, "sk-1")
 
 
 def test_the_command_line_and_the_file_come_before_variables(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_the_command_line_and_the_file_come_before_variables(tmp_path: Path) -> 
     environment = {"PROA_CONFIG": str(path), "PROA_PORT": "8003", "PROA_MAX_NUM_SEQS": "no", "PROA_MODEL": "/n"}
     arguments = read_arguments(["/m", "--max-num-seqs=4"], environment)
     assert arguments.url == "http://127.0.0.1:8002"
-    assert arguments.engine == ("--model=/m", "--max-num-seqs=4")
+    assert arguments.engine == engine("--model=/m", "--max-num-seqs=4")
 
 
 def test_the_builtin_model_has_the_adapters_of_the_environment() -> None:
-    assert read_arguments(["builtin"], {"PROA_ENABLE_LORA": "false"}).engine == ("--model=builtin",)
+    assert read_arguments(["builtin"], {"PROA_ENABLE_LORA": "false"}).engine == engine("--model=builtin")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_variables_of_services_and_misspelled_ones_are_noted() -> None:
     arguments = read_arguments(["/m"], environment)
     assert arguments.url == "http://127.0.0.1:8000"
     assert [note.partition(" is ")[0] for note in arguments.notes] == ["PROA_MAX_MODEL_LENGTH", "PROA_PORT"]
-    assert program_environments(environment) == ({"PROA_SERVICE_HOST": "10.0.0.1"},) * 2
+    assert (arguments.engine, arguments.gateway) == (engine("--model=/m"), gateway())
 
 
 @pytest.mark.parametrize(
@@ -278,5 +278,5 @@ def test_the_page_lists_the_variables() -> None:
 def test_the_file_names_the_model_unless_the_command_line_does(tmp_path: Path) -> None:
     (file := tmp_path / "proa.yaml").write_text("model: /m\nmax-num-seqs: 4\n")
     environment = {"PROA_MODEL": "/other"}
-    assert read_arguments([f"--config={file}"], environment).engine == ("--model=/m", "--max-num-seqs=4")
-    assert read_arguments(["/n", f"--config={file}"], environment).engine == ("--model=/n", "--max-num-seqs=4")
+    assert read_arguments([f"--config={file}"], environment).engine == engine("--model=/m", "--max-num-seqs=4")
+    assert read_arguments(["/n", f"--config={file}"], environment).engine == engine("--model=/n", "--max-num-seqs=4")

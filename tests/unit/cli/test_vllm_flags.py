@@ -9,6 +9,7 @@ from proa_cli.arguments import flags_here, read_arguments
 from proa_cli.vllm_flags import SHORT_FLAGS, Kind, flag_table
 from proa_engine.config import EngineConfig
 from proa_gateway.images.config import ImageOptions
+from support.serve_arguments import engine, gateway
 from support.vllm_page import PAGE, page
 
 NAMES = (Path(__file__).parent / "vllm_flags.txt").read_text().split()  # of vLLM 0.33.0
@@ -57,8 +58,7 @@ def test_what_holds_here_is_accepted_and_noted() -> None:
     arguments = read_arguments(
         ["/m", "--enable-chunked-prefill", "--no-enable-log-requests", "--cpu_offload_gb=0", "--tokenizer-mode", "AUTO"]
     )
-    assert arguments.engine == ("--model=/m",)
-    assert arguments.gateway == ()
+    assert (arguments.engine, arguments.gateway) == (engine("--model=/m"), gateway())
     assert [note.partition(":")[0] for note in arguments.notes] == [
         "--enable-chunked-prefill has no effect",
         "--no-enable-log-requests has no effect",
@@ -101,7 +101,8 @@ def test_short_and_dotted_flags_are_refused(words: list[str]) -> None:
 
 def test_short_flags_are_passed_on_by_their_long_names() -> None:
     arguments = read_arguments(["/m", "-q", "fp8", "-n=1", "-r", "0", "-ep"])
-    assert arguments.engine[1:] == (
+    assert arguments.engine == engine(
+        "--model=/m",
         "--quantization",
         "fp8",
         "--nnodes=1",
@@ -125,5 +126,5 @@ def test_a_file_of_vllm_is_read(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("enable-chunked-prefill: true\ntrust-remote-code: false\nmax-num-seqs: 8\n")
     arguments = read_arguments(["/m", f"--config={path}"])
-    assert arguments.engine[1:] == ("--max-num-seqs=8",)
+    assert arguments.engine == engine("--model=/m", "--max-num-seqs=8")
     assert len(arguments.notes) == 2
