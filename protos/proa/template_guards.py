@@ -17,12 +17,8 @@ from proa.template_budget import TemplateTooCostly, copied, current, grown
 MAX_UNTIMED_NODES: Final = 256
 MAX_INT_BITS: Final = 4096
 """Of integers in a template and of products: dividing integers takes time by the square of their length."""
-_GROWN, _COPIED, _TIMED, _STEPS = (
-    "proa: grown",
-    "proa: copied",
-    "proa: timed",
-    "proa: steps",
-)  # no template can use them
+# Names that no template can use.
+_GROWN, _COPIED, _TIMED, _STEPS = "proa: grown", "proa: copied", "proa: timed", "proa: steps"
 _GROWING = (nodes.Add, nodes.Concat)
 _LITERALS = (nodes.List, nodes.Tuple, nodes.Dict)
 _CONSTANTS = (nodes.Const, nodes.Pair, *_LITERALS)

@@ -50,9 +50,8 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.certificate is not None and self.key is not None:
             try:
-                context.load_cert_chain(
-                    self.certificate, self.key, password=""
-                )  # or OpenSSL would prompt on the terminal
+                # Without a password OpenSSL would ask for one on the terminal.
+                context.load_cert_chain(self.certificate, self.key, password="")
             except (ssl.SSLError, OSError) as error:
                 pair = f"{self.certificate} and {self.key}"
                 raise ValueError(f"{pair} are not a certificate and its key in PEM: {error}") from None

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from proa.contract import SamplingParams
-from proa.sampling import choice_key
+from proa.contract import SamplingParams, choice_key
 from support.engine import Engine, build_core, request, run, tokens
 from support.sampling_params import TRUNCATED
 from support.tiny_models import BYTES, make_tiny_model

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from proa.contract import choice_key
 from proa.engine.v1 import core_pb2
-from proa.sampling import choice_key
 from proa_gateway.serving import generation_job
 from support.fake_engine import EOS, FakeEngine, Reply, echo, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway

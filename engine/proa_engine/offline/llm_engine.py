@@ -21,9 +21,9 @@ from proa.contract import (
     PoolingTask,
     SamplingParams,
     StructuredOutputsParams,
+    choice_key,
 )
 from proa.grammar import check, lower
-from proa.sampling import choice_key
 from proa.tokenizer_files import sampling_defaults
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission.validation import check_request

@@ -64,9 +64,8 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None if the prompt was given as token ids
     prompt_token_ids: list[int]
-    prompt_logprobs: (
-        list[dict[int, Logprob] | None] | None
-    )  # one for each prompt token, None for the first; if requested
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """One for each prompt token, None for the first; if requested."""
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int  # prompt tokens found in the prefix cache

@@ -23,7 +23,7 @@ from proa.contract.request import (
     extra_keys,
     image_keys,
 )
-from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams
+from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams, choice_key
 from proa.contract.session import (
     CheckpointRule,
     Draining,
@@ -69,6 +69,7 @@ __all__ = [
     "SchedulerStats",
     "StructuredOutputsParams",
     "TokenLogprobs",
+    "choice_key",
     "embeds_keys",
     "extra_keys",
     "image_keys",

@@ -3,6 +3,7 @@
 Checks everything that can be checked without a model; the model's own limits are checked by the engine.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -15,7 +16,22 @@ from proa.contract.outputs import LOCAL
 MAX_PATTERN_SIZE = 512
 
 MAX_KEY = 2**64 - 1
+_KEY_DOMAIN = b"proa.sampling.v1"
 MAX_LOGPROB_TOKEN_IDS = 128
+
+
+def choice_key(seed: int, index: int) -> int:
+    """The key of the sampling noise of choice `index`, counted from 0; 0 <= key < 2**64.
+
+    The gateway and the offline `LLM` derive the same keys: a request for `n` choices becomes `n` engine requests with
+    the keys of (seed, choice index). Without a seed from the client, one random seed is drawn for all choices. The seed
+    is taken modulo 2**64, so it may be negative. The key is the first eight bytes, little-endian, of the SHA-256 of the
+    domain, the seed and the index, both as little-endian unsigned 64-bit words.
+    """
+    if index < 0:
+        raise ValueError(f"choice index must not be negative, got {index}")
+    message = _KEY_DOMAIN + (seed & MAX_KEY).to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.sha256(message).digest()[:8], "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

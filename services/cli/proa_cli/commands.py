@@ -11,12 +11,13 @@ from proa.options import HelpFormatter, Parser
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`module` has `main(parser, words)`, which returns the exit status. `parser` knows --help and --version, the
-    command adds its arguments to it; `words` are those behind the command's name."""
+    """A command and the function that runs it: `function(parser, words)` in `module` returns the exit status. `parser`
+    knows --help and --version, the command adds its arguments to it; `words` are those behind the command's name."""
 
     name: str
     help: str
     module: str
+    function: str = "main"
 
 
 def make_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -37,7 +38,7 @@ def dispatch(parser: argparse.ArgumentParser, commands: Sequence[Command], words
     for command in commands:
         if words[:1] == [command.name]:
             own = make_parser(f"{parser.prog} {command.name}", command.help)
-            status: int = import_module(command.module).main(own, words[1:])
+            status: int = getattr(import_module(command.module), command.function)(own, words[1:])
             return status
     listed = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in commands:

@@ -1,4 +1,4 @@
-"""What `proa chat` and `proa complete` share: one question, or one after the other, to a running server.
+"""`proa chat` and `proa complete`: one question, or one after the other, to the model of a running server.
 
 Answers go to the standard output, reasoning and notes to the standard error.
 """
@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +34,45 @@ class Endpoint(Protocol):
         """Add a question and its answer, which is not empty, to what later questions refer to."""
 
 
+class Chat:
+    """Chat completions. Each question is sent with the messages before it."""
+
+    path = "/chat/completions"
+    noun = "message"
+
+    def __init__(self, system_prompt: str | None) -> None:
+        self._messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"messages": [*self._messages, {"role": "user", "content": text}]}
+
+    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
+        delta = choice["delta"]
+        return delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
+
+    def keep(self, text: str, answer: str) -> None:
+        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+
+class Completion:
+    """Completions. Each prompt stands alone."""
+
+    path = "/completions"
+    noun = "prompt"
+
+    def __init__(self, max_tokens: int | None) -> None:
+        self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"prompt": text, **self._limit}
+
+    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
+        return "", choice.get("text") or ""
+
+    def keep(self, text: str, answer: str) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class _Answer:
     text: str = ""
@@ -50,7 +89,21 @@ class _Answer:
         return f"{self.num_tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s, first after {first:.2f} s"
 
 
-def add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
+def chat(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    _add_arguments(parser, Chat.noun)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="message of the role system, before all others")
+    arguments = parser.parse_args(words)
+    return _converse(arguments, Chat(arguments.system_prompt))
+
+
+def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    _add_arguments(parser, Completion.noun)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="limit of tokens (default: the server's)")
+    arguments = parser.parse_args(words)
+    return _converse(arguments, Completion(arguments.max_tokens))
+
+
+def _add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
     parser.add_argument("--url", default="http://localhost:8000/v1", help="URL of the server's API")
     parser.add_argument("--model-name", metavar="NAME", help="model to ask (default: the first one that is listed)")
     parser.add_argument(
@@ -60,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
     parser.add_argument("--stats", action="store_true", help="show tokens, time to the first token, tokens a second")
 
 
-def converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
+def _converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
     """Ask with `--quick`, with the standard input if it is no terminal, or with lines that are typed. Returns the exit
     status. Raises `KeyboardInterrupt`."""
     key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""

@@ -10,8 +10,8 @@ _INTERRUPTED = 130  # the exit status of a program that SIGINT ended
 COMMANDS = (
     Command("serve", "run an engine and a gateway", "proa_cli.serve"),
     Command("bench", "measure a server or the engine", "proa_cli.bench.main"),
-    Command("chat", "talk with the model of a running server", "proa_cli.chat"),
-    Command("complete", "let the model of a running server continue prompts", "proa_cli.complete"),
+    Command("chat", "talk with the model of a running server", "proa_cli.conversation", "chat"),
+    Command("complete", "let the model of a running server continue prompts", "proa_cli.conversation", "complete"),
     Command("run-batch", "load a model and answer the requests of a file", "proa_cli.run_batch"),
     Command("collect-env", "print what a bug report needs", "proa_cli.collect_env"),
 )

@@ -25,13 +25,14 @@ from proa_gateway.operators.dev import dev_router
 from proa_gateway.operators.lora import lora_router
 from proa_gateway.page import page_router
 
+# What pages of other origins may read.
 EXPOSED_HEADERS = (
     "x-request-id",
     "x-trace-id",
     "x-proa-ignored-fields",
     "x-proa-warnings",
     "retry-after",
-)  # what pages of other origins may read
+)
 
 
 def create_app(config: GatewayConfig) -> FastAPI:

@@ -5,16 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from proa_cli import commands
+from proa_cli.commands import Command
 from proa_cli.main import COMMANDS, main
 
 
-@pytest.mark.parametrize("name", [command.name for command in COMMANDS])
-def test_ctrl_c_ends_a_command_with_status_130(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_ctrl_c_ends_a_command_with_status_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(parser: object, words: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "import_module", lambda module: SimpleNamespace(main=interrupted))
-    assert main([name]) == 130
+    monkeypatch.setattr(commands, "import_module", lambda module: SimpleNamespace(**{command.function: interrupted}))
+    assert main([command.name]) == 130
 
 
 @pytest.mark.parametrize("words", [[], ["bench"]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proa.sampling import choice_key
+from proa.contract import choice_key
 
 VECTORS = [
     (0, 0, 0x61EB5A65679CC84A),

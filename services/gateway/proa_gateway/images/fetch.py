@@ -118,9 +118,8 @@ class ImageFetcher:
         system's."""
         self._domains = domains
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
-        self._host_fetches: defaultdict[URL, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(MAX_HOST_FETCHES)
-        )  # by origin: no more than there are allowed ones
+        # By origin, of which there are no more than are allowed.
+        self._host_fetches = defaultdict[URL, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_HOST_FETCHES))
         self.timeout = timeout
         self._max_bytes = max_bytes
         self._session = aiohttp.ClientSession(

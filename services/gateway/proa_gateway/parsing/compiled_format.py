@@ -223,9 +223,8 @@ class _Compiler:
         self._format = tool_format
         self._all_added = {token: id for token, id in added_tokens.items() if token}
         self._added = {token: id for token, id in self._all_added.items() if token not in tool_format.text_tokens}
-        self._calls = (
-            calls and tool_format.channels is None
-        )  # in channels, the header of a message shows whether it is a call
+        # In channels, the header of a message shows whether it is a call.
+        self._calls = calls and tool_format.channels is None
         self._template = call_template(tool_format, self._added)
 
     def compile(self) -> CompiledFormat:

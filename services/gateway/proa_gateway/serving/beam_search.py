@@ -6,19 +6,25 @@ engine, as any request that has no token yet.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
 from proa.beam_search import MAX_LENGTH_PENALTY, Beam, BeamSearch, BeamSearchParams
-from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
+from proa.contract import EngineCoreOutput, EventType, FinishReason, SamplingParams, TokenLogprobs
 from proa_gateway.engines.models import ServedModel
-from proa_gateway.errors import GatewayError, InvalidRequest, UnsupportedField
+from proa_gateway.errors import (
+    EngineUnavailable,
+    GatewayError,
+    GenerationFailed,
+    GrammarFailed,
+    InvalidRequest,
+    UnsupportedField,
+)
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.output.next_token import NextToken
-from proa_gateway.output.text import EngineSequence, OutputProcessor
+from proa_gateway.output.text import EngineSequence, FinishName, OutputProcessor, SequenceListener
 from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.serving.choices import ChoiceCollector, Prompt
 from proa_gateway.serving.generation_job import GenerationJob, collectors_of, final_usage
@@ -134,6 +140,51 @@ class _NoListener:
     def draining(self, sequence: EngineSequence) -> None: ...
 
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None: ...
+
+
+class NextToken:
+    """The `EngineSequence` of one beam in one step. `entry`: log probabilities of the next token, once it has ended.
+
+    The token itself is not used, so it does not count, and after a failure the next engine computes it again.
+    """
+
+    received: Sequence[int] = ()
+    num_tokens = 0
+    reasoning_tokens = None
+    times: Mapping[EventType, float] = {}
+
+    def __init__(self, listener: SequenceListener) -> None:
+        self._listener = listener
+        self.entry: TokenLogprobs | None = None
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishName | None = None
+
+    def token(self, token_id: int) -> None:
+        """Not called: a token with log probabilities comes as an output."""
+
+    def output(self, output: EngineCoreOutput) -> None:
+        self.num_cached_tokens = output.num_cached_tokens or self.num_cached_tokens
+        if output.logprobs:
+            self.entry = output.logprobs[0]
+        match output.finish_reason:
+            case None:
+                return
+            case FinishReason.ERROR:
+                self._listener.failed(self, GrammarFailed(output.error), retryable=False)
+            case FinishReason.ABORT:
+                self._listener.failed(self, EngineUnavailable("the engine aborted the request"), retryable=True)
+            case _ if self.entry is None:
+                self._listener.failed(self, GenerationFailed("the engine sent no log probabilities"), retryable=False)
+            case _:
+                self._listener.started(self)
+                self.finish_reason = "stop"
+                self._listener.ended(self)
+
+    def draining(self) -> None:
+        """The engine computes what it has begun."""
+
+    def failed(self, error: GatewayError, *, retryable: bool) -> None:
+        self._listener.failed(self, error, retryable=retryable)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from proa.contract import ModelInfo, SamplingParams
+from proa.contract import ModelInfo, SamplingParams, choice_key
 from proa.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
-from proa.sampling import choice_key
 from proa.text import TextStream, Vocabulary
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedTask
