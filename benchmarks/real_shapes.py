@@ -181,11 +181,13 @@ SHAPES |= {
 }
 
 
-def write_model(name: str, folder: Path) -> Path:
-    """Write a SHAPES model's config.json to `folder` and return `folder`; any other name is itself a folder."""
+def write_model(name: str, folder: Path, layers: int | None = None) -> Path:
+    """Write a SHAPES model's config.json to `folder` and return `folder`; any other name is itself a folder. `layers`:
+    as many instead of all."""
     if name not in SHAPES:
         return Path(name)
-    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
+    changes = {} if layers is None else {"num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(SHAPES[name] | changes))
     return folder
 
 

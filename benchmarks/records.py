@@ -104,3 +104,17 @@ class Results:
 
     def _write(self) -> None:
         write_json(self._path, {"stages": self.stages})
+
+
+class Recording:
+    """The file of one program, from which the report takes its records: `head`, and {"records": {workload: record}}.
+    Written after every record, if there is a `path`."""
+
+    def __init__(self, path: Path | None, **head: Any) -> None:
+        self._path = path
+        self.document: Document = {**head, "records": {}}
+
+    def add(self, workload: str, record: Mapping[str, Any]) -> None:
+        self.document["records"][workload] = record
+        if self._path is not None:
+            write_json(self._path, self.document)

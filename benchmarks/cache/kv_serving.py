@@ -26,15 +26,12 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.cache.kv_transfer import RunningMover, start
+from benchmarks.cache.kv_transfer import fetch, start
 from proa.blocks import hash_block, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.kv.mover import FetchJob
 from proa_engine.engine_parts import EngineParts, load_engine
-from proa_engine.framing import encode
 from proa_engine.mover.layout import ArenaLayout
-from proa_engine.mover.messages import Fetch, Progress
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 1600  # of the prompt whose blocks are fetched
@@ -68,29 +65,9 @@ def run_peer(served: Served) -> None:
         began, num_bytes = time.perf_counter(), 0
         while lines.empty():
             job_id += 1
-            num_bytes += _fetch(mover, served.address, chain, job_id)
+            num_bytes += fetch(mover, served.address, chain, job_id)
         lines.get()
         print(json.dumps([num_bytes, time.perf_counter() - began]), flush=True)
-
-
-def _fetch(mover: RunningMover, address: str, chain: tuple[bytes, ...], job_id: int) -> int:
-    job = FetchJob(
-        job_id=job_id,
-        addresses=(address,),
-        chain=chain,
-        num_held=0,
-        pages=tuple(range(len(chain))),
-        needs_checkpoint=False,
-        copied=0,
-        wait_ms=5000,
-        max_ms=60_000,
-        since=0.0,
-    )
-    mover.control.sendall(encode(Fetch(job)))
-    while not isinstance(message := mover.reader.read(), Progress):
-        assert message is not None, "the mover ended"
-    assert message.fetched.num_blocks == len(chain), message.fetched
-    return message.fetched.num_bytes
 
 
 class Costs(NamedTuple):

@@ -12,7 +12,6 @@ the prompt's keys and values over what the host takes longer than the device.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.speed import machine
-from benchmarks.real_shapes import SHAPES
-from benchmarks.records import write_json
+from benchmarks.real_shapes import SHAPES, write_model
+from benchmarks.records import Recording
 from proa.contract import EngineCoreRequest, KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
@@ -166,13 +165,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    document: dict[str, Any] = {"machine": machine(), "records": {}}
+    recording = Recording(arguments.json, machine=machine())
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         folder = builtin_model_folder()
         if arguments.model != "builtin":
-            folder = Path(directory)
-            changes = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
-            (folder / "config.json").write_text(json.dumps(SHAPES[arguments.model] | changes))
+            folder = write_model(arguments.model, Path(directory), arguments.layers)
         disk = stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.disk))
         config = make_config(arguments, folder, Path(disk))
         parts, peer = load_engine(config, print), load_engine(config, print)
@@ -185,9 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
             ratios = [min(found["computed"]) / min(found[tier]) for tier in TIERS[2:]]
             print(f"{length:>7} {' '.join(cells)}  {' '.join(f'{ratio:.1f}' for ratio in ratios)}", flush=True)
-            document["records"][workload] = record(parts, length, found)
-            if arguments.json is not None:
-                write_json(arguments.json, document)
+            recording.add(workload, record(parts, length, found))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -76,11 +77,11 @@ def fill(source: RunningMover, chain: list[bytes]) -> None:
     source.control.sendall(encode(Copied(1, tuple(enumerate(chain)))))
 
 
-def fetch(source: RunningMover, target: RunningMover, chain: list[bytes], job_id: int) -> tuple[float, float]:
-    """Fetch all pages. Returns the seconds and the CPU seconds of both movers."""
+def fetch(target: RunningMover, address: str, chain: Sequence[bytes], job_id: int) -> int:
+    """Fetch all pages from the mover at `address`. Returns their bytes."""
     job = FetchJob(
         job_id=job_id,
-        addresses=(f"127.0.0.1:{source.port}",),
+        addresses=(address,),
         chain=tuple(chain),
         num_held=0,
         pages=tuple(range(len(chain))),
@@ -90,12 +91,18 @@ def fetch(source: RunningMover, target: RunningMover, chain: list[bytes], job_id
         max_ms=60_000,
         since=0.0,
     )
-    cpu, began = source.cpu_seconds + target.cpu_seconds, time.perf_counter()
     target.control.sendall(encode(Fetch(job)))
     while not isinstance(message := target.reader.read(), Progress):
         assert message is not None, "the mover ended"
-    seconds = time.perf_counter() - began
     assert message.fetched.num_blocks == len(chain), message.fetched
+    return message.fetched.num_bytes
+
+
+def time_fetch(source: RunningMover, target: RunningMover, chain: Sequence[bytes], job_id: int) -> tuple[float, float]:
+    """Fetch all pages. Returns the seconds and the CPU seconds of both movers."""
+    cpu, began = source.cpu_seconds + target.cpu_seconds, time.perf_counter()
+    fetch(target, f"127.0.0.1:{source.port}", chain, job_id)
+    seconds = time.perf_counter() - began
     return seconds, source.cpu_seconds + target.cpu_seconds - cpu
 
 
@@ -114,8 +121,8 @@ def main() -> None:
     tls = None if arguments.tls is None else PeerTls(*arguments.tls)
     source, target = start(layout, tls=tls), start(layout, tls=tls)
     fill(source, chain)
-    fetch(source, target, chain, 0)  # waits for the checksums
-    rounds = [fetch(source, target, chain, job_id) for job_id in range(1, arguments.rounds + 1)]
+    time_fetch(source, target, chain, 0)  # waits for the checksums
+    rounds = [time_fetch(source, target, chain, job_id) for job_id in range(1, arguments.rounds + 1)]
     gib = arguments.mib / 1024
     best, cpu = min(seconds for seconds, _ in rounds), min(cpu for _, cpu in rounds)
     figures = {"gb_per_second": arguments.mib * 2**20 / best / 1e9, "cpu_seconds_per_gib": cpu / gib}

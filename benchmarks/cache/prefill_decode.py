@@ -26,8 +26,8 @@ import grpc
 
 from benchmarks.engine.speed import machine
 from benchmarks.http.closed_loop import percentile
-from benchmarks.real_shapes import SHAPES
-from benchmarks.records import write_json
+from benchmarks.real_shapes import SHAPES, write_model
+from benchmarks.records import Recording
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from support.engine_client import engine_request
 from support.processes import engine_process
@@ -162,22 +162,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
-    document: dict[str, Any] = {"machine": machine(), "records": {}}
+    recording = Recording(options.json, machine=machine())
     with tempfile.TemporaryDirectory() as directory:
         arguments = ["--skip-tokenizer-init", "--kv-offloading-size=1", "--kv-transfer-address=127.0.0.1:0"]
         arguments += [f"--{argument}" for argument in options.engine_arguments]
         if options.model == "builtin":
             arguments += ["--model=builtin"]
         else:
-            changes = {} if options.layers is None else {"num_hidden_layers": options.layers}
-            (Path(directory) / "config.json").write_text(json.dumps(SHAPES[options.model] | changes))
+            write_model(options.model, Path(directory), options.layers)
             arguments += [f"--model={directory}", "--load-format=dummy", f"--max-model-len={options.length + 512}"]
         for mode in options.workloads:
             figures = run(mode, arguments, options)
             print(json.dumps(figures), flush=True)
-            document["records"][mode] = record(figures)
-            if options.json is not None:
-                write_json(options.json, document)
+            recording.add(mode, record(figures))
 
 
 if __name__ == "__main__":

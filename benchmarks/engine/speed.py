@@ -37,7 +37,7 @@ from benchmarks.engine.bench import FULL, OWN, SMALL, Bench, Figure, Sizes
 from benchmarks.engine.floors import Card
 from benchmarks.engine.timeline import table
 from benchmarks.real_shapes import SHAPES, has_weights, write_model
-from benchmarks.records import write_json
+from benchmarks.records import Recording
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 PREFILLS = ("1x1024", "1x8192", "32x1024", "8x8192")
@@ -140,14 +140,13 @@ def main(argv: Sequence[str]) -> None:
     engine_log = logging.getLogger("proa_engine")
     engine_log.setLevel(logging.INFO)
     engine_log.addHandler(log)
-    document: dict[str, Any] = {"machine": "", "arguments": list(argv), "records": {}}
+    recording = Recording(arguments.json, machine="", arguments=list(argv))
     for workload, record in records(arguments, log, SMALL if arguments.small else FULL):
-        if not document["machine"]:  # not before the start: it imports torch, which an engine does beside other work
-            document["machine"] = machine()
-            print(f"{arguments.model}: {document['machine']}", flush=True)
-        document["records"][workload] = record
-        if arguments.json is not None:
-            write_json(arguments.json, document)
+        # Not before the start: it imports torch, which an engine does beside other work.
+        if not recording.document["machine"]:
+            recording.document["machine"] = machine()
+            print(f"{arguments.model}: {recording.document['machine']}", flush=True)
+        recording.add(workload, record)
         print(show(workload, record), flush=True)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.engine.bench import FULL, OWN, PLAIN, SMALL, Sizes, closed_jobs, own_sampling, vocab_size
 from benchmarks.http.closed_loop import Clients, Outcome, percentile, run_processes
 from benchmarks.real_shapes import SHAPES, has_weights, write_model, write_tokenizer
-from benchmarks.records import write_json
+from benchmarks.records import Recording
 
 START = "serve-start"
 _MODEL = "model"
@@ -120,12 +120,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> None:
     options = parser().parse_args(argv)
-    document: dict[str, Any] = {"arguments": list(argv), "records": {}}
+    recording = Recording(options.json, arguments=list(argv))
     for name, figures in records(options, SMALL if options.small else FULL):
-        document["records"][name] = figures
+        recording.add(name, figures)
         shown = ", ".join(f"{key} {value:,}" for key, value in figures.items() if key not in ("value", "unit"))
-        if options.json is not None:
-            write_json(options.json, document)
         print(f"{name}: {figures['value']:,.1f} {figures['unit']} {shown}".rstrip(), flush=True)
 
 

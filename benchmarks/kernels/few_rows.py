@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.products import BANDWIDTH, COLD_BYTES
+from benchmarks.kernels.sweep import BANDWIDTH, num_copies
 from benchmarks.records import write_json
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, INTERPRETED, cdiv, next_power_of_2
@@ -239,8 +239,7 @@ Times = dict[str, float]  # microseconds by tiling
 def time_shape(shape: Shape, form: str, all_rows: Sequence[int], timer: Timer) -> Iterator[dict[str, Any]]:
     """Of rows that need one BLOCK_M, the most are timed with all tilings, the others with the best of these."""
     arrived = torch.zeros(4096, dtype=torch.int32)
-    copies = int(COLD_BYTES / shape.num_bytes(form)) + 1 if timer.is_real else 1
-    products = [Product(shape, form, arrived) for _ in range(copies)]
+    products = [Product(shape, form, arrived) for _ in range(num_copies(shape.num_bytes(form)))]
     best: dict[int, list[str]] = {}
     for num_rows in sorted(all_rows, reverse=True):
         x = inputs(form, num_rows, shape.inputs)
@@ -330,8 +329,7 @@ def time_layers(
     of each, its beginning read in advance or not."""
     arrived = torch.zeros(4096, dtype=torch.int32)
     num_bytes = sum(shape.num_bytes(form) for shape in shapes)
-    copies = int(COLD_BYTES / num_bytes) + 1 if timer.is_real else 1
-    layers = [Layer(model, shapes, form, arrived) for _ in range(copies)]
+    layers = [Layer(model, shapes, form, arrived) for _ in range(num_copies(num_bytes))]
     for num_rows in all_rows:
         ways: dict[str, tuple[bool, dict[str, Tiling | None]]] = {
             "cuBLAS": (False, dict.fromkeys(layers[0].products)),

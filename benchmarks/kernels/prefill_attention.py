@@ -18,8 +18,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.engine import engine_profile
-from benchmarks.kernels.products import time_each
-from benchmarks.records import write_json
+from benchmarks.kernels.sweep import run_sweep, time_each
 from proa_engine.kernels.attention import prefill_attention, prefill_hopper
 from proa_engine.kernels.launch import is_hopper
 from support.paged_model import attention_metadata
@@ -107,21 +106,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     arguments = parser().parse_args(argv)
     rate = engine_profile.card().flops_per_second
-    document: dict[str, Any] = {"records": {}}
-
-    def write(model: str, rows: list[dict[str, Any]], *, complete: bool) -> None:
-        document["records"][model] = {"rows": rows, "complete": complete}
-        if arguments.json is not None:
-            write_json(arguments.json, document)
-
+    shapes = SMALL if arguments.small else SHAPES
     with torch.inference_mode(), torch.device("cpu" if arguments.small else "cuda"):
-        for model in arguments.workloads:
-            rows = []
-            for row in time_shapes(model, SMALL if arguments.small else SHAPES, rate):
-                print(f"{model}: {', '.join(f'{name} {value}' for name, value in row.items())}", flush=True)
-                rows.append(row)
-                write(model, rows, complete=False)
-            write(model, rows, complete=True)
+        run_sweep(arguments.workloads, lambda model: time_shapes(model, shapes, rate), arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Weights come in enough copies that none is found in the L2 cache; each figure is
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,8 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-import triton
 
+from benchmarks.kernels.sweep import BANDWIDTH, num_copies, time_each
 from proa_engine.kernels.experts import moe
 from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.experts.moe_few import MAX_PAIRS
@@ -30,8 +29,6 @@ from proa_engine.kernels.products.int8_linear import Int8Linear
 from proa_engine.kernels.products.int_linear import IntLinear
 from support.quantized_cases import ExpertCase, expert_case, in_integers, int_case, matrix_in_blocks
 
-BANDWIDTH = 4.25e12  # bytes a second, an H200's, read
-COLD_BYTES = 300e6  # more than any L2 cache holds
 LLAMA_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 QWEN3_30B = {"hidden": 2048, "inner": 768, "experts": 128, "k": 8}
 Product = Callable[[torch.Tensor], object]
@@ -91,7 +88,7 @@ def taking(form: Fp8Form, product: Callable[[QuantizedRows], object]) -> Product
 def time_matrices(rows: list[int]) -> Iterator[Figure]:
     for name, shape in LLAMA_8B.items():
         for form, num_bytes, make in matrices(shape):
-            products = [make() for _ in range(int(COLD_BYTES / num_bytes) + 1)]
+            products = [make() for _ in range(num_copies(num_bytes))]
             for num_rows in rows:
                 x = torch.randn(num_rows, shape[1], dtype=torch.bfloat16)
                 for product in products:
@@ -131,17 +128,6 @@ def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
         yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes
     gate_up, down = (pack_experts(int_case(*each.shape, dtype=torch.bfloat16)) for each in (case.gate_up, case.down))
     yield "int4", FusedExperts(gate_up, down), (case.gate_up[0].numel() + case.down[0].numel()) // 2
-
-
-def time_each(products: list[Callable[[], object]]) -> float:
-    """Seconds of one, on the average. Without a GPU each is run once, only to check that it runs."""
-    if not torch.cuda.is_available():
-        started = time.perf_counter()
-        for product in products:
-            product()
-        return (time.perf_counter() - started) / len(products)
-    milliseconds: float = triton.testing.do_bench_cudagraph(lambda: [product() for product in products])
-    return milliseconds * 1e-3 / len(products)
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.products import BANDWIDTH, COLD_BYTES, time_each
-from benchmarks.records import write_json
+from benchmarks.kernels.sweep import BANDWIDTH, num_copies, run_sweep, time_each
 from proa_engine.kernels.fp8 import Fp8Form, quantize
 from proa_engine.kernels.products import skinny_gemm
 from proa_engine.kernels.products.fp8_linear import Fp8Linear
@@ -126,10 +125,9 @@ class Fp8Product:
 def time_products(shapes: Sequence[Shape], num_rows: int) -> tuple[float, float]:
     """Seconds of all of `shapes` together, in their order: by cuBLAS, and by the kernel for few rows."""
     num_bytes = sum(shape.num_bytes for shape in shapes)
-    copies = int(COLD_BYTES / num_bytes) + 1 if torch.cuda.is_available() else 1
     products = [
         Product(shape, num_rows) if shape.item_bytes == 2 else Fp8Product(shape, num_rows)
-        for _ in range(copies)
+        for _ in range(num_copies(num_bytes))
         for shape in shapes
     ]
     seconds = []
@@ -171,23 +169,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> None:
     arguments = parser().parse_args(argv)
-    document: dict[str, Any] = {"records": {}}
 
-    def write(model: str, rows: list[dict[str, Any]], *, complete: bool) -> None:
-        document["records"][model] = {"rows": rows, "complete": complete}
-        if arguments.json is not None:
-            write_json(arguments.json, document)
+    def time_tilings(model: str) -> Iterator[dict[str, Any]]:
+        for thread_bytes, warps in itertools.product(arguments.thread_bytes, arguments.warps):
+            skinny_gemm.THREAD_BYTES, skinny_gemm.WARPS_PER_MULTIPROCESSOR = thread_bytes, warps
+            yield from time_model(model, arguments.rows)
 
     with torch.inference_mode(), torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        for model in arguments.workloads:
-            rows = []
-            for thread_bytes, warps in itertools.product(arguments.thread_bytes, arguments.warps):
-                skinny_gemm.THREAD_BYTES, skinny_gemm.WARPS_PER_MULTIPROCESSOR = thread_bytes, warps
-                for row in time_model(model, arguments.rows):
-                    print(f"{model}: {', '.join(f'{name} {value}' for name, value in row.items())}", flush=True)
-                    rows.append(row)
-                    write(model, rows, complete=False)
-            write(model, rows, complete=True)
+        run_sweep(arguments.workloads, time_tilings, arguments.json)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import write_json
+from benchmarks.records import Recording
 
 _ROOT = Path(__file__).parents[2]
 _PROJECTS = ("protos", "engine", "services/gateway")
@@ -171,14 +171,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> None:
     arguments = parser().parse_args(argv)
-    document: dict[str, Any] = {"records": {}}
+    recording = Recording(arguments.json)
     for name in arguments.workloads:
         started = time.monotonic()
         record = CHECKS[name]()
         record |= {"complete": not record["problems"], "took": round(time.monotonic() - started, 1)}
-        document["records"][name] = record
-        if arguments.json is not None:
-            write_json(arguments.json, document)
+        recording.add(name, record)
         shown = "; ".join(record["problems"]) or "good"
         print(f"{name}: {shown} ({record['took']} s)", flush=True)
 
