@@ -80,8 +80,7 @@ class Prompts:
             self._core.step()
         manager = self._core._scheduler._manager
         manager._cache.reset()
-        assert manager._host is not None
-        manager._host.reset()
+        manager.tiers.host.reset()
         os.sync()
         for path in disk.rglob("*.data"):
             with path.open("rb") as file:

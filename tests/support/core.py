@@ -25,7 +25,7 @@ from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTierConfig, NoHostTier
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv.prefix_cache import BlockHashFunction
 from proa_engine.core.kv_events import KvEventBatch
@@ -233,8 +233,10 @@ class CoreRun:
     @property
     def hashes_in_host(self) -> tuple[set[bytes], set[bytes]]:
         """The hashes and the checkpoints of the host tier."""
-        host = self.manager._host
-        return (set(), set()) if host is None else (set(host.cache.cached_blocks), set(host.cache.checkpoints))
+        host = self.manager.tiers.host
+        if isinstance(host, NoHostTier):
+            return set(), set()
+        return set(host.pools.cache.cached_blocks), set(host.pools.cache.checkpoints)
 
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:

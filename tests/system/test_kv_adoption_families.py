@@ -11,6 +11,7 @@ import pytest
 
 from proa.contract import SamplingParams
 from proa_engine.builtin import builtin_model_folder
+from proa_engine.core.kv.host_tier import HostTier
 from proa_engine.core.kv.mover import FromMover
 from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.executor.movers import RankMovers
@@ -42,10 +43,10 @@ def ask(engine: Engine) -> Result:
 
 
 def adopt(engine: Engine) -> None:
-    host = engine.core._scheduler._manager._host
-    assert host is not None
+    host = engine.core._tiers.host
+    assert isinstance(host, HostTier)
     deadline = time.monotonic() + 20
-    while host._adoption is not None:
+    while not host._adoption.is_done:
         engine.core.wait_for_work(timeout=1.0)
         engine.core.step()
         assert time.monotonic() < deadline

@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
+from proa.contract import EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.admission.request_admission import Admission
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched, FromMover
 from proa_engine.core.operations import Operation
+from proa_engine.core.outbox import Outbox
 from proa_engine.core.request import Request
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.step_costs import StepRows
-from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, SchedulerOutput, StepOutputs
+from proa_engine.core.types import CacheOccupancy, Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class EngineCore:
         self.rows_in_flight: tuple[StepRows, ...] = ()
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
+        self._tiers = scheduler.tiers
         self._grammars = scheduler.grammars
         self._loras = scheduler.loras
         self._executor = executor
@@ -96,10 +98,7 @@ class EngineCore:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
         self._operation: Operation[Any] | None = None  # read from the inbox and not run yet
-        self._sent_sleep_level = 0
-        self._outputs: list[EngineCoreOutput] = []
-        self._plain = PlainTokens()
-        self._rejections: list[Rejection] = []
+        self._outbox = Outbox(scheduler.kv_events, scheduler.loras, self._operations)
         self._num_steps = 0
 
     @property
@@ -146,7 +145,7 @@ class EngineCore:
         """Whether `step` has anything to do."""
         if self._in_flight or self._operation is not None or not self._inbox.empty():
             return True
-        return self._scheduler.has_work or self._operations.must_sleep or self._has_news
+        return self._scheduler.has_work or self._operations.must_sleep or self._outbox.has_any
 
     def wait_for_work(self, timeout: float | None = None) -> None:
         """Block until there is something to do, `wake` is called or `timeout` seconds have passed."""
@@ -166,11 +165,13 @@ class EngineCore:
         try:
             now = self._clock()
             scheduler_output, requests, outputs = self._scheduler.schedule(now)
-            self._outputs += outputs
+            self._outbox.outputs += outputs
             started = self._start(scheduler_output, requests, now)
             if len(self._in_flight) > (self._max_in_flight if started else 0):
                 self._finish_oldest()
-            return self._take_outputs()
+            if not self._outbox.has_any:
+                return None
+            return self._outbox.take(self.stats(), self._clock(), self._num_steps)
         finally:
             self.step_started_at = None
 
@@ -193,7 +194,7 @@ class EngineCore:
         """Run operators' calls. They are not timed as part of the step: loading weights may take minutes."""
         while (operation := self._operation) is not None:
             self._operation = None
-            self._outputs += self._operations.run(operation, self._clock())
+            self._outbox.outputs += self._operations.run(operation, self._clock())
             self._read_inbox()
         if self._operations.must_sleep and not self._in_flight:
             self._operations.fall_asleep(self._clock())
@@ -228,8 +229,8 @@ class EngineCore:
         self._read_inbox()  # so that requests aborted meanwhile get no more tokens
         now = self._clock()
         self._prefill_rate.end_step(step.row_sizes, step.time, now)
-        outputs, self._plain = self._scheduler.update_from_output(step.requests, result, now)
-        self._outputs += outputs
+        outputs, self._outbox.plain = self._scheduler.update_from_output(step.requests, result, now)
+        self._outbox.outputs += outputs
         self._num_steps += 1
 
     def _read_inbox(self) -> None:
@@ -241,17 +242,17 @@ class EngineCore:
     def _read(self, message: _Message, now: float) -> None:
         match message:
             case EngineCoreRequest():
-                self._take_admission(self._add(message, now))
+                self._outbox.add(self._add(message, now))
             case _Abort(request_ids):
-                self._outputs += self._scheduler.abort_requests(request_ids, now)
+                self._outbox.outputs += self._scheduler.abort_requests(request_ids, now)
             case _GrammarCompiled(request, ready):
-                self._take_admission(self._scheduler.set_grammar(request, ready, now))
+                self._outbox.add(self._scheduler.set_grammar(request, ready, now))
             case Fetched():
-                self._scheduler.take_fetched(message, now)
+                self._scheduler.queue_fetched(self._tiers.fetches.take(message, now))
             case Adopted():
-                self._scheduler.take_adopted(message)
+                self._tiers.host.adopt(message)
             case DiskChanges():
-                self._scheduler.take_disk_changes(message)
+                self._tiers.disk.take(message)
             case _LoraRead(digest):
                 self._loras.finish_load(digest, self._on_lora_read)
             case _FollowKvEvents(follow):
@@ -266,32 +267,8 @@ class EngineCore:
             return Rejection(request.request_id, request.client_index, "unavailable", "the engine sleeps")
         return self._scheduler.add_request(request, now, self._on_grammar_ready)
 
-    def _take_admission(self, admission: Admission) -> None:
-        if isinstance(admission, Rejection):
-            self._rejections.append(admission)
-        elif admission is not None:
-            self._outputs.append(admission)
-
     def _on_grammar_ready(self, request: ConstrainedRequest, ready: GrammarReady) -> None:
         self._inbox.put(_GrammarCompiled(request, ready))
 
     def _on_lora_read(self, digest: "Future[str]") -> None:
         self._inbox.put(_LoraRead(digest))
-
-    @property
-    def _has_news(self) -> bool:
-        """Whether there are outputs or changes to send."""
-        if self._outputs or self._plain.token_ids or self._rejections:
-            return True
-        has_slept = self._operations.sleep_level != self._sent_sleep_level
-        return has_slept or self._kv_events.has_pending or self._loras.has_changed
-
-    def _take_outputs(self) -> StepOutputs | None:
-        if not self._has_news:
-            return None
-        kv_events, loras = self._kv_events.take(), self._loras.take_changed()
-        self._sent_sleep_level = self._operations.sleep_level
-        outputs, self._outputs = self._outputs, []
-        plain, self._plain = self._plain, PlainTokens()
-        rejections, self._rejections = self._rejections, []
-        return StepOutputs(outputs, self.stats(), self._clock(), self._num_steps, plain, rejections, kv_events, loras)

@@ -78,68 +78,76 @@ class KvEventBatch:
     host: "KvEventBatch | None" = None  # of the host tier; None: nothing changed
 
 
+class NoChanges:
+    """The changes while there is no subscriber: nothing is recorded."""
+
+    def store(self, block_hash: bytes) -> None: ...
+
+    def remove(self, block_hash: bytes) -> None: ...
+
+
+class NoKvEvents:
+    """The events of a tier that does not exist."""
+
+    has_pending = False
+
+    def follow(self) -> None: ...
+
+    def unfollow(self) -> None: ...
+
+    def take(self) -> None: ...
+
+
+NO_CHANGES = NoChanges()
+NO_KV_EVENTS = NoKvEvents()
+
+
 class KvEvents:
-    """Collects changes between steps. Used on the core's thread only. `host`: those of the host tier, if there is one,
-    which are followed with these."""
+    """Collects changes between steps: those of `blocks` and of `checkpoints`, which the prefix cache records. Used on
+    the core's thread only. `host`: those of the host tier, which are followed with these."""
 
     def __init__(self, hashes: Collection[bytes], checkpoints: Collection[bytes] = ()) -> None:
         """`hashes` and `checkpoints` are live views of the prefix cache's blocks and checkpoints, oldest first."""
+        self.blocks: KvChanges | NoChanges = NO_CHANGES
+        self.checkpoints: KvChanges | NoChanges = NO_CHANGES
+        self.host: KvEvents | NoKvEvents = NO_KV_EVENTS
         self._hashes = hashes
         self._checkpoint_hashes = checkpoints
-        self.host: KvEvents | None = None
-        self._changes: KvChanges | None = None  # None: no subscriber
-        self._checkpoints = KvChanges()
         self._snapshot_due = False
 
     @property
     def has_pending(self) -> bool:
-        return self._snapshot_due or bool(self._changes or self._checkpoints or (self.host and self.host.has_pending))
+        if self.blocks is NO_CHANGES:
+            return False
+        return self._snapshot_due or bool(self.blocks or self.checkpoints) or self.host.has_pending
 
     def follow(self) -> None:
         """Start recording, and include a snapshot in the next batch."""
         self._snapshot_due = True
-        if self._changes is None:
-            self._changes = KvChanges()
-        if self.host is not None:
-            self.host.follow()
+        if self.blocks is NO_CHANGES:
+            self.blocks, self.checkpoints = KvChanges(), KvChanges()
+        self.host.follow()
 
     def unfollow(self) -> None:
         """Stop recording."""
         self._snapshot_due = False
-        self._changes, self._checkpoints = None, KvChanges()
-        if self.host is not None:
-            self.host.unfollow()
+        self.blocks = self.checkpoints = NO_CHANGES
+        self.host.unfollow()
 
     def take(self) -> KvEventBatch | None:
         """Return the changes recorded since the last call; None if there are none."""
-        if self._changes is None or not self.has_pending:
+        blocks, checkpoints = self.blocks, self.checkpoints
+        if isinstance(blocks, NoChanges) or isinstance(checkpoints, NoChanges) or not self.has_pending:
             return None
-        changes, checkpoints = self._changes, self._checkpoints
-        host = None if self.host is None else self.host.take()
+        host = self.host.take()
         if self._snapshot_due:
-            batch = KvEventBatch(changes, tuple(self._hashes), checkpoints, tuple(self._checkpoint_hashes), host)
+            batch = KvEventBatch(blocks, tuple(self._hashes), checkpoints, tuple(self._checkpoint_hashes), host)
         else:
-            batch = KvEventBatch(changes, None, checkpoints, host=host)
-        self._changes, self._checkpoints, self._snapshot_due = KvChanges(), KvChanges(), False
+            batch = KvEventBatch(blocks, None, checkpoints, host=host)
+        self.blocks, self.checkpoints, self._snapshot_due = KvChanges(), KvChanges(), False
         return batch
-
-    def stored(self, block_hash: bytes) -> None:
-        if self._changes is not None:
-            self._changes.store(block_hash)
-
-    def removed(self, block_hash: bytes) -> None:
-        if self._changes is not None:
-            self._changes.remove(block_hash)
-
-    def checkpoint_stored(self, block_hash: bytes) -> None:
-        if self._changes is not None:
-            self._checkpoints.store(block_hash)
-
-    def checkpoint_removed(self, block_hash: bytes) -> None:
-        if self._changes is not None:
-            self._checkpoints.remove(block_hash)
 
     def reset(self) -> None:
         """Record that the prefix cache was emptied."""
-        if self._changes is not None:
-            self._changes, self._checkpoints = KvChanges.snapshot(), KvChanges.snapshot()
+        if self.blocks is not NO_CHANGES:
+            self.blocks, self.checkpoints = KvChanges.snapshot(), KvChanges.snapshot()

@@ -80,8 +80,8 @@ class Request:
         "reads_prefix_cache",
         "request_id",
         "sampling_params",
-        "state",
-        "state_read",
+        "states",
+        "states_read",
         "status",
         "stop_reason",
         "tables",
@@ -129,8 +129,8 @@ class Request:
         # The blocks and slots that it holds while it runs. In `tables`, columns before a window's first one are None.
         self.tables: list[list[Block | None]] = []
         self.first_columns: list[int] = []  # first column that has a block, in each table with a window
-        self.state: Block | None = None  # the slot that its steps write
-        self.state_read: Block | None = None  # a cached slot that its first step reads instead
+        self.states: Sequence[Block] = ()  # the slot that its steps write; empty without recurrent layers
+        self.states_read: Sequence[Block] = ()  # a cached slot that its first step reads instead
         self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
         self.num_slots = 0  # tokens that can be computed before more slots must be allocated
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand

@@ -15,8 +15,7 @@ from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
-from proa_engine.core.kv.kv_cache_manager import KVCacheManager
-from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched
+from proa_engine.core.kv.kv_cache_manager import MISS, Hit, KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.pipeline import step_share
@@ -63,6 +62,7 @@ class Scheduler:
         images = images or Images()
         self.encoder_cache = images.cache
         self.kv_events = kv_cache_manager.kv_events
+        self.tiers = kv_cache_manager.tiers
         self.prefill_rate = PrefillRate(1 + config.num_speculative_tokens)
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
@@ -88,7 +88,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether requests are running or waiting to be scheduled, workers have to be notified of finished ones, or
         blocks are to be stored in host memory."""
-        return not self._table.is_settled or self._manager.has_copies
+        return not self._table.is_settled or self.tiers.host.has_stores
 
     @property
     def has_pending(self) -> bool:
@@ -131,17 +131,11 @@ class Scheduler:
         """Queue a request whose grammar is compiled. Returns the same as `add_request`."""
         return self._admission.set_grammar(request, ready, now)
 
-    def take_fetched(self, fetched: Fetched, now: float) -> None:
-        """Queue the requests that waited for these blocks."""
-        self._admission.take_fetched(fetched, now)
-
-    def take_adopted(self, adopted: Adopted) -> None:
-        """Cache what an earlier engine has left in host memory."""
-        self._manager.take_adopted(adopted)
-
-    def take_disk_changes(self, changes: DiskChanges) -> None:
-        """Record what has come to the disk and left it."""
-        self._manager.take_disk_changes(changes)
+    def queue_fetched(self, requests: Iterable[Request]) -> None:
+        """Queue requests that waited for a fetch that has ended, unless they wait for their grammars."""
+        for request in requests:
+            if request.status is RequestStatus.WAITING_FOR_FETCH:
+                self._table.queue_pending(request)
 
     def abort_all(self, now: float) -> list[EngineCoreOutput]:
         """Finish all unfinished requests and return their last outputs."""
@@ -165,12 +159,13 @@ class Scheduler:
         Returns the step; the requests of its rows, to be passed to `update_from_output` with the step's result; and the
         outputs of requests that finished without being scheduled.
         """
-        for request in self._manager.take_loaded():
+        host = self.tiers.host
+        for request in host.loads.take_ended():
             self._table.queue_loaded(request, now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
-        copies = self._manager.plan_copies()
+        copies = host.plan()
         states = self._manager.cache_blocks(plan.block_candidates)
         return self._scheduler_output(plan, states, copies), plan.rows, plan.outputs
 
@@ -240,31 +235,32 @@ class Scheduler:
         its own.
         """
         while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
-            request = self._next_waiting(plan, now)
+            request, hit = self._next_waiting(plan, now)
             if request is None or request.num_placeholders or not request.fits(plan.budget):
                 break
-            hit = self._manager.get_computed_blocks(request)
             budget = request.images.limit(hit.num_tokens, plan.budget)
             if budget == 0:
                 break
             while (block_ids := self._manager.allocate_slots(request, request.num_slots_to_start, hit)) is None:
-                if not self._manager.give_up_load(request):
+                if not self.tiers.host.loads.give_up(request):
                     return
             self._table.start(request, hit.num_tokens, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
-    def _next_waiting(self, plan: StepPlan, now: float) -> Request | None:
-        """Return the next request that can start, after finishing those that need no step, and moving those that can
-        load blocks from host memory to the loading ones."""
+    def _next_waiting(self, plan: StepPlan, now: float) -> tuple[Request | None, Hit]:
+        """Return the next request that can start, and its hit, after finishing those that need no step, and moving
+        those that can load blocks from host memory to the loading ones."""
         while (request := self._table.waiting.peek()) is not None:
             if (output := finish_cached(request, self._table, self._manager, now)) is not None:
                 plan.outputs.append(output)
                 continue
-            num_tokens = self._manager.begin_load(request)
+            hit = self._manager.get_computed_blocks(request)
+            num_tokens = self.tiers.host.loads.begin(request, hit.num_tokens)
             if num_tokens == 0:
-                break
+                return request, hit
+            self.tiers.disk.keep(request, hit.num_tokens + num_tokens)
             self._table.wait_for_load(request, num_tokens, now)
-        return request
+        return None, MISS
 
     def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:
         """Extend the request's slots to `num_slots`. Returns None if the request itself had to be preempted.
@@ -272,8 +268,8 @@ class Scheduler:
         To make room, loads for requests that have not started are given up, then the last running requests are
         preempted.
         """
-        while (block_ids := self._manager.allocate_slots(request, num_slots)) is None:
-            if not self._manager.give_up_load() and self._table.preempt_last(now) is request:
+        while (block_ids := self._manager.tables.extend(request, num_slots)) is None:
+            if not self.tiers.host.loads.give_up() and self._table.preempt_last(now) is request:
                 return None
         return block_ids
 

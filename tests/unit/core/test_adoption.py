@@ -10,6 +10,7 @@ import pytest
 from proa.contract import EngineCoreRequest
 from proa_engine.core.kv.host_tier import HostTier, HostTierConfig
 from proa_engine.core.kv.mover import Adopted, AdoptedUnit
+from proa_engine.core.kv.state_slots import slot_of
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from support.core import CoreRun, make_request
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
@@ -26,13 +27,14 @@ BLOCK = bytes(16)
 
 
 def host_of(run: CoreRun) -> HostTier:
-    assert run.manager._host is not None
-    return run.manager._host
+    host = run.manager.tiers.host
+    assert isinstance(host, HostTier)
+    return host
 
 
 def left_by(run: CoreRun) -> tuple[list[AdoptedUnit], list[StoredCheckpoint]]:
     """What a core that has stored everything has in host memory; the pages in the order of their hashes' storing."""
-    cache = host_of(run).cache
+    cache = host_of(run).pools.cache
     tables = [cache.cached_blocks, *cache.cached_window_blocks]
     units = [
         AdoptedUnit(page.block_id, table, block_hash, float(number))
@@ -44,7 +46,7 @@ def left_by(run: CoreRun) -> tuple[list[AdoptedUnit], list[StoredCheckpoint]]:
         StoredCheckpoint(
             block_hash,
             [[(page.block_id, page.block_hash) for page in pages] for pages in checkpoint.window_blocks],
-            NO_STATE if checkpoint.state is None else checkpoint.state.block_id,
+            slot_of(checkpoint.states),
         )
         for block_hash, checkpoint in cache.checkpoints.items()
     ]
@@ -113,7 +115,7 @@ def test_a_request_loads_what_was_adopted(shape: str) -> None:
     before = run_of(request, shape, config)
     run = restarted(before, config, **SHAPES[shape])
     take(run, ranges_of(*left_by(before), 60, 7))
-    assert host_of(run)._adoption is None
+    assert host_of(run)._adoption.is_done
     assert run.hashes_in_host == before.hashes_in_host
     run.submit(request)
     run.finish()
@@ -123,7 +125,7 @@ def test_a_request_loads_what_was_adopted(shape: str) -> None:
 
 def test_pages_are_not_allocated_before_their_range_has_come() -> None:
     run = run_with(num_pages=20)
-    pages = host_of(run).pages
+    pages = host_of(run).pools.blocks
     assert pages.num_free_blocks == 0
     first, *others = ranges_of([page(1, 7)], [], 20, 10)
     take(run, [first])
@@ -154,7 +156,7 @@ def test_the_oldest_adopted_page_is_evicted_first_and_a_chain_from_its_end() -> 
     run = run_with(num_pages=6)
     units = [page(0, 1, 5.0), page(1, 2, 3.0), page(2, 3, 3.0), page(3, 4, 9.0), page(5, 5, 1.0)]
     take(run, ranges_of(units, [], 6, 2))
-    order = [host_of(run).pages.get_new_blocks(1)[0].block_id for _ in range(6)]
+    order = [host_of(run).pools.blocks.get_new_blocks(1)[0].block_id for _ in range(6)]
     assert order == [4, 5, 2, 1, 0, 3]  # page 4 is empty
 
 
@@ -167,7 +169,7 @@ def test_nothing_is_adopted_after_a_reset() -> None:
     run.steps(1)
     take(run, ranges[1:])
     assert run.hashes_in_host == (set(), set())
-    assert host_of(run).pages.num_free_blocks == 6
+    assert host_of(run).pools.blocks.num_free_blocks == 6
 
 
 def test_a_checkpoint_with_a_page_that_is_not_adopted_is_dropped() -> None:
@@ -182,7 +184,7 @@ def test_a_checkpoint_with_a_page_that_is_not_adopted_is_dropped() -> None:
     run = restarted(before, config, **shape)
     take(run, ranges_of([unit for unit in units if unit.place not in tail_pages], checkpoints, 60, 7))
     assert run.hashes_in_host == (before.hashes_in_host[0], set())
-    assert host_of(run).pages.num_free_blocks == 60
+    assert host_of(run).pools.blocks.num_free_blocks == 60
 
 
 def drive(seed: int, shape: str) -> CoreRun:
@@ -217,7 +219,7 @@ def drive(seed: int, shape: str) -> CoreRun:
     traffic.step = step
     traffic.drive()
     take(run, coming)
-    assert host_of(run)._adoption is None
+    assert host_of(run)._adoption.is_done
     for request_id in run.outputs:
         traffic.check(traffic.requests[request_id])
     return run

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from proa_engine.core.kv.block_pool import BlockPool, FreeBlockQueue
+from proa_engine.core.kv.pools import Pools
 from proa_engine.core.kv.prefix_cache import PrefixCache
 from proa_engine.core.types import Block
 
@@ -90,9 +91,9 @@ def test_pool_allocates_blocks_in_the_given_order() -> None:
     cache.check_integrity(pool.blocks)
 
 
-def test_pool_without_blocks_is_rejected() -> None:
+def test_a_cache_without_blocks_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one block, got 0"):
-        pool_of(0)
+        Pools.of(0, 0)
 
 
 def test_order_must_be_a_permutation() -> None:

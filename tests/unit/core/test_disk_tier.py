@@ -104,7 +104,7 @@ def test_prompts_with_a_cache_salt_are_not_written() -> None:
 def test_a_request_that_loads_its_own_blocks_has_nothing_written(reason: str) -> None:
     run = make_run()
     ask(run, "a")
-    tier = run.manager._disk
+    tier = run.manager.tiers.disk
     assert isinstance(tier, DiskTier)
     salt = "secret" if reason == "salted" else ""
     request = Request(make_request(cache_salt=salt), order=(0,), max_num_tokens=50, eos_token_ids=frozenset())
@@ -112,7 +112,8 @@ def test_a_request_that_loads_its_own_blocks_has_nothing_written(reason: str) ->
         request.status = RequestStatus.PREEMPTED
     if reason == "fetched":
         request.fetch = KvFetch(0.0, 1.0, 32, 800)
-    tier.keep(request, hashes())
+    request.block_hashes = hashes()
+    tier.keep(request, 32)
     mover_of(run).advance(to_end=True)
     assert not on_disk(run)
 

@@ -43,8 +43,8 @@ def compute(manager: KVCacheManager, request: Request) -> None:
 def test_allocates_only_what_is_missing() -> None:
     manager, request = make_manager(), live(range(5))
     assert manager.allocate_slots(request, 5, MISS) == [[0, 1]]
-    assert manager.allocate_slots(request, 8) == [[]]
-    assert manager.allocate_slots(request, 9) == [[2]]
+    assert manager.tables.extend(request, 8) == [[]]
+    assert manager.tables.extend(request, 9) == [[2]]
     assert usage_of(manager) == 3 / 8
 
 
@@ -145,7 +145,7 @@ def test_reset_clears_prefixes_and_blocks_that_build_on_them() -> None:
     compute(manager, request)
     manager.reset_prefix_cache([request])
     request.token_ids += range(9, 13)
-    compute_more = manager.allocate_slots(request, 13)
+    compute_more = manager.tables.extend(request, 13)
     assert compute_more is not None
     request.num_computed_tokens = 13
     manager.cache_blocks([(request, 0)])
@@ -180,7 +180,7 @@ def test_a_block_that_is_computed_again_replaces_the_free_one() -> None:
     replaced, block = first.block_hashes[1], second.tables[0][1]
     assert manager._cache.cached_blocks[replaced] is block
     assert manager.kv_events.take() is None
-    assert manager.allocate_slots(second, 9) == [[1]]  # the one that lost its name is allocated next
+    assert manager.tables.extend(second, 9) == [[1]]  # the one that lost its name is allocated next
     manager.check_integrity([second])
 
 

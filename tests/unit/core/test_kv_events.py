@@ -38,13 +38,13 @@ def test_an_empty_snapshot_is_true_and_no_changes_are_false() -> None:
 def test_checkpoints_are_recorded_beside_the_blocks() -> None:
     blocks, checkpoints = {b"a": None, b"b": None}, {b"b": None}
     events = KvEvents(blocks.keys(), checkpoints.keys())
-    events.checkpoint_stored(b"x")
+    events.checkpoints.store(b"x")
     assert events.take() is None, "no subscriber"
     events.follow()
     assert events.take() == KvEventBatch(KvChanges(), (b"a", b"b"), KvChanges(), (b"b",))
     assert not events.has_pending
-    events.checkpoint_stored(b"c")
-    events.checkpoint_removed(b"b")
+    events.checkpoints.store(b"c")
+    events.checkpoints.remove(b"b")
     assert events.has_pending
     assert events.take() == KvEventBatch(KvChanges(), None, changes(stored="c", removed="b"))
     events.reset()

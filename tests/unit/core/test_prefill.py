@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, RepetitionDetectionParams
-from proa_engine.core.kv.host_tier import HostTierConfig
+from proa_engine.core.kv.host_tier import HostTier, HostTierConfig
 from support.core import CoreRun, make_request
 from support.fake_grammar import fake_grammar
 from support.fake_images import IMAGE_TOKEN, make_image
@@ -231,8 +231,7 @@ def test_a_prompt_in_host_memory_needs_neither_a_step_nor_a_load(kind: str) -> N
 def test_blocks_that_only_the_device_has_are_stored_again(kind: str) -> None:
     run = run_with_host(kind)
     finish(run, make_prefill())
-    assert run.manager._host is not None
-    run.manager._host.reset()
+    run.manager.tiers.host.reset()
     assert run.hashes_in_host == (set(), set())
     assert finish(run, make_prefill("b")) == []
     assert (len(run.hashes_in_host[0]), run.hashes_in_host[1]) == (10, run.checkpoints)
@@ -243,9 +242,9 @@ def test_blocks_in_host_memory_that_are_asked_for_again_are_evicted_last(kind: s
     """There is room for two of three prompts."""
     run = run_with_host(kind, num_blocks=200)
     finish(run, make_prefill("a"))
-    held = run.manager._host
-    assert held is not None
-    num_pages = sum(page.cached_in is not None for page in held.pages.blocks)
+    held = run.manager.tiers.host
+    assert isinstance(held, HostTier)
+    num_pages = sum(page.cached_in is not None for page in held.pools.blocks.blocks)
     run = run_with_host(kind, num_blocks=200, num_pages=2 * num_pages)
     finish(run, make_prefill("a"))
     of_a = run.hashes_in_host

@@ -7,6 +7,7 @@ one row and used by another.
 import pytest
 
 from proa.contract import EngineCoreRequest
+from proa_engine.core.kv.block_pool import BlockPool
 from proa_engine.core.kv.state_slots import StateSlots
 from proa_engine.core.types import StateSteps
 from support.core import CoreRun, make_request
@@ -125,4 +126,4 @@ def test_requests_wait_for_a_slot_and_checkpoints_are_left_out(num_state_slots: 
 
 def test_one_slot_is_too_few() -> None:
     with pytest.raises(ValueError, match="at least 2 slots, got 1"):
-        StateSlots(1, lambda block: None)
+        StateSlots(BlockPool(1, lambda block: None))

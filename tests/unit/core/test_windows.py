@@ -38,7 +38,7 @@ def join(manager: KVCacheManager, request: Request, *, step: int = 8) -> int:
     while (start := request.num_computed_tokens) < request.num_tokens:
         end = min(start + step, request.num_tokens)
         if end > request.num_slots:
-            assert manager.allocate_slots(request, end) is not None
+            assert manager.tables.extend(request, end) is not None
         request.num_computed_tokens = end
         manager.cache_blocks([(request, start)])
     manager.check_integrity([request])
@@ -86,13 +86,13 @@ def test_hits_are_referenced_before_new_blocks_are_allocated() -> None:
     assert checkpoint is not None
     ((tail,),) = checkpoint.window_blocks
     assert tail.ref_count == 0
-    others = manager._pool.get_new_blocks(manager._pool.num_free_blocks - 3)
-    manager._pool.demote(tail)  # the next block to be allocated
+    others = manager._device.blocks.get_new_blocks(manager._device.blocks.num_free_blocks - 3)
+    manager._device.blocks.demote(tail)  # the next block to be allocated
     late = live([*range(8), 60], 2)
     assert manager.allocate_slots(late, 9, manager.get_computed_blocks(late)) is not None
     assert late.tables[1][1] is tail
     assert tail not in late.tables[0]
-    manager._pool.free_blocks(others)
+    manager._device.blocks.free_blocks(others)
     late.num_computed_tokens = 9
     manager.check_integrity([holder, late])
 
@@ -149,8 +149,8 @@ def test_an_evicted_block_of_one_window_removes_its_checkpoint_and_no_block_of_t
     manager.kv_events.take()
     (at_8, at_16), names = checkpoints, dict(manager._cache.cached_blocks)
     evicted = checkpoints[at_16].window_blocks[3][-1]
-    manager._pool.demote(evicted)
-    manager._pool.free_blocks(manager._pool.get_new_blocks(1))
+    manager._device.blocks.demote(evicted)
+    manager._device.blocks.free_blocks(manager._device.blocks.get_new_blocks(1))
     assert list(checkpoints) == [at_8]
     batch = manager.kv_events.take()
     assert batch is not None
@@ -191,7 +191,7 @@ def test_checkpoints_of_a_shared_prompt_do_not_accumulate() -> None:
     prompt = list(range(24))
     for order in range(1000):
         run_alone(manager, [*prompt, 100 + order, 200 + order, 7, 7, 7], order)
-    links = max(len(block.checkpoints or ()) for block in manager._pool.blocks)
+    links = max(len(block.checkpoints or ()) for block in manager._device.blocks.blocks)
     assert links <= len(manager._cache.checkpoints) <= 80
     assert run_alone(manager, [*prompt, 1, 2, 3, 4, 5]) == 24
 
@@ -207,7 +207,7 @@ def test_as_many_long_requests_run_as_the_windows_leave_room_for(windows: tuple[
             break
         running.append(request)
         for end in (*range(2048, 32_769, 2048), 32_770):
-            assert end <= request.num_slots or manager.allocate_slots(request, end) is not None
+            assert end <= request.num_slots or manager.tables.extend(request, end) is not None
             request.num_computed_tokens = end
             request.token_ids += [0] * (end - request.num_tokens)
     assert len(running) == num_requests

@@ -14,7 +14,6 @@ from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
-from proa_engine.core.kv.mover import Fetched
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
 from proa_engine.core.prefill_rate import PrefillRate
@@ -45,6 +44,7 @@ class RequestAdmission:
         self._max_waiting_requests = config.max_waiting_requests
         self._table = table
         self._manager = kv_cache_manager
+        self._tiers = kv_cache_manager.tiers
         self._factory = factory
         self._lengths = lengths
         self._grammars = grammars
@@ -60,9 +60,9 @@ class RequestAdmission:
         made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
         made.lora, made.images = adapter, self._images.of(request)
         if isinstance(made, PrefillRequest):
-            self._manager.store(made)
+            self._tiers.host.store(made)
         rate = self._prefill_rate.tokens_per_second
-        is_fetching = self._manager.begin_fetch(made, request.kv_source, now, rate)
+        is_fetching = self._tiers.fetches.begin(made, request.kv_source, now, rate)
         if isinstance(made, ConstrainedRequest):
             return self._add_constrained(made, request, now, on_ready)
         if is_fetching:
@@ -71,12 +71,6 @@ class RequestAdmission:
             return None
         self._table.add(made, now)
         return finish_cached(made, self._table, self._manager, now)
-
-    def take_fetched(self, fetched: Fetched, now: float) -> None:
-        """Queue the requests whose blocks were fetched, unless they wait for their grammars."""
-        for request in self._manager.take_fetched(fetched, now):
-            if request.status is RequestStatus.WAITING_FOR_FETCH:
-                self._table.queue_pending(request)
 
     def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
         """Queue a pending request, unless its blocks are still fetched; finish it if its resumed tokens complete the
@@ -92,7 +86,7 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, code, ready.error)
         request.cursor = ready.cursor
         if not ready.cursor.is_complete:
-            if self._manager.is_fetching(request):
+            if self._tiers.fetches.is_fetching(request):
                 request.status = RequestStatus.WAITING_FOR_FETCH
             else:
                 self._table.queue_pending(request)

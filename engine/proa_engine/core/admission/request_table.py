@@ -32,6 +32,7 @@ class RequestTable:
         self.constrained: dict[str, ConstrainedRequest] = {}  # running, waiting and loading requests with a grammar
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
+        self._tiers = kv_cache_manager.tiers
         self._loras = loras
         self._finished_ids: list[str] = []  # ids that workers are not notified of yet
         self._preempted_ids: list[str] = []  # likewise
@@ -79,7 +80,7 @@ class RequestTable:
 
     def remove_pending(self, request: Request) -> None:
         """Remove a pending request that is rejected."""
-        self._kv_cache_manager.end_fetch(request)
+        self._tiers.fetches.end(request)
         del self.pending[request.request_id], self.by_id[request.request_id]
         self._loras.remove_request(request)
 
@@ -101,7 +102,7 @@ class RequestTable:
         assert self.waiting.peek() is request, "only the next request can be started"
         assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
-        self._kv_cache_manager.end_load(request)
+        self._tiers.host.loads.end(request)
         self._loras.allocate_slot(request)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
@@ -137,10 +138,10 @@ class RequestTable:
             request.images.free()
             self._finished_ids.append(request.request_id)
         elif before in PENDING:
-            self._kv_cache_manager.end_fetch(request)
+            self._tiers.fetches.end(request)
             del self.pending[request.request_id]
         else:
-            self._kv_cache_manager.end_load(request)
+            self._tiers.host.loads.end(request)
             if request in self.loading:
                 self.loading.remove(request)
             else:
@@ -168,7 +169,7 @@ class RequestTable:
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)
-        assert not any(request.tables or request.state or request.num_computed_tokens for request in waiting)
+        assert not any(request.tables or request.states or request.num_computed_tokens for request in waiting)
         assert not any(request.images.held for request in waiting)
         assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
         self._kv_cache_manager.check_integrity(self.running, list(self.pending.values()))

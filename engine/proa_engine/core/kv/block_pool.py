@@ -70,8 +70,6 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, evict: Callable[[Block], None], *, order: Sequence[int] | None = None) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"the KV cache must hold at least one block, got {num_blocks}")
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"

@@ -1,16 +1,20 @@
 """Checkpoints: which prefixes of a request are checkpointed, for models with sliding windows or recurrent states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from proa_engine.core.kv.block_pool import BlockPool
 from proa_engine.core.kv.block_tables import BlockTables
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.prefix_cache import PrefixCache
+from proa_engine.core.kv.pools import Pools
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.types import Block
 
 CheckpointPositions = Callable[[int, int, int, int, int, int], tuple[int, ...]]
 """`proa.blocks.checkpoint_positions`, which gateways use too, to know where hits end."""
+
+
+def nowhere(*_: int) -> tuple[int, ...]:
+    """The positions without prefix caching: no checkpoints."""
+    return ()
 
 
 class Checkpoints:
@@ -25,16 +29,15 @@ class Checkpoints:
         self,
         groups: CacheGroups,
         positions: CheckpointPositions,
-        cache: PrefixCache,
-        pool: BlockPool,
+        device: Pools,
         tables: BlockTables,
     ) -> None:
         self._groups = groups
         self._block_size = groups.block_size
         self._interval = groups.checkpoint_interval
         self._positions = positions
-        self._cache = cache
-        self._pool = pool
+        self._cache = device.cache
+        self._pool = device.blocks
         self._tables = tables
 
     def plan(self, request: Request, num_hit: int, num_known: int) -> None:
@@ -51,12 +54,14 @@ class Checkpoints:
         it. With drafts in flight it does not; the checkpoint is then due when the block before it is cached.
         `num_before` is the number of blocks that were cached before this step.
         """
+        if request.num_cached_blocks == CACHES_NOTHING:
+            return []
         end = request.num_computed_tokens
-        if self._is_planned(request, end):
+        if end in request.checkpoints or (self._interval > 0 and end % self._interval == 0):
             request.num_slots = end  # so that the next step asks the manager even if it needs no block
         low = max(min(start, (num_before + 1) * self._block_size), 1)
         high = min(end - 1, request.num_cached_blocks * self._block_size)
-        if high < low or request.num_cached_blocks == CACHES_NOTHING:
+        if high < low:
             return []
         positions = [position for position in request.checkpoints if low <= position <= high]
         if self._interval and high // self._interval * self._interval >= low:
@@ -64,13 +69,13 @@ class Checkpoints:
             positions = sorted({*positions, *multiples})
         return [position for position in positions if self._can_add(request, position)]
 
-    def add(self, request: Request, position: int, state: Block | None) -> None:
-        """Make a checkpoint of the request's blocks before `position`. `state` is the slot with the states there."""
+    def add(self, request: Request, position: int, states: Sequence[Block]) -> None:
+        """Make a checkpoint of the request's blocks before `position`. `states` is the slot with the states there."""
         window_blocks = self._tables.window_blocks(request, position)
         assert window_blocks is not None
         hashes, end = request.block_hashes, position // self._block_size
         hashed = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in window_blocks]
-        for tail in self._cache.add_checkpoint(hashes[end - 1], hashed, state).window_blocks:
+        for tail in self._cache.add_checkpoint(hashes[end - 1], hashed, states).window_blocks:
             for block in tail:
                 self._pool.refresh(block)
 
@@ -83,12 +88,9 @@ class Checkpoints:
         position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
         if position == 0 or request.num_cached_blocks == CACHES_NOTHING:
             return 0
-        if request.state is not None and position != request.num_computed_tokens:
+        if request.states and position != request.num_computed_tokens:
             return 0
         return position if self._can_add(request, position) else 0
-
-    def _is_planned(self, request: Request, position: int) -> bool:
-        return position in request.checkpoints or (self._interval > 0 and position % self._interval == 0)
 
     def _can_add(self, request: Request, position: int) -> bool:
         """Whether there is no checkpoint at `position` yet, and the request still holds the blocks that it needs."""

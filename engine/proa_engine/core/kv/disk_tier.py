@@ -7,24 +7,26 @@ host memory that long.
 The sets of blocks and checkpoints are hints. The mover reads what is on disk, and a request computes the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTier
 from proa_engine.core.kv.mover import DiskChanges, Mover
 from proa_engine.core.request import Request, RequestStatus
-from proa_engine.core.types import DiskCounts
+from proa_engine.core.types import DiskCounts, DiskOccupancy, FetchCounts
 
 
 class DiskTier:
-    """Used on the core's thread only. `needs_checkpoint`: a prefix can be used only up to a checkpoint."""
+    """The disk of an engine. Used on the core's thread only."""
 
-    def __init__(self, host: HostTier, mover: Mover, *, needs_checkpoint: bool) -> None:
+    def __init__(self, host: HostTier, mover: Mover, groups: CacheGroups) -> None:
         self.blocks: set[bytes] = set()  # of table 0
         self.checkpoints: set[bytes] = set()
         self.counts = DiskCounts()
         self._host = host
         self._mover = mover
-        self._needs_checkpoint = needs_checkpoint
+        self._block_size = groups.block_size
+        self._needs_checkpoint = groups.has_checkpoints
 
     def take(self, changes: DiskChanges) -> None:
         """Apply a report of the mover."""
@@ -42,15 +44,17 @@ class DiskTier:
             return next((n for n in range(end, 0, -1) if block_hashes[n - 1] in self.checkpoints), 0)
         return end
 
-    def keep(self, request: Request, block_hashes: Sequence[bytes]) -> None:
-        """Have a prefix written, of which a request loads a part from host memory, as far as that has it.
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """Have the request's first `num_tokens` tokens written, a part of which it loads from host memory, as far as
+        that has them.
 
         Nothing is written for a request that loads blocks that it has computed or fetched itself, which is no second
         use, nor for one with a `cache_salt`, whose blocks other requests cannot find.
         """
-        if request.has_cache_salt or request.fetch is not None or request.status is RequestStatus.PREEMPTED:
+        if request.has_cache_salt or request.fetch or request.status is RequestStatus.PREEMPTED:
             return
-        cached, missing = self._host.cache.cached_blocks, list[bytes]()
+        block_hashes = request.block_hashes[: num_tokens // self._block_size]
+        cached, missing = self._host.pools.cache.cached_blocks, list[bytes]()
         is_whole = True
         for block_hash in block_hashes:
             if block_hash in self.blocks:
@@ -60,7 +64,7 @@ class DiskTier:
                 break
             missing.append(block_hash)
         checkpoint = b""
-        if is_whole and self._needs_checkpoint and block_hashes[-1] in self._host.cache.checkpoints:
+        if is_whole and self._needs_checkpoint and block_hashes[-1] in self._host.pools.cache.checkpoints:
             checkpoint = b"" if block_hashes[-1] in self.checkpoints else block_hashes[-1]
         if missing or checkpoint:
             self._mover.write(missing, checkpoint, self._host.serial)
@@ -69,3 +73,25 @@ class DiskTier:
         """Forget everything. The mover does the same when it is reset."""
         self.blocks.clear()
         self.checkpoints.clear()
+
+    def occupancy(self, reads: FetchCounts) -> DiskOccupancy:
+        """What is on disk now. From any thread, because only lengths are read. `reads`: those of `Fetches`."""
+        return DiskOccupancy(len(self.blocks), self.counts, reads)
+
+
+class NoDiskTier:
+    """An engine without a disk for its cache."""
+
+    blocks: Collection[bytes] = ()
+
+    def take(self, changes: DiskChanges) -> None:
+        raise AssertionError("only a disk changes")
+
+    def extent(self, block_hashes: Sequence[bytes], num_held: int) -> int:
+        return 0
+
+    def keep(self, request: Request, num_tokens: int) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def occupancy(self, reads: FetchCounts) -> None: ...

@@ -13,15 +13,17 @@ a request waits for the job of another one only if it has the same source and en
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
+from typing import NamedTuple
 
 from proa.contract import KvFetch, KvSource
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.disk_tier import DiskTier
+from proa_engine.core.kv.disk_tier import DiskTier, NoDiskTier
 from proa_engine.core.kv.host_tier import HostTier
 from proa_engine.core.kv.mover import MAX_CHAIN, MAX_JOB_MS, MAX_WAIT_MS, Fetched, FetchJob, Mover
 from proa_engine.core.kv.prefix_cache import BlockHashes
+from proa_engine.core.kv.state_slots import slot_of
 from proa_engine.core.request import Request
-from proa_engine.core.types import NO_STATE, Block, FetchCounts
+from proa_engine.core.types import Block, FetchCounts
 
 _WAIT_MS = 2000  # for the disk, and for a source without `wait_ms`
 _TIMES_COMPUTED = 10  # a job may take as many times as long as computing its blocks, beside its wait
@@ -30,6 +32,17 @@ _TIMES_OWN = 2  # a request waits for a job that ends before its own had taken a
 _MAX_JOBS = 256  # at the same time: each is a thread of the mover, and sources answer as many
 
 _Key = tuple[tuple[str, ...], bytes]  # addresses of the source, and the first block that is fetched
+
+
+class _Origin(NamedTuple):
+    """From where blocks are fetched: another engine, or the disk, which has no addresses. See `KvSource`."""
+
+    addresses: tuple[str, ...] = ()
+    num_blocks: int = 0
+    wait_ms: int = 0
+
+
+_DISK = _Origin()
 
 
 @dataclass(slots=True, eq=False)
@@ -55,16 +68,25 @@ class _Open:
 
 
 class Fetches:
-    """The fetches of an engine. Used on the core's thread only. `disk` None: there is none."""
+    """The fetches of an engine. Used on the core's thread only. Sources of requests are ignored without `has_sources`,
+    which is that the mover fetches from other engines."""
 
     def __init__(
-        self, host: HostTier, mover: Mover, groups: CacheGroups, hashes: BlockHashes, disk: DiskTier | None = None
+        self,
+        host: HostTier,
+        disk: DiskTier | NoDiskTier,
+        mover: Mover,
+        groups: CacheGroups,
+        hashes: BlockHashes,
+        *,
+        has_sources: bool,
     ) -> None:
         self._host = host
         self._disk = disk
         self._mover = mover
         self._groups = groups
         self._hashes = hashes
+        self._has_sources = has_sources
         self._job_ids = count(1)
         self._open: dict[int, _Open] = {}  # by job id
         self._by_key: dict[_Key, _Open] = {}
@@ -75,36 +97,39 @@ class Fetches:
 
     def begin(self, request: Request, source: KvSource | None, now: float, prefill_rate: float) -> bool:
         """Fetch the request's blocks that are neither on the device nor in host memory, if they are enough tokens: from
-        disk, unless another engine has more of them.
+        disk, unless `source`, another engine, has more of them.
 
         Returns whether the request must wait; then `take` returns it later. A request that lacks the same blocks as one
         that waits already waits for the same job. `prefill_rate`: tokens that the engine computes a second; 0: not
         known.
         """
+        origin = _DISK
+        if source and self._has_sources:
+            origin = _Origin(source.addresses, source.num_blocks, source.wait_ms)
+        if not request.reads_prefix_cache or not (origin.addresses or self._disk.blocks):
+            return False
         candidates: Iterable[bytes] = islice(self._hashes.full_blocks(request), MAX_CHAIN)
-        if source is None:  # no more blocks are hashed than can be of use
-            if self._disk is None:
-                return False
+        if not origin.addresses:  # no more blocks are hashed than can be of use
             candidates = takewhile(self._is_known, candidates)
         block_hashes = list(candidates)
-        num_held, num_usable = self._host.held(block_hashes)
-        num_on_disk = 0 if self._disk is None else self._disk.extent(block_hashes, num_held)
-        num_at_source = 0 if source is None else source.num_blocks or len(block_hashes)
+        num_held, num_usable = self._host.loads.held(block_hashes)
+        num_on_disk = self._disk.extent(block_hashes, num_held)
+        num_at_source = (origin.num_blocks or len(block_hashes)) if origin.addresses else 0
         if num_on_disk >= min(num_at_source, len(block_hashes)):
-            source = None
-        del block_hashes[num_on_disk if source is None else num_at_source :]
-        if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.min_load_tokens:
+            origin = _DISK
+        del block_hashes[num_at_source if origin.addresses else num_on_disk :]
+        if (len(block_hashes) - num_usable) * self._groups.block_size < self._host.loads.min_tokens:
             return False
         num_held = min(num_held, len(block_hashes))
-        wait_ms = _WAIT_MS if source is None else min(source.wait_ms or _WAIT_MS, MAX_WAIT_MS)
+        wait_ms = min(origin.wait_ms or _WAIT_MS, MAX_WAIT_MS)
         num_tokens = (len(block_hashes) - num_held) * self._groups.block_size
         max_ms = min(wait_ms + round(1000 * _TIMES_COMPUTED * num_tokens / (prefill_rate or _UNKNOWN_RATE)), MAX_JOB_MS)
         first = block_hashes[min(num_held, len(block_hashes) - 1)]
-        key = () if source is None else source.addresses, first
+        key = origin.addresses, first
         opened = self._by_key.get(key)
-        if opened is None or opened.latest_end > now + _TIMES_OWN * max_ms / 1000:
-            opened = self._start(block_hashes, num_held, source, now, wait_ms=wait_ms, max_ms=max_ms)
-        if opened is None:
+        if not opened or opened.latest_end > now + _TIMES_OWN * max_ms / 1000:
+            opened = self._start(block_hashes, num_held, origin, now, wait_ms=wait_ms, max_ms=max_ms)
+        if not opened:
             return False
         self._by_key[key] = self._by_request[request] = opened
         opened.requests.append(request)
@@ -122,19 +147,21 @@ class Fetches:
     def end(self, request: Request) -> None:
         """Stop waiting for the request's job, if there is one; the last request to stop cancels it."""
         opened = self._by_request.pop(request, None)
-        if opened is None:
+        if not opened:
             return
         opened.requests.remove(request)
         if not opened.requests:
             self._cancel(opened)
 
-    def take(self, fetched: Fetched, now: float) -> list[Request]:
-        """End the job: cache what it brought, and return the requests that waited for it."""
+    def take(self, fetched: Fetched, now: float) -> Sequence[Request]:
+        """If the job has ended, cache what it brought, and return the requests that waited for it."""
+        if not fetched.is_done:
+            return ()
         opened = self._open.pop(fetched.job_id)
         self._forget(opened)
         if not opened.is_stale:
             self._cache(opened, fetched)
-        self._host.release(opened.all_pages, opened.states)
+        self._host.pools.free(opened.all_pages, opened.states)
         num_tokens = fetched.num_blocks * self._groups.block_size
         ended = KvFetch(opened.started, now, num_tokens, fetched.num_bytes, fetched.error)
         is_disk = not opened.job.addresses
@@ -154,8 +181,7 @@ class Fetches:
         """Cancel all jobs and forget what they bring, because the cache was emptied at `since`, in Unix seconds."""
         self._since = max(since, self._since)
         self._mover.reset(self._since, self._host.serial)
-        if self._disk is not None:
-            self._disk.reset()
+        self._disk.reset()
         for opened in self._open.values():
             opened.is_stale = True
             self._cancel(opened)
@@ -180,46 +206,42 @@ class Fetches:
 
     def _is_known(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, in host memory or on disk."""
-        assert self._disk is not None
-        return block_hash in self._disk.blocks or self._host.held([block_hash])[0] > 0
+        return block_hash in self._disk.blocks or self._host.loads.held([block_hash])[0] > 0
 
     def _start(
         self,
         block_hashes: Sequence[bytes],
         num_held: int,
-        source: KvSource | None,
+        origin: _Origin,
         now: float,
         *,
         wait_ms: int,
         max_ms: int,
     ) -> _Open | None:
-        """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room.
-
-        `source` None: the disk.
-        """
+        """Reserve pages for all missing blocks, or as many as are free, and start a job. None if there is no room."""
         if len(self._open) >= _MAX_JOBS:
             return None
-        groups, host = self._groups, self._host
-        held = host.touch(block_hashes[:num_held])
+        groups, host = self._groups, self._host.pools
+        held = self._host.touch(block_hashes[:num_held])
         sizes = [self._tail_columns(window, len(block_hashes)) for window in groups.windows]
-        num_pages = min(len(block_hashes) - num_held, host.pages.num_free_blocks - sum(map(len, sizes)))
+        num_pages = min(len(block_hashes) - num_held, host.blocks.num_free_blocks - sum(map(len, sizes)))
         # With checkpoints the end of the prefix is of no use without all that is before it, nor that without the end.
         least = len(block_hashes) - num_held if groups.has_checkpoints else 1
-        if num_pages < least or (host.states is not None and not host.states.num_free_blocks):
-            host.release(held, [])
+        if num_pages < least or host.states.num_free_blocks < host.has_states:
+            host.blocks.free_blocks(held)
             return None
-        pages, *tails = (host.pages.get_new_blocks(size) for size in (num_pages, *map(len, sizes)))
-        states = [] if host.states is None else host.states.get_new_blocks(1)
+        pages, *tails = (host.blocks.get_new_blocks(size) for size in (num_pages, *map(len, sizes)))
+        states = host.states.get_new_blocks(int(host.has_states))
         job = FetchJob(
             job_id=next(self._job_ids),
-            addresses=() if source is None else source.addresses,
+            addresses=origin.addresses,
             chain=tuple(block_hashes[: num_held + num_pages]),
             num_held=num_held,
             pages=tuple(page.block_id for page in pages),
             needs_checkpoint=groups.has_checkpoints,
             tails=tuple(tuple(page.block_id for page in tail) for tail in tails),
-            state=states[0].block_id if states else NO_STATE,
-            copied=host.serial,
+            state=slot_of(states),
+            copied=self._host.serial,
             wait_ms=wait_ms,
             max_ms=max_ms,
             since=self._since,
@@ -230,10 +252,10 @@ class Fetches:
 
     def _cache(self, opened: _Open, fetched: Fetched) -> None:
         """Cache the filled pages, where the next lookups find them."""
-        job, host = opened.job, self._host
+        job, host = opened.job, self._host.pools
         filled = range(job.num_held, job.num_held + fetched.num_blocks)
         for index, page in zip(filled, opened.pages, strict=False):
-            host.add(job.chain[index], page)
+            host.cache_block(page, job.chain[index])
         if not fetched.checkpoint or fetched.checkpoint in host.cache.checkpoints:
             return
         num_columns = job.chain.index(fetched.checkpoint) + 1
@@ -241,8 +263,32 @@ class Fetches:
             [(job.chain[column], tail[num_columns - 1 - column]) for column in self._tail_columns(window, num_columns)]
             for window, tail in zip(self._groups.windows, opened.tails, strict=True)
         ]
-        host.cache.add_checkpoint(fetched.checkpoint, window_pages, opened.states[0] if opened.states else None)
+        host.cache.add_checkpoint(fetched.checkpoint, window_pages, opened.states)
 
     def _tail_columns(self, window: int, num_columns: int) -> range:
         """Return the columns that a checkpoint behind `num_columns` blocks needs in a table with this window."""
         return range(self._groups.first_column(window, num_columns * self._groups.block_size), num_columns)
+
+
+class NoFetches:
+    """An engine without a mover: nothing is fetched."""
+
+    counts = None
+    disk_counts = FetchCounts()
+    num_requests = 0
+
+    def begin(self, request: Request, source: KvSource | None, now: float, prefill_rate: float) -> bool:
+        return False
+
+    def is_fetching(self, request: Request) -> bool:
+        return False
+
+    def end(self, request: Request) -> None: ...
+
+    def take(self, fetched: Fetched, now: float) -> Sequence[Request]:
+        raise AssertionError("only a mover fetches")
+
+    def reset(self, since: float) -> None: ...
+
+    def check_integrity(self, pending: Sequence[Request]) -> tuple[Sequence[Block], Sequence[Block]]:
+        return (), ()

@@ -51,16 +51,19 @@ BlocksByHash = dict[bytes, Block]
 class Checkpoint:
     """What a request needs to continue at a block boundary, beside the blocks of table 0 before it.
 
-    `window_blocks` are the blocks behind the window, by table with a window.
+    `window_blocks` are the blocks behind the window, by table with a window. `states` is the slot with the states
+    there, empty without recurrent layers.
     """
 
-    window_blocks: list[list[Block]]
-    state: Block | None
+    window_blocks: Sequence[Sequence[Block]]
+    states: Sequence[Block]
 
     @property
     def blocks(self) -> list[Block]:
-        blocks = list(chain.from_iterable(self.window_blocks))
-        return blocks if self.state is None else [*blocks, self.state]
+        return [*chain.from_iterable(self.window_blocks), *self.states]
+
+
+NO_CHECKPOINT = Checkpoint((), ())
 
 
 class PrefixCache:
@@ -89,7 +92,7 @@ class PrefixCache:
         """
         cached = self.cached_blocks.setdefault(block_hash, block)
         if cached is block:
-            self.kv_events.stored(block_hash)
+            self.kv_events.blocks.store(block_hash)
         elif cached.ref_count == 0:
             self.cached_blocks[block_hash], cached.cached_in = block, None
         else:
@@ -98,7 +101,7 @@ class PrefixCache:
         return None if cached is block else cached
 
     def add_checkpoint(
-        self, checkpoint_hash: bytes, window_blocks: Sequence[Sequence[tuple[bytes, Block]]], state: Block | None
+        self, checkpoint_hash: bytes, window_blocks: Sequence[Sequence[tuple[bytes, Block]]], states: Sequence[Block]
     ) -> Checkpoint:
         """Add a checkpoint of the windows' blocks, given with their hashes, and a state. It must not exist yet.
 
@@ -108,14 +111,14 @@ class PrefixCache:
             [_cache(blocks, block_hash, block) for block_hash, block in hashed]
             for blocks, hashed in zip(self.cached_window_blocks, window_blocks, strict=True)
         ]
-        if state is not None:
+        for state in states:
             _cache(self.cached_states, checkpoint_hash, state)
         assert checkpoint_hash not in self.checkpoints
-        checkpoint = self.checkpoints[checkpoint_hash] = Checkpoint(cached, state)
+        checkpoint = self.checkpoints[checkpoint_hash] = Checkpoint(cached, states)
         for block in checkpoint.blocks:
             assert block.checkpoints is not None
             block.checkpoints.add(checkpoint_hash)
-        self.kv_events.checkpoint_stored(checkpoint_hash)
+        self.kv_events.checkpoints.store(checkpoint_hash)
         return checkpoint
 
     def evict(self, block: Block) -> None:
@@ -123,7 +126,7 @@ class PrefixCache:
         if block.cached_in is self.cached_blocks:
             del self.cached_blocks[block.block_hash]
             block.cached_in = None
-            self.kv_events.removed(block.block_hash)
+            self.kv_events.blocks.remove(block.block_hash)
             return
         assert block.checkpoints
         for checkpoint_hash in list(block.checkpoints):
@@ -169,7 +172,7 @@ class PrefixCache:
                 assert block.cached_in is not None
                 del block.cached_in[block.block_hash]
                 block.cached_in = block.checkpoints = None
-        self.kv_events.checkpoint_removed(checkpoint_hash)
+        self.kv_events.checkpoints.remove(checkpoint_hash)
 
 
 def _cache(blocks: BlocksByHash, block_hash: bytes, block: Block) -> Block:

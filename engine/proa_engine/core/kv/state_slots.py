@@ -7,6 +7,9 @@ from proa_engine.core.kv.block_pool import BlockPool
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_STATE, Block, StateSteps
 
+AddCheckpoint = Callable[[Request, int, Sequence[Block]], None]
+"""Makes the request's checkpoint at a position, with the slot that has the states there."""
+
 
 class StateSlots:
     """A pool of slots, each with the states of one request at one position.
@@ -20,72 +23,100 @@ class StateSlots:
     that step: `free_read` frees those only when all rows are planned.
     """
 
-    def __init__(self, num_slots: int, evict: Callable[[Block], None]) -> None:
+    def __init__(self, pool: BlockPool) -> None:
         """Raises `ValueError` for fewer than two slots: a starting request may read a cached slot and write its own."""
-        if num_slots < 2:
-            raise ValueError(f"recurrent states need at least 2 slots, got {num_slots}")
-        self.pool = BlockPool(num_slots, evict)
+        if pool.num_blocks < 2:
+            raise ValueError(f"recurrent states need at least 2 slots, got {pool.num_blocks}")
+        self._pool = pool
         self._reads: list[Block] = []  # slots to free when all rows of the step are planned
 
-    def can_allocate(self, snapshot: Block | None) -> bool:
-        """Whether a slot of its own can be allocated to a request that continues from `snapshot`."""
-        return self.pool.num_free_blocks > (snapshot is not None and snapshot.ref_count == 0)
+    @property
+    def usage(self) -> float:
+        """Share of slots in use, 0 to 1."""
+        return self._pool.usage
 
-    def allocate(self, request: Request, snapshot: Block | None) -> None:
-        """Allocate a slot to the request. Its first step reads `snapshot`, if there is one."""
-        if snapshot is not None:
-            self.pool.touch([snapshot])
-        (request.state,) = self.pool.get_new_blocks(1)
-        request.state_read = snapshot
+    def can_allocate(self, cached: Sequence[Block]) -> bool:
+        """Whether a slot of its own can be allocated to a request that continues from the slot `cached`, if any."""
+        return self._pool.num_free_blocks > self._pool.num_free_of(cached)
+
+    def allocate(self, request: Request, cached: Sequence[Block]) -> None:
+        """Allocate a slot to the request. Its first step reads the slot `cached`, if there is one."""
+        self._pool.touch(cached)
+        request.states, request.states_read = self._pool.get_new_blocks(1), cached
 
     def free(self, request: Request) -> None:
-        assert request.state is not None
-        self.pool.free_blocks([request.state])
-        request.state = None
+        self._pool.free_blocks(request.states)
+        request.states = ()
 
     def plan(
-        self, request: Request, start: int, positions: Iterable[int], snapshot: Callable[[Request, int, Block], None]
+        self, request: Request, start: int, positions: Iterable[int], add_checkpoint: AddCheckpoint
     ) -> StateSteps | None:
-        """Plan a row that computes the tokens from `start`, and call `snapshot` for each checkpoint at `positions`.
+        """Plan a row that computes the tokens from `start`, and add a checkpoint at each of `positions`.
 
         A checkpoint is skipped if no slot is free. Returns None if the row reads and writes only the request's own
         slot.
         """
-        assert request.state is not None
-        read, writes = request.state if start else None, list[tuple[int, int]]()
-        if request.state_read is not None:
-            read, request.state_read = request.state_read, None
-            self._reads.append(read)
+        read, writes = request.states if start else (), list[tuple[int, int]]()
+        if request.states_read:
+            read, request.states_read = request.states_read, ()
+            self._reads += read
         for position in positions:
-            if self.pool.num_free_blocks == 0:
+            if self._pool.num_free_blocks == 0:
                 break
-            (slot,) = self.pool.get_new_blocks(1)
+            slots: Sequence[Block] = self._pool.get_new_blocks(1)
             if position == start:  # the checkpoint takes the slot, and the request writes another one
-                slot, request.state = request.state, slot
+                slots, request.states = request.states, slots
             else:
-                writes.append((position, slot.block_id))
-            snapshot(request, position, slot)
-            self._reads.append(slot)
-        if read is request.state and not writes:
+                writes.append((position, slots[0].block_id))
+            add_checkpoint(request, position, slots)
+            self._reads += slots
+        if read is request.states and not writes:
             return None
-        writes.append((request.num_computed_tokens, request.state.block_id))
-        return StateSteps(NO_STATE if read is None else read.block_id, tuple(writes))
+        writes.append((request.num_computed_tokens, request.states[0].block_id))
+        return StateSteps(slot_of(read), tuple(writes))
 
     def free_read(self) -> None:
         """Free the slots that no step after this one reads for its request. They stay cached until they are allocated
         again."""
-        self.pool.free_blocks(self._reads)
+        self._pool.free_blocks(self._reads)
         self._reads = []
 
-    def check_integrity(self, running: Sequence[Request], held_states: Sequence[Block]) -> None:
+    def check_integrity(self, running: Sequence[Request], held: Sequence[Block]) -> None:
         """Raises `AssertionError` unless each running request has a slot of its own, and the only other slots in use
-        are `held_states`."""
-        self.pool.check_integrity()
+        are `held`."""
         assert not self._reads
-        assert not any(request.state_read for request in running)
-        states = [request.state for request in running if request.state is not None]
-        assert len(states) == len(running)
+        assert not any(request.states_read for request in running)
+        assert all(len(request.states) == 1 for request in running)
+        states = [state for request in running for state in request.states]
         assert all(slot.cached_in is None for slot in states), "a slot in use is a checkpoint's"
         assert len(set(states)) == len(states), "two requests have the same slot"
-        references = Counter([*states, *held_states])
-        assert references == {slot: slot.ref_count for slot in self.pool.blocks if slot.ref_count}
+        references = Counter([*states, *held])
+        assert references == {slot: slot.ref_count for slot in self._pool.blocks if slot.ref_count}
+
+
+class NoStateSlots:
+    """The slots of a model without recurrent layers. Its checkpoints have the blocks behind windows only."""
+
+    usage = 0.0
+
+    def can_allocate(self, cached: Sequence[Block]) -> bool:
+        return True
+
+    def allocate(self, request: Request, cached: Sequence[Block]) -> None: ...
+
+    def free(self, request: Request) -> None: ...
+
+    def plan(self, request: Request, start: int, positions: Iterable[int], add_checkpoint: AddCheckpoint) -> None:
+        for position in positions:
+            add_checkpoint(request, position, ())
+
+    def free_read(self) -> None: ...
+
+    def check_integrity(self, running: Sequence[Request], held: Sequence[Block]) -> None:
+        assert not any(request.states or request.states_read for request in running)
+        assert not held
+
+
+def slot_of(states: Sequence[Block]) -> int:
+    """The slot of a state, as workers and movers know it; NO_STATE if there is none."""
+    return states[0].block_id if states else NO_STATE
