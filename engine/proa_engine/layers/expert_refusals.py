@@ -1,16 +1,9 @@
-"""Formats that matrices can have, but not those of experts: the errors of the checks before the start and of loading.
-Does not import torch. `prefix` is the name of a matrix.
-"""
+"""What loading and the checks before the start refuse in the same words. Does not import torch."""
 
 
-def unordered_experts(prefix: str, quantization: str) -> ValueError:
+def no_stacked_experts(name: str) -> ValueError:
+    """`name`: of the tensor, or of the module."""
     return ValueError(
-        f"{prefix}: experts quantized by {quantization} with desc_act or actorder group, so that the inputs of a group "
-        "do not lie together, are not supported"
-    )
-
-
-def asymmetric_experts(prefix: str) -> ValueError:
-    return ValueError(
-        f"{prefix}: experts with asymmetric activations in 8-bit integers are not supported; supported: symmetric ones"
+        f"{name}: quantized experts in one tensor are supported only in gpt-oss's mxfp4; take a version of the model "
+        "whose experts have their own tensors, or the unquantized one with quantization fp8"
     )

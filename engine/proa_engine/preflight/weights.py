@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from proa_engine.layers.expert_refusals import asymmetric_experts, unordered_experts
+from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.models.quantization.formats import (
     GptqFormat,
-    Int8Format,
-    Mxfp4Format,
     OnlineFp8Format,
     PackQuantizedFormat,
     PluginFormat,
@@ -70,19 +68,13 @@ def check_experts(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], quan
     expert is checked."""
     for name, _ in _of_decoder(tensors, fields):
         if found := _STACKED_EXPERTS.fullmatch(name):
-            if not isinstance(quantization.format_of(found[1]), Mxfp4Format | OnlineFp8Format | PluginFormat | None):
-                raise ValueError(
-                    f"{name}: quantized experts in one tensor are supported only in gpt-oss's mxfp4; take a version of "
-                    "the model whose experts have their own tensors, or the unquantized one with quantization fp8"
-                )
+            stored = quantization.format_of(found[1])
+            if stored is not None and not stored.takes_stacked_experts:
+                raise no_stacked_experts(name)
         elif found := _FIRST_EXPERT.fullmatch(name):
-            match quantization.format_of(found[1]):
-                case GptqFormat(group_size=int(), desc_act=True):
-                    raise unordered_experts(found[1], "gptq")
-                case PackQuantizedFormat(group_order=True):
-                    raise unordered_experts(found[1], "compressed-tensors")
-                case Int8Format(symmetric=False):
-                    raise asymmetric_experts(found[1])
+            stored = quantization.format_of(found[1])
+            if stored is not None and stored.expert_refusal is not None:
+                raise ValueError(f"{found[1]}: {stored.expert_refusal}")
 
 
 def least_bytes(

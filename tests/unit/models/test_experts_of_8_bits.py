@@ -14,6 +14,8 @@ from proa_engine.layers.quantized.quant_fp8 import OnlineFp8, StoredFp8
 from proa_engine.layers.quantized.quant_int8 import StoredInt8
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Projection, Slice, Weights
+from proa_engine.models.quantization.formats import Int8Format, Quantization
+from proa_engine.models.quantization.methods import linear_method
 from support.quantized_models import Quantizer, fp8_block, fp8_tensor_static, int8
 from support.stored_weights import StoredWeights
 
@@ -185,8 +187,9 @@ def test_experts_are_quantized_while_loading(name: str, together: bool) -> None:
 @torch.inference_mode()
 def test_asymmetric_experts_are_refused_by_name() -> None:
     stored, _ = stored_by(int8("channel"))
-    with pytest.raises(ValueError, match=r"experts.0.down_proj: experts with asymmetric activations in 8-bit integers"):
-        load(stored, StoredInt8("channel", static=False, symmetric=False))
+    method = linear_method(Quantization(Int8Format("channel", static=False, symmetric=False)), None)
+    with pytest.raises(ValueError, match=r"experts.0.gate_proj: experts with asymmetric activations in 8-bit integers"):
+        load(stored, method)
 
 
 @pytest.mark.parametrize(("by_block", "inputs"), [(False, 128), (True, 80)])

@@ -17,6 +17,7 @@ from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp4 import LARGEST_EXPONENT, MXFP4_GROUP, NVFP4_GROUP, StoredFp4, pack_fp4
 from proa_engine.kernels.products.fp4_linear import Fp4Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.layers.experts import Biases, take_biases, take_gate_up
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
@@ -26,7 +27,6 @@ class Fp4Method:
     """What the methods of any matrix share. A derived class takes the tensors of one."""
 
     __slots__ = ()
-    name: ClassVar[str]
     group: ClassVar[int]  # inputs that share a scale
 
     @property
@@ -46,10 +46,7 @@ class Fp4Method:
         return _make_experts((first, self._take(down).stacked(held.size)), (None, None), silu_and_mul, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(
-            f"{experts.weights.prefix}: experts in one tensor of {self.name} are not supported; supported: each in its "
-            "own tensors"
-        )
+        raise no_stacked_experts(experts.weights.prefix)
 
     def _take(self, projections: Sequence[Projection]) -> StoredFp4:
         """This rank's parts of the matrices, concatenated."""
@@ -66,7 +63,6 @@ class Fp4Method:
 class Nvfp4(Fp4Method):
     """e2m1 with `weight_scale`, in e4m3, for each 16 inputs and a float of 32 bits for the matrix."""
 
-    name = "nvfp4"
     group = NVFP4_GROUP
     weight_name: str
     global_scale_name: str
@@ -87,7 +83,6 @@ class Nvfp4(Fp4Method):
 class Mxfp4Packed(Fp4Method):
     """e2m1 with `weight_scale`, an exponent, for each 32 inputs."""
 
-    name = "mxfp4"
     group = MXFP4_GROUP
     weight_name: str
 
@@ -113,7 +108,7 @@ class Mxfp4:
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
-        raise ValueError("experts of mxfp4 in one tensor each are not supported; supported: all experts in one tensor")
+        raise NotImplementedError("experts have this format only in one tensor")
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         if experts.hidden_size % MXFP4_GROUP or experts.length % MXFP4_GROUP:

@@ -21,6 +21,7 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
 )
 from proa_engine.kernels.products.fp8_linear import MULTIPLE, Fp8BlockLinear, Fp8Linear
+from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.layers.experts import make_experts, take_biases, take_matrices
 from proa_engine.layers.linear import Unquantized, take_weight
 from proa_engine.layers.quantized.scaled_matrices import (
@@ -60,7 +61,7 @@ class Fp8Method:
         return make_scaled_experts(matrices, forms, self._product, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
+        raise no_stacked_experts(experts.weights.prefix)
 
     @property
     def _product(self) -> type[Fp8Linear] | type[Fp8BlockLinear]:

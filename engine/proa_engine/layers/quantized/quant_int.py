@@ -9,7 +9,6 @@ and, if asymmetric, `weight_zero_point`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -19,7 +18,7 @@ from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.int_weights import SMALLEST_GROUP, IntWeight, dequantize_int, merge_outputs, stack
 from proa_engine.kernels.products.int_linear import IntLinear
 from proa_engine.kernels.products.linear import Linear
-from proa_engine.layers.expert_refusals import unordered_experts
+from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.layers.side_by_side import load_side_by_side
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -30,7 +29,6 @@ class IntMethod:
     """What the methods share. A derived class takes the tensors of a matrix."""
 
     __slots__ = ()
-    name: ClassVar[str]
 
     @property
     def width_unit(self) -> int:
@@ -55,13 +53,12 @@ class IntMethod:
         return load_int_experts(gate_up, down, (self, self), held)
 
     def expert_weight(self, projections: Sequence[Projection]) -> IntWeight:
-        """Gate and up of an expert, or down. Raises ValueError if the format has no experts."""
-        if self.in_groups_of_any_inputs:
-            raise unordered_experts(projections[0].weights.prefix, self.name)
+        """Gate and up of an expert, or down. Not of `in_groups_of_any_inputs`."""
+        assert not self.in_groups_of_any_inputs
         return merge_outputs([self._weight(projection) for projection in projections])
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor quantized by {self.name} are not supported")
+        raise no_stacked_experts(experts.weights.prefix)
 
     def _weight(self, projection: Projection) -> IntWeight:
         """This rank's part of a matrix."""
@@ -90,7 +87,6 @@ def _dequantized(weights: Sequence[IntWeight]) -> list[Linear]:
 class Awq(IntMethod):
     """4 bits."""
 
-    name = "awq"
     group_size: int | None  # inputs; None: all
 
     @property
@@ -111,7 +107,6 @@ class Awq(IntMethod):
 
 @dataclass(frozen=True, slots=True)
 class Gptq(IntMethod):
-    name = "gptq"
     bits: int
     group_size: int | None  # inputs; None: all
     desc_act: bool  # inputs were quantized by importance, so the inputs of a group are not contiguous
@@ -161,7 +156,6 @@ class Gptq(IntMethod):
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized(IntMethod):
-    name = "compressed-tensors"
     bits: int
     group_size: int | None  # inputs; None: all
     symmetric: bool  # no zeros are stored

@@ -13,7 +13,7 @@ from proa_engine.kernels.experts.moe import ExpertActivation
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.int8 import HIGHEST, LOWEST, NUM_STEPS, Int8Form
 from proa_engine.kernels.products.int8_linear import Int8Linear
-from proa_engine.layers.expert_refusals import asymmetric_experts
+from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.layers.linear import take_weight
 from proa_engine.layers.quantized.scaled_matrices import Tensors, make_scaled_experts, take_input_scale, take_scales
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, StackedExperts
@@ -45,14 +45,13 @@ class StoredInt8:
     def load_experts(
         self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
     ) -> Experts:
-        if not self.symmetric:
-            raise asymmetric_experts(down[0].weights.prefix)
+        assert self.symmetric
         forms = self._form([each for pair in gate_up for each in pair]), self._form(down)
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
         return make_scaled_experts(matrices, forms, Int8Linear, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit integers are not supported")
+        raise no_stacked_experts(experts.weights.prefix)
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         """This rank's parts of the matrices, concatenated."""

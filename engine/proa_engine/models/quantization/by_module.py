@@ -1,4 +1,4 @@
-"""A `LinearMethod` for checkpoints whose modules are stored in several formats, or some of them unquantized."""
+"""The `LinearMethod` of quantized checkpoints, whose modules may have several formats, or some of them none."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,11 +53,14 @@ class ByModule:
         return self.methods[self.quantization.format_of(projection.weights.prefix)]
 
     def _expert_method(self, projections: Sequence[Projection]) -> LinearMethod:
-        """The method of all of `projections`. Raises ValueError if they have several."""
+        """The method of all of `projections`. Raises ValueError if they have several, or none of experts."""
         formats = {self.quantization.format_of(each.weights.prefix): each.weights.prefix for each in projections}
         if len(formats) > 1:
             raise ValueError(
                 f"{' and '.join(formats.values())} are stored in different formats, which is not supported for the "
                 "same matrix of a layer's experts, or their gate and up"
             )
-        return self.methods[next(iter(formats))]
+        stored = next(iter(formats))
+        if stored is not None and stored.expert_refusal is not None:
+            raise ValueError(f"{projections[0].weights.prefix}: {stored.expert_refusal}")
+        return self.methods[stored]

@@ -5,69 +5,108 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Literal
+from typing import ClassVar, Literal
 
 PATTERN = "re:"  # how an entry of a rule begins that is a pattern
 
 
+class StoredFormat:
+    """What the formats share."""
+
+    __slots__ = ()
+    takes_stacked_experts: ClassVar[bool] = False  # all experts of a layer in one tensor
+
+    @property
+    def expert_refusal(self) -> str | None:
+        """Why experts with tensors of their own cannot have this format, to be read behind a name; None: they can."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class AwqFormat:
+class AwqFormat(StoredFormat):
     group_size: int | None  # None: a group is a whole column
 
 
 @dataclass(frozen=True, slots=True)
-class GptqFormat:
+class GptqFormat(StoredFormat):
     bits: Literal[4, 8]
     group_size: int | None
     desc_act: bool
     symmetric: bool
     zero_offset: int
 
+    @property
+    def expert_refusal(self) -> str | None:
+        return _unordered("gptq") if self.desc_act and self.group_size is not None else None
+
 
 @dataclass(frozen=True, slots=True)
-class PackQuantizedFormat:
+class PackQuantizedFormat(StoredFormat):
     bits: Literal[4, 8]
     group_size: int | None
     symmetric: bool
     group_order: bool  # the group of each input is stored
 
+    @property
+    def expert_refusal(self) -> str | None:
+        return _unordered("compressed-tensors") if self.group_order else None
+
+
+def _unordered(quantization: str) -> str:
+    return (
+        f"experts quantized by {quantization} with desc_act or actorder group, so that the inputs of a group do not "
+        "lie together, are not supported"
+    )
+
 
 @dataclass(frozen=True, slots=True)
-class Fp8Format:
+class Fp8Format(StoredFormat):
     strategy: Literal["tensor", "channel"]  # what has a scale
     static: bool  # the scale of the inputs is stored
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8Format:
+class BlockFp8Format(StoredFormat):
     """Each 128 x 128 block has a scale."""
 
     scale_name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Format:
+class Int8Format(StoredFormat):
     """Integers, of the inputs too."""
 
     strategy: Literal["tensor", "channel"]  # what has a scale
     static: bool  # the scale of the inputs is stored
     symmetric: bool  # the inputs; False: a static scale has a zero beside it
 
+    @property
+    def expert_refusal(self) -> str | None:
+        if self.symmetric:
+            return None
+        return "experts with asymmetric activations in 8-bit integers are not supported; supported: symmetric ones"
+
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Format:
+class Mxfp4Format(StoredFormat):
     """Experts in the tensors of gpt-oss."""
 
+    takes_stacked_experts = True
+
+    @property
+    def expert_refusal(self) -> str | None:
+        return "experts of mxfp4 in one tensor each are not supported; supported: all experts in one tensor"
+
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4PackedFormat:
+class Mxfp4PackedFormat(StoredFormat):
     """4-bit floats with a power of two (`weight_scale`) for each 32 inputs."""
 
     weight_name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Nvfp4Format:
+class Nvfp4Format(StoredFormat):
     """4-bit floats with an 8-bit float (`weight_scale`) for each 16 inputs, and one number for the whole matrix."""
 
     weight_name: str
@@ -77,16 +116,18 @@ class Nvfp4Format:
 
 
 @dataclass(frozen=True, slots=True)
-class OnlineFp8Format:
+class OnlineFp8Format(StoredFormat):
     """Stored unquantized, and quantized while loading."""
 
+    takes_stacked_experts = True
     by_block: bool = False  # each 128 x 128 block has a scale; False: each output
 
 
 @dataclass(frozen=True, slots=True)
-class PluginFormat:
+class PluginFormat(StoredFormat):
     """Of an installed package, which reads the fields of `quantization_config`."""
 
+    takes_stacked_experts = True  # or not: its method decides
     quant_method: str
 
 

@@ -31,8 +31,8 @@ from proa_engine.models.quantization.read import quantization_plugins
 
 def linear_method(quantization: Quantization, stored: Mapping[str, Any] | None) -> LinearMethod:
     """Return the method for what `read_quantization` made of `stored`."""
-    if not quantization.rules:
-        return _method_of(quantization.format, stored)
+    if quantization == Quantization(None):
+        return Unquantized()
     formats = {quantization.format, *(rule.format for rule in quantization.rules)}
     return ByModule(quantization, {each: _method_of(each, stored) for each in formats})
 
