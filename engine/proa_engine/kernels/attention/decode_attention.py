@@ -4,15 +4,15 @@ A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens 
 items, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
 programs without an item return. Programs start in the order of the grid, so all heads of the longest items start first.
 A program computes all query heads of one KV head and as many query tokens as fit into its tile, so that K and V are
-read once for them. If a row has several items, each stores its softmax state in scratch memory. The program that
-finishes last merges them (`merge_parts`) in the order of the items, so the result does not depend on which program that
-is.
+read once for them. If a row has several items, each stores its softmax state in scratch memory, and the program that
+ends last merges them in the order of the items (`arrive`, `merge_states`).
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.arrive import arrive
 from proa_engine.kernels.attention.attention_tile import attend_tile, first_state, score_factors, store_rows
 from proa_engine.kernels.attention.decode_plan import DecodePlan
 from proa_engine.kernels.attention.store_kv import block_stride
@@ -46,10 +46,9 @@ def tile_rows(
 
 
 @triton.jit
-def store_part(
+def store_state(
     acc_ptr,  # [max_items, PART_SIZE, HEAD_DIM] float32, of all parts
     state_ptr,  # [2, max_items, PART_SIZE] float32: maximum and total
-    arrived_ptr,  # of this row: how many of its parts are stored
     part,  # [BLOCK_M] int64: item * PART_SIZE + place of each row in the part
     state_size,  # max_items * PART_SIZE
     maximum,  # [BLOCK_M] float32, as `total` and `acc` the state
@@ -59,21 +58,16 @@ def store_part(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Store a part and return how many parts of the row were stored before."""
+    """Store the state of a part of a row."""
     dim = tl.arange(0, BLOCK_D)
     in_head = mask[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], acc, mask=in_head)
     tl.store(state_ptr + part, maximum, mask=mask)
     tl.store(state_ptr + state_size + part, total, mask=mask)
-    # Every thread's stores come before the release, and every thread's loads after the acquire.
-    tl.debug_barrier()
-    num_arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    return num_arrived
 
 
 @triton.jit
-def merge_parts(
+def merge_states(
     acc_ptr,
     state_ptr,
     first_part,  # [BLOCK_M] int64: of the row's first item
@@ -96,7 +90,6 @@ def merge_parts(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for index in tl.range(0, num_parts, loop_unroll_factor=UNROLL):
         part = first_part + index * PART_SIZE
-        # From the L2 cache, because other multiprocessors wrote it.
         part_maximum = tl.load(state_ptr + part, mask=mask, other=0.0, cache_modifier=".cg")
         part_total = tl.load(state_ptr + state_size + part, mask=mask, other=0.0, cache_modifier=".cg")
         part_acc = tl.load(
@@ -275,10 +268,9 @@ def decode_attention_kernel(
     else:
         state_size = max_items.to(tl.int64) * part_size
         arrived_ptr += (row * NUM_KV_HEADS + kv_head) * WIDTH + first_query
-        num_arrived = store_part(
+        store_state(
             part_acc_ptr,
             part_state_ptr,
-            arrived_ptr,
             item.to(tl.int64) * part_size + query_index * NUM_KV_HEADS * GROUP + head,
             state_size,
             maximum,
@@ -288,11 +280,11 @@ def decode_attention_kernel(
             HEAD_DIM,
             BLOCK_D,
         )
-        if num_arrived == num_parts - 1:
+        if arrive(arrived_ptr, 1, num_parts):
             tl.store(arrived_ptr, 0)  # for the next layer
             merged_index, merged_head, merged_mask = tile_rows(first_query, kv_head, WIDTH, QUERIES, GROUP, MERGE_ROWS)
             state = merged_index * NUM_KV_HEADS * GROUP + merged_head
-            _, merged_total, merged = merge_parts(
+            _, merged_total, merged = merge_states(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,

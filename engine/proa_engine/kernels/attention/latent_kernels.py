@@ -1,7 +1,7 @@
 """Attention over latent rows on a GPU.
 
 Decodes are split along the context as in `decode_attention`. Grid: (groups of heads, items, query tokens of a row). The
-program of a row that finishes last merges the parts, in the order of the items.
+program of a row that ends last merges the parts, in the order of the items (`arrive`).
 
 Prompts and chunks of prompts, all requests in one launch: a program computes `QUERIES` tokens of one request for a
 group of heads. Grid as that of `prefill_attention`. A token's result does not depend on its place in a chunk or on the
@@ -14,8 +14,9 @@ the logarithm of its sum of weights is stored too, so that results over the othe
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.arrive import arrive
 from proa_engine.kernels.attention.attention_tile import store_rows
-from proa_engine.kernels.attention.decode_attention import load_item, merge_parts, store_part
+from proa_engine.kernels.attention.decode_attention import load_item, merge_states, store_state
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import begin, kernel
 
@@ -173,12 +174,10 @@ def latent_decode_kernel(
         part = item.to(tl.int64) * part_size + state
         state_size = max_items.to(tl.int64) * part_size
         arrived_ptr += (row * tl.num_programs(0) + group) * WIDTH + query_index
-        num_arrived = store_part(
-            part_acc_ptr, part_state_ptr, arrived_ptr, part, state_size, maximum, total, acc, mask, RANK, BLOCK_RANK
-        )
-        if num_arrived == num_parts - 1:
+        store_state(part_acc_ptr, part_state_ptr, part, state_size, maximum, total, acc, mask, RANK, BLOCK_RANK)
+        if arrive(arrived_ptr, 1, num_parts):
             tl.store(arrived_ptr, 0)  # for the next layer
-            maximum, total, acc = merge_parts(
+            maximum, total, acc = merge_states(
                 part_acc_ptr,
                 part_state_ptr,
                 first_item.to(tl.int64) * part_size + state,

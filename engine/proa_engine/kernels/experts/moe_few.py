@@ -133,7 +133,6 @@ def sum_tokens(
             pair = token * K + choice
             expert = tl.load(experts_ptr + pair, mask=token_mask, other=-1) - first_expert
             is_written = (expert >= 0) & (expert < num_held)
-            # From the L2 cache, because other multiprocessors wrote it.
             total += tl.load(
                 pairs_ptr + pair[:, None] * num_outputs + column[None, :],
                 mask=is_written[:, None] & column_mask[None, :],

@@ -2,8 +2,7 @@
 
 `gate_pairs` multiplies by gate and up, and ends with the activation. A tile's rows of the weight are gate's and up's in
 turn, so that one product gives both. `combine_products` multiplies by down. The last program of a tile of outputs to
-end sums each token's pairs there, in order, so the sums do not depend on which program that is. The programs count
-themselves; `gate_pairs` clears the counters.
+end sums each token's pairs there, in order (`arrive`); `gate_pairs` clears the counters.
 
 Inputs of 8-bit products are quantized in the loop, by the numbers of `fp8.quantize` and `int8.quantize_int8`. With one
 scale for a row each program reads its rows once before, for their largest number.
@@ -15,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.arrive import arrive
 from proa_engine.kernels.experts.moe_few import BLOCK_M, BLOCK_N, MAX_PAIRS, ExpertWeights, find_block, sum_tokens
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp4 import fp4_tile
@@ -272,12 +272,7 @@ def moe_few_down_matmul_kernel(
     tl.store(
         pairs_ptr + pair[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
     )
-    # Every thread's stores come before the release, and every thread's loads after the acquire.
-    tl.debug_barrier()
-    num_rows = tl.sum(row_mask.to(tl.int32), axis=0)
-    num_arrived = tl.atomic_add(arrived_ptr + tile_n, num_rows, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    if num_arrived + num_rows == num_held_pairs:
+    if arrive(arrived_ptr + tile_n, tl.sum(row_mask.to(tl.int32), axis=0), num_held_pairs):
         sum_tokens(pairs_ptr, out_ptr, experts_ptr, column, num_pairs, first_expert, num_held, num_outputs, K, BLOCK_M)
 
 

@@ -1,14 +1,14 @@
 """Tiles of the outputs of a matrix product: what the kernels share, of which each computes a tile a program.
 
 Where the tiles are too few to keep every multiprocessor reading, several programs share a tile: each multiplies a part
-of the inputs, and the last one to end adds the parts, in order, so that the sum does not depend on which one that is.
-The programs count themselves; the last one clears its tile's counter for the next launch.
+of the inputs, and the last one to end adds the parts (`arrive`) and clears the tile's counter.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.arrive import arrive
 from proa_engine.kernels.launch import next_power_of_2, num_multiprocessors
 
 ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
@@ -60,11 +60,7 @@ def store_part(
 ):
     """Store a part of a tile. Returns whether it is the last one to be stored, whose program adds them."""
     tl.store(place, total, mask=mask)
-    # Every thread's stores come before the release, and every thread's loads after the acquire.
-    tl.debug_barrier()
-    num_arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    return num_arrived + 1 == num_parts
+    return arrive(arrived_ptr, 1, num_parts)
 
 
 @triton.jit
@@ -80,6 +76,5 @@ def add_parts(
     tl.store(arrived_ptr, 0)
     total = tl.zeros(place.shape, tl.float32)
     for part in tl.range(0, num_parts, num_stages=1, loop_unroll_factor=UNROLL):
-        # From the L2 cache, because other multiprocessors wrote it.
         total += tl.load(place + part * size, mask=mask, cache_modifier=".cg")
     return total
