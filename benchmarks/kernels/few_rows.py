@@ -29,6 +29,7 @@ from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS, INTERPRETED, cdiv
 from proa_engine.kernels.products.few_rows import Tiling, few_rows_linear, few_rows_tiling
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
+from proa_engine.kernels.tilings import TILINGS
 from proa_engine.kernels.variants import Variant, compile_launcher, record
 
 SHARED_BYTES = 227 * 1024  # of a program
@@ -357,9 +358,10 @@ def time_layers(
 
 
 def engine_tilings(shapes: Sequence[Shape], form: str, num_rows: int) -> dict[str, Tiling | None]:
-    item_bytes = 1 if form == "fp8" else 2
+    item_bytes, tiles = 1 if form == "fp8" else 2, TILINGS[90].few_rows
+    assert tiles is not None
     return {
-        shape.name: few_rows_tiling(num_rows, shape.outputs, shape.inputs, item_bytes, HOPPER_MULTIPROCESSORS)
+        shape.name: few_rows_tiling(num_rows, shape.outputs, shape.inputs, item_bytes, HOPPER_MULTIPROCESSORS, tiles)
         for shape in shapes
     }
 

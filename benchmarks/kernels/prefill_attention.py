@@ -21,28 +21,29 @@ from benchmarks.engine import engine_profile
 from benchmarks.kernels.sweep import run_sweep, time_each
 from proa_engine.kernels.attention import prefill_attention, prefill_hopper
 from proa_engine.kernels.launch import is_hopper
+from proa_engine.kernels.tilings import PrefillTile, Tilings, tilings_of
 from support.paged_model import attention_metadata
 
 HEADS = {"Llama-3.1-8B": (32, 8), "Qwen3-0.6B": (16, 8)}  # query heads, KV heads
 HEAD_DIM, BLOCK_SIZE = 128, 16
 SHAPES = ((1, 1024, 0), (8, 1024, 0), (1, 8192, 0), (1, 1024, 7168))  # prompts, new tokens of each, tokens before them
 SMALL = ((2, 5, 0), (1, 3, 20))
-TILINGS = ((128, 64, 8), (128, 128, 8), (128, 64, 4), (64, 64, 4), (128, 32, 8))  # rows, tokens, warps
+TILES = [PrefillTile(*tile) for tile in ((128, 64, 8), (128, 128, 8), (128, 64, 4), (64, 64, 4), (128, 32, 8))]
 
 
 def time_shapes(model: str, shapes: Sequence[tuple[int, int, int]], rate: float) -> Iterator[dict[str, Any]]:
     for prompts, new_tokens, context in shapes:
         launch = attention(*HEADS[model], prompts, new_tokens, context)
-        in_use = tiling_in_use(launch)
+        in_use = tilings_of(torch.get_default_device()).prefill_tile(HEAD_DIM, 2, 2, batch_invariant=False)
         flops = 4.0 * HEADS[model][0] * HEAD_DIM * prompts * new_tokens * (context + (new_tokens + 1) / 2)
-        for tiling in dict.fromkeys((in_use, *TILINGS)):
+        for tile in dict.fromkeys((in_use, *TILES)):
             try:
-                with mock.patch.object(prefill_attention, "_tiling", return_value=tiling):
+                with mock.patch.object(Tilings, "prefill_tile", return_value=tile):
                     launch()  # compiles
                     seconds = time_each([launch])
             except OutOfResources:
                 continue
-            name = ", ".join(map(str, tiling)) + (" (in use)" if tiling == in_use else "")
+            name = ", ".join(map(str, tile)) + (" (in use)" if tile == in_use else "")
             yield record(f"{prompts}x{new_tokens} after {context}", name, seconds, flops, rate)
         if is_hopper(torch.get_default_device()):
             launch = attention(*HEADS[model], prompts, new_tokens, context, on_hopper=True)
@@ -61,19 +62,6 @@ def record(prompts: str, tiling: str, seconds: float, flops: float, rate: float)
         "TFLOP/s": round(flops / seconds / 1e12, 1),
         "share": f"{flops / seconds / rate:.0%}",
     }
-
-
-def tiling_in_use(launch: Callable[[], None]) -> tuple[int, int, int]:
-    chosen: list[tuple[int, int, int]] = []
-    choose = prefill_attention._tiling
-
-    def spy(*arguments: Any) -> tuple[int, int, int]:
-        chosen.append(choose(*arguments))
-        return chosen[-1]
-
-    with mock.patch.object(prefill_attention, "_tiling", spy):
-        launch()
-    return chosen[0]
 
 
 def attention(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
-from proa_engine.kernels.products.few_rows import NARROW, WIDE, Tiling, few_rows_linear, few_rows_linear_reference
+from proa_engine.kernels.products.few_rows import Tiling, few_rows_linear, few_rows_linear_reference
 from proa_engine.kernels.products.product_tile import new_counters, rows_per_program
+from proa_engine.kernels.tilings import TILINGS
 
 # Rows, outputs and inputs. Each of the last two ends within a block, and inputs have several parts.
 SHAPES = ((3, 200, 336), (19, 144, 2064), (50, 528, 1040), (100, 336, 1552), (250, 80, 784))
@@ -25,11 +26,10 @@ class FewRowsProduct:
     def tilings(self) -> Iterator[Tiling]:
         """Every tile of so many rows, whole and in parts."""
         block_m = rows_per_program(self.x.shape[0])
-        for tiles, num_parts in itertools.product((NARROW, WIDE), (1, 3)):
+        assert TILINGS[90].few_rows is not None
+        for tiles, num_parts in itertools.product(TILINGS[90].few_rows, (1, 3)):
             if block_m in tiles:
-                block_n, row_bytes, num_stages, num_warps = tiles[block_m]
-                block_k = row_bytes // self.weight.element_size()
-                yield Tiling(block_m, block_n, block_k, num_parts, num_warps, num_stages)
+                yield Tiling.of(tiles[block_m], block_m, self.weight.element_size(), num_parts)
 
     def expected(self) -> torch.Tensor:
         return few_rows_linear_reference(self.x, self.weight, self.scales, self.bias, gated=self.gated)

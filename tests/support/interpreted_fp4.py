@@ -5,6 +5,7 @@ import torch
 from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
 from proa_engine.kernels.products.fp4_linear import choose_tiling, fp4_matmul
 from proa_engine.kernels.products.product_tile import new_counters
+from proa_engine.kernels.tilings import tilings_of
 from support.fp4_cases import KINDS, every_scale, fp4_case
 from support.interpreter import close
 
@@ -30,8 +31,8 @@ def check_dense_products(dtype: torch.dtype) -> None:
     """Odd sizes; inputs that end within a block; and tiles that one program or several compute."""
     sizes = {"nvfp4": ((1, 24, 16), (3, 200, 208), (17, 72, 656), (65, 130, 1040), (130, 65, 1552))}
     sizes["mxfp4"] = ((1, 24, 32), (3, 200, 224), (17, 72, 672), (65, 130, 1056), (130, 65, 1568))
-    assert choose_tiling(17, 72, 656, 132).num_parts == 2
-    assert choose_tiling(3, 200, 208, 132).num_parts == 1
+    assert choose_tiling(17, 72, 656, 132, tilings_of(CPU)).num_parts == 2
+    assert choose_tiling(3, 200, 208, 132, tilings_of(CPU)).num_parts == 1
     for kind in KINDS:
         for rows, outputs, inputs in sizes[kind]:
             stored, bias = fp4_case(kind, outputs, inputs), torch.randn(outputs).to(dtype) if rows != 17 else None

@@ -19,6 +19,7 @@ from proa_engine.kernels.sampling import decode_inputs, drafts
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.kernels.sampling.token_limits import token_limits, token_limits_reference
+from proa_engine.kernels.tilings import TILINGS
 from support import invariance
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import (
@@ -243,7 +244,7 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
 
 def check_prefill_attention_in_little_memory(dtype: torch.dtype) -> None:
     """With the tilings of GPUs whose shared memory has no room for wide tiles."""
-    with mock.patch("proa_engine.kernels.attention.prefill_attention.has_little_shared_memory", return_value=True):
+    with mock.patch("proa_engine.kernels.attention.prefill_attention.tilings_of", return_value=TILINGS[89]):
         for head_dim in (136, 264):
             case = attention_case([(3, 3), (20, 50)], num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype)
             metadata = case.metadata

@@ -39,7 +39,6 @@ HOPPER_MULTIPROCESSORS = 132
 META_MULTIPROCESSORS = ContextVar("META_MULTIPROCESSORS", default=HOPPER_MULTIPROCESSORS)  # see `variants.record`
 
 FIRST_CAPABILITY = 90
-LITTLE_SHARED_MEMORY = (86, 89, 120, 121)  # compute capabilities
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
 _IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 
@@ -78,12 +77,6 @@ def _gpu_capability(device: torch.device) -> int:
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels may use the tensor cores' instructions that no GPU before or after Hopper has."""
     return not INTERPRETED and capability(device) == FIRST_CAPABILITY
-
-
-def has_little_shared_memory(device: torch.device) -> bool:
-    """Whether a program has at most 99 KiB of shared memory, as on an L4, an L40S or an RTX card; others have 163 or
-    more."""
-    return not INTERPRETED and capability(device) in LITTLE_SHARED_MEMORY
 
 
 @triton.jit

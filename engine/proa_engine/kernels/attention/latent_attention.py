@@ -20,8 +20,9 @@ from proa_engine.kernels.attention.paged_attention import AttentionPlan, Invaria
 from proa_engine.kernels.attention.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.attention.rotate_and_cache import rotate
 from proa_engine.kernels.attention.store_kv import rows_view
-from proa_engine.kernels.launch import INTERPRETED, begin, has_little_shared_memory, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 from proa_engine.kernels.rms_norm import rms_norm_reference
+from proa_engine.kernels.tilings import tilings_of
 
 GROUP = 16  # heads of a program: the rows of tl.dot
 QUERIES = 2  # tokens of a prefill's program: float32 sums of as many rows stay in registers
@@ -326,8 +327,7 @@ def _prefill(
         QUERIES=QUERIES,
         TILE=32,
         num_warps=8,
-        # Two for the block table, three for rows: one tile of them is in flight. In little memory, none.
-        num_stages=4 if has_little_shared_memory(query.device) else 5,
+        num_stages=tilings_of(query.device).latent_prefill_stages,
         **_constants(query, cache, rank),
     )
 

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from proa_engine.kernels.attention.attention_tile import attend_tile, first_state, score_factors, store_rows
 from proa_engine.kernels.attention.store_kv import block_stride
-from proa_engine.kernels.launch import has_little_shared_memory, kernel, next_power_of_2
+from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.tilings import tilings_of
 
 
 def prefill_attention(
@@ -46,12 +47,10 @@ def prefill_attention(
     assert out.is_contiguous()
     factor, cap = score_factors(scale, soft_cap)
     block_d = max(16, next_power_of_2(head_dim))
-    itemsizes = query.element_size(), key_cache.element_size()
-    if block_d * key_cache.element_size() > 256 and has_little_shared_memory(query.device):
-        block_m, tile, num_warps = _small_tiling(block_d, *itemsizes)
-    else:
-        block_m, tile, num_warps = _tiling(block_d, *itemsizes, batch_invariant)
-    block_m = max(block_m, next_power_of_2(group))
+    tile = tilings_of(query.device).prefill_tile(
+        block_d, query.element_size(), key_cache.element_size(), batch_invariant=batch_invariant
+    )
+    block_m = max(tile.rows, next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
     prefill_attention_kernel[((num_tokens // block_q + num_requests) * num_kv_heads,)](
@@ -81,33 +80,11 @@ def prefill_attention(
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
-        TILE=tile,
+        TILE=tile.tokens,
         ONE_LOOP=batch_invariant or block_d > 256,  # a second loop spills registers
-        num_warps=num_warps,
+        num_warps=tile.num_warps,
         num_stages=5,  # two for the block table, three for keys and values: one tile of them is in flight
     )
-
-
-def _tiling(block_d: int, itemsize: int, cache_itemsize: int, batch_invariant: bool) -> tuple[int, int, int]:
-    """Rows and tokens of a tile, and warps: the most that registers hold without spilling. See docs/performance.md."""
-    if itemsize == 4:
-        return (32, 32, 4) if block_d <= 256 else (16, 16, 4)
-    if block_d > 256:
-        return 64, 16, 8
-    is_fp8_cache = cache_itemsize == 1  # keys and values are converted in registers
-    if block_d > 128:
-        return (64, 32, 8) if batch_invariant or is_fp8_cache else (128, 32, 8)
-    # A decode uses few rows of a tile and pays for all of them.
-    return (64, 32 if is_fp8_cache else 64, 4) if batch_invariant else (128, 64, 8)
-
-
-def _small_tiling(block_d: int, itemsize: int, cache_itemsize: int) -> tuple[int, int, int]:
-    """As `_tiling`, for heads whose tiles are too large for 99 KiB of shared memory."""
-    if itemsize == 4:
-        return (32, 16, 4) if block_d <= 128 else (16, 16, 4)
-    if cache_itemsize == 1:
-        return 64, 16, 8
-    return (64, 16, 8) if block_d <= 256 else (32, 16, 4)
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.products.product_tile import store_tile
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
+from proa_engine.kernels.tilings import tilings_of
 
 SCALE_BLOCK = 128
 
@@ -108,7 +109,7 @@ def moe_matmul(
         pair_weights,
         k,
         num_outputs=weight.shape[1],
-        block_n=64 if blocks.block_size <= 32 else 128,
+        tile=tilings_of(values.device).experts[blocks.block_size],
         dtype=x.dtype,
         SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
         HAS_BIAS=matrices.bias is not None,

@@ -11,6 +11,7 @@ from proa_engine.kernels.fp4 import Fp4Matrices, fp4_tile
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.products.product_tile import store_tile
+from proa_engine.kernels.tilings import tilings_of
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
@@ -50,7 +51,7 @@ def moe_fp4_matmul(
         pair_weights,
         k,
         num_outputs=matrices.num_outputs,
-        block_n=64 if blocks.block_size <= 16 else 128,
+        tile=tilings_of(x.device).fp4_experts[blocks.block_size],
         dtype=x.dtype,
         HAS_BIAS=matrices.bias is not None,
     )

@@ -11,6 +11,7 @@ from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, int_tile, pack_int
 from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.products.product_tile import store_tile
+from proa_engine.kernels.tilings import tilings_of
 
 
 @dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
@@ -54,7 +55,7 @@ def moe_int_matmul(
         pair_weights,
         k,
         num_outputs=matrices.words.shape[2],
-        block_n=64 if blocks.block_size <= 16 else 128,
+        tile=tilings_of(x.device).packed_int_experts[blocks.block_size],
         dtype=x.dtype,
         BITS=matrices.bits,
         GROUP=matrices.group,

@@ -18,6 +18,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.launch import INTERPRETED, Kernel, begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.tilings import ProductTile
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -67,7 +68,7 @@ def multiply_by_pairs(
     k: int,
     *,
     num_outputs: int,
-    block_n: int,
+    tile: ProductTile,
     dtype: torch.dtype,
     **constants: object,
 ) -> torch.Tensor:
@@ -76,8 +77,7 @@ def multiply_by_pairs(
     by_pair = pair_weights is not None
     num_pairs, num_inputs = x.shape[0] * (1 if by_pair else k), x.shape[1]
     out = torch.empty((num_pairs, num_outputs), dtype=dtype, device=x.device)
-    is_large = blocks.block_size == 128
-    matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, block_n),)](
+    matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, tile.outputs),)](
         x,
         *operands,
         out,
@@ -91,9 +91,9 @@ def multiply_by_pairs(
         ROWS_PER_INPUT=1 if by_pair else k,
         WEIGHTED=by_pair,
         BLOCK_M=blocks.block_size,
-        BLOCK_N=block_n,
-        num_warps=8 if is_large else 4,
-        num_stages=3 if is_large else 4,
+        BLOCK_N=tile.outputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **constants,
     )
     return out

@@ -24,15 +24,17 @@ fewer bits, as cuBLAS's quick ones have; float16 models, whose products of more 
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, QuantizedRows, dequantize_rows
-from proa_engine.kernels.launch import cdiv, is_hopper, kernel, num_multiprocessors
+from proa_engine.kernels.launch import cdiv, kernel, num_multiprocessors
 from proa_engine.kernels.products.product_tile import add_parts, new_counters, rows_per_program, store_part, store_tile
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
+from proa_engine.kernels.tilings import FewRowsTile, FewRowsTiles, tilings_of
 
 MAX_ROWS = {1: 256, 2: 64}  # by the bytes of a number of the weight
 FEWEST_OUTPUTS = 1024  # of the products that were measured
@@ -41,10 +43,6 @@ MOST_PARTS = 4  # of a tile
 UNDIVIDED_BYTES = 2048  # rows of a weight that take as long to read as parts to add
 PREFETCH_BYTES = 256  # of each row of a program's part of the weight
 SUM_REGISTERS = 128  # of a thread, for the parts that it loads at a time
-# By rows of x in a tile: outputs, bytes of their inputs, stages and warps. Narrow tiles run at the same time, one on a
-# multiprocessor; wide ones are for weights that have more tiles than that.
-NARROW = {16: (64, 512, 3, 4), 32: (64, 512, 3, 4), 64: (64, 256, 4, 4), 128: (64, 256, 4, 4)}
-WIDE = {16: (128, 256, 3, 8), 32: (128, 128, 4, 4), 64: (128, 128, 4, 4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +55,36 @@ class Tiling:
     num_stages: int
     prefetch_bytes: int = PREFETCH_BYTES
 
+    @classmethod
+    def of(cls, tile: FewRowsTile, block_m: int, item_bytes: int, num_parts: int = 1) -> Self:
+        block_k = tile.input_bytes // item_bytes
+        return cls(block_m, tile.outputs, block_k, num_parts, tile.num_warps, tile.num_stages)
+
 
 def few_rows_tiling(
-    num_rows: int, num_outputs: int, num_inputs: int, item_bytes: int, multiprocessors: int
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    item_bytes: int,
+    multiprocessors: int,
+    tiles_of_rows: tuple[FewRowsTiles, FewRowsTiles],
 ) -> Tiling | None:
-    """The tiling of a product by a weight [num_outputs, num_inputs]; None: cuBLAS is faster, or must be taken."""
+    """The tiling of a product by a weight [num_outputs, num_inputs]; None: cuBLAS is faster, or must be taken.
+
+    `tiles_of_rows`: `Tilings.few_rows`.
+    """
     if not 0 < num_rows <= MAX_ROWS.get(item_bytes, 0) or num_outputs < FEWEST_OUTPUTS or num_inputs % MULTIPLE:
         return None
-    block_m = rows_per_program(num_rows)
-    tiles = cdiv(num_rows, block_m) * cdiv(num_outputs, NARROW[block_m][0])
+    block_m, (narrow, wide) = rows_per_program(num_rows), tiles_of_rows
+    tile = narrow[block_m]
+    tiles = cdiv(num_rows, block_m) * cdiv(num_outputs, tile.outputs)
     if tiles > multiprocessors:
-        if block_m not in WIDE:
-            return None
-        block_n, row_bytes, num_stages, num_warps = WIDE[block_m]
-        return Tiling(block_m, block_n, row_bytes // item_bytes, 1, num_warps, num_stages)
-    block_n, row_bytes, num_stages, num_warps = NARROW[block_m]
+        return Tiling.of(wide[block_m], block_m, item_bytes) if block_m in wide else None
     num_parts = 1
     if num_inputs * item_bytes > UNDIVIDED_BYTES:
-        num_blocks = cdiv(num_inputs * item_bytes, row_bytes)
+        num_blocks = cdiv(num_inputs * item_bytes, tile.input_bytes)
         num_parts = max(min(multiprocessors // tiles, num_blocks // 3, MOST_PARTS), 1)
-    return Tiling(block_m, block_n, row_bytes // item_bytes, num_parts, num_warps, num_stages)
+    return Tiling.of(tile, block_m, item_bytes, num_parts)
 
 
 class FewRowsLinear:
@@ -90,18 +98,16 @@ class FewRowsLinear:
         self.fits = is_aligned and weight.dtype in (torch.bfloat16, torch.float16, FP8)
 
     @cached_property
-    def is_measured(self) -> bool:
-        """Whether the tilings are of this GPU. Others may lack the shared memory: 144 KiB with 128 rows of fp8."""
-        return is_hopper(self.weight.device)
+    def tiles_of_rows(self) -> tuple[FewRowsTiles, FewRowsTiles] | None:
+        return tilings_of(self.weight.device).few_rows
 
     def tiling(self, num_rows: int) -> Tiling | None:
         """The tiling of so many rows. None: not by this kernel."""
-        if not self.fits:
+        if not self.fits or self.tiles_of_rows is None:
             return None
         num_outputs, num_inputs = self.weight.shape
         item_bytes = self.weight.element_size()
-        tiling = few_rows_tiling(num_rows, num_outputs, num_inputs, item_bytes, self.multiprocessors)
-        return tiling if tiling is not None and self.is_measured else None
+        return few_rows_tiling(num_rows, num_outputs, num_inputs, item_bytes, self.multiprocessors, self.tiles_of_rows)
 
     def __call__(self, x: torch.Tensor | QuantizedRows, tiling: Tiling, *, gated: bool = False) -> torch.Tensor:
         return few_rows_linear(x, self.weight, self.scales, self.bias, self.arrived, tiling, gated=gated)

@@ -20,30 +20,28 @@ from proa_engine.kernels.products.product_tile import (
     store_part,
     store_tile,
 )
+from proa_engine.kernels.tilings import ProductTile, Tilings, tilings_of
 
-# Programs that a multiprocessor should run, by rows of a tile. It then has 48 KB of the weight in flight or, with many
-# rows, its registers are full.
-PROGRAMS = {16: 4, 32: 3, 64: 2, 128: 1}
 FEWEST_BLOCKS = 4  # of inputs that a program multiplies: as many as its pipeline has stages
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     block_m: int
-    block_n: int
+    tile: ProductTile
     tiles: int
     part_blocks: int  # of inputs that a program multiplies
     num_parts: int  # of a tile
 
 
-def choose_tiling(num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int) -> Tiling:
+def choose_tiling(num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int, tilings: Tilings) -> Tiling:
     block_m = rows_per_program(num_rows)
-    block_n = 64 if block_m == 16 else 128
-    tiles = cdiv(num_rows, block_m) * cdiv(num_outputs, block_n)
-    num_parts = max(PROGRAMS[block_m] * multiprocessors // tiles, 1)
+    tile = tilings.fp4[block_m]
+    tiles = cdiv(num_rows, block_m) * cdiv(num_outputs, tile.outputs)
+    num_parts = max(tilings.fp4_programs[block_m] * multiprocessors // tiles, 1)
     num_blocks = cdiv(num_inputs, BLOCK_K)
     part_blocks = max(cdiv(num_blocks, num_parts), FEWEST_BLOCKS)
-    return Tiling(block_m, block_n, tiles, part_blocks, cdiv(num_blocks, part_blocks))
+    return Tiling(block_m, tile, tiles, part_blocks, cdiv(num_blocks, part_blocks))
 
 
 def fp4_matmul(x: torch.Tensor, weight: Fp4Matrices, arrived: torch.Tensor) -> torch.Tensor:
@@ -57,7 +55,7 @@ def fp4_matmul(x: torch.Tensor, weight: Fp4Matrices, arrived: torch.Tensor) -> t
     assert weight.num_inputs == num_inputs
     assert x.stride(1) == 1
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    tiling = choose_tiling(num_rows, num_outputs, num_inputs, num_multiprocessors(x.device))
+    tiling = choose_tiling(num_rows, num_outputs, num_inputs, num_multiprocessors(x.device), tilings_of(x.device))
     parts = None
     if tiling.num_parts > 1:
         assert tiling.tiles <= arrived.numel()
@@ -79,9 +77,9 @@ def fp4_matmul(x: torch.Tensor, weight: Fp4Matrices, arrived: torch.Tensor) -> t
         HAS_BIAS=weight.bias is not None,
         ROWS_TOGETHER=ROWS_TOGETHER,
         BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n,
-        num_warps=8 if tiling.block_m == 128 else 4,
-        num_stages=3 if tiling.block_m == 128 else 4,
+        BLOCK_N=tiling.tile.outputs,
+        num_warps=tiling.tile.num_warps,
+        num_stages=tiling.tile.num_stages,
     )
     return out
 

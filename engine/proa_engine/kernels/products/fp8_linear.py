@@ -29,6 +29,7 @@ from proa_engine.kernels.products.product_tile import ROWS_TOGETHER, rows_per_pr
 from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear
 from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, SkinnyFp8, UnnormedRows, skinny_gemm_form
 from proa_engine.kernels.silu_and_mul import activate_as
+from proa_engine.kernels.tilings import tilings_of
 
 MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
 
@@ -47,9 +48,8 @@ def fp8_block_matmul(
     assert scales.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
     block_m = rows_per_program(num_rows)
-    # With few rows the time is that of reading the weight, which is fastest with many programs.
-    block_n = 32 if block_m <= 32 else 128
-    grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, block_n),)
+    tile = tilings_of(weight.device).fp8_blocks[block_m]
+    grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, tile.outputs),)
     fp8_block_matmul_kernel[grid](
         x.values,
         x.scales,
@@ -61,12 +61,12 @@ def fp8_block_matmul(
         num_outputs,
         num_inputs,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=tile.outputs,
         BLOCK_K=BLOCK,
         HAS_BIAS=bias is not None,
         ROWS_TOGETHER=ROWS_TOGETHER,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return out
 

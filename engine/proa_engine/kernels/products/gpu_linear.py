@@ -21,6 +21,7 @@ from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.products.product_tile import ROWS_TOGETHER, store_tile
 from proa_engine.kernels.products.skinny_gemm import Activation, UnnormedRows, skinny_gemm_form, skinny_gemm_linear
 from proa_engine.kernels.silu_and_mul import activate_as
+from proa_engine.kernels.tilings import tilings_of
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
 MANY_OUTPUTS = 1 << 14  # outputs that keep every multiprocessor busy even with wide tiles
@@ -45,8 +46,10 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     assert x.is_contiguous()
     assert weight.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    block_n, block_k, num_stages = _tiling(num_outputs, x.element_size())
-    invariant_linear_kernel[(cdiv(num_outputs, block_n), cdiv(num_rows, BLOCK_M))](
+    of_32_bits, of_few_outputs, of_many_outputs = tilings_of(x.device).invariant
+    of_16_bits = of_many_outputs if num_outputs >= MANY_OUTPUTS else of_few_outputs
+    tile = of_32_bits if x.element_size() == 4 else of_16_bits
+    invariant_linear_kernel[(cdiv(num_outputs, tile.outputs), cdiv(num_rows, BLOCK_M))](
         x,
         weight,
         bias,
@@ -57,19 +60,12 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         HAS_BIAS=bias is not None,
         ROWS_TOGETHER=ROWS_TOGETHER,
         BLOCK_M=BLOCK_M,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
         num_warps=4,
-        num_stages=num_stages,
+        num_stages=tile.num_stages,
     )
     return out
-
-
-def _tiling(num_outputs: int, item_bytes: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a tile, and pipeline stages: 96 KB in flight a program. Must not depend on the rows."""
-    if item_bytes == 4:
-        return 64, 32, 4
-    return (128, 64, 4) if num_outputs >= MANY_OUTPUTS else (64, 64, 6)
 
 
 @kernel(do_not_specialize=["num_rows"])

@@ -15,6 +15,7 @@ from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import cdiv, kernel
 from proa_engine.kernels.products.product_tile import ROWS_TOGETHER, rows_per_program, store_tile
+from proa_engine.kernels.tilings import tilings_of
 
 MAX_INPUTS = 1 << 16  # of which the sums, with their zeros, fit in 32 bits
 EXACT_INPUTS = 1 << 10  # float32 has the integers up to 2^24: sums of so many products of up to 2^14
@@ -61,9 +62,8 @@ def int8_matmul(
     assert (x.zeros is None) == (sums is None)
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
     block_m = rows_per_program(num_rows)
-    # As in `fp8_block_matmul`.
-    block_n = 32 if block_m <= 32 else 128
-    grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, block_n),)
+    tile = tilings_of(weight.device).int8[block_m]
+    grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, tile.outputs),)
     int8_matmul_kernel[grid](
         x.values,
         x.scales,
@@ -80,10 +80,10 @@ def int8_matmul(
         HAS_BIAS=bias is not None,
         ROWS_TOGETHER=ROWS_TOGETHER,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=tile.outputs,
         BLOCK_K=128,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return out
 

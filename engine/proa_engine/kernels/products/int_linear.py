@@ -11,6 +11,7 @@ from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, dequanti
 from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.products.product_tile import rows_per_program, store_tile
+from proa_engine.kernels.tilings import tilings_of
 
 
 class IntLinear:
@@ -36,8 +37,8 @@ def int_matmul(x: torch.Tensor, weight: PackedIntWeight, bias: torch.Tensor | No
     assert x.stride(1) == 1
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     block_m = rows_per_program(num_rows)
-    block_n = 64 if block_m <= 32 else 128
-    int_matmul_kernel[(cdiv(num_rows, block_m), cdiv(num_outputs, block_n))](
+    tile = tilings_of(x.device).packed_ints[block_m]
+    int_matmul_kernel[(cdiv(num_rows, block_m), cdiv(num_outputs, tile.outputs))](
         x,
         weight.words,
         weight.scales,
@@ -51,9 +52,9 @@ def int_matmul(x: torch.Tensor, weight: PackedIntWeight, bias: torch.Tensor | No
         GROUP=weight.group,
         HAS_BIAS=bias is not None,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
+        BLOCK_N=tile.outputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return out
 

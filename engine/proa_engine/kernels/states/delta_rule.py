@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention.prefill_attention import find_request
-from proa_engine.kernels.launch import INTERPRETED, cdiv, has_little_shared_memory, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.states.delta_rule_recurrent import delta_rule_recurrent, delta_rule_reference, log_decay
 from proa_engine.kernels.states.state_rows import StatePlan, StateRows
+from proa_engine.kernels.tilings import tilings_of
 
 CHUNK = 64
 MAX_BLOCK_V = 32  # of the second kernel
@@ -81,7 +82,6 @@ def delta_rule_chunk(
         num_warps=4,
     )
     block_v = min(MAX_BLOCK_V, block_v)
-    is_small = qkv.element_size() == 4 or has_little_shared_memory(qkv.device)
     delta_rule_scan_kernel[(num_rows, num_heads, cdiv(value_dim, block_v))](
         qkv,
         known,
@@ -100,7 +100,7 @@ def delta_rule_chunk(
         **sizes,
         BLOCK_V=block_v,
         num_warps=8 if qkv.element_size() == 4 else 4,
-        num_stages=1 if is_small else 3,  # tiles in shared memory: 120 KiB at a width of 128
+        num_stages=1 if qkv.element_size() == 4 else tilings_of(qkv.device).scan_stages,
     )
 
 
