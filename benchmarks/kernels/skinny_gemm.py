@@ -1,6 +1,6 @@
-"""Products of few rows on a GPU, with the norm before and the SiLU after them: the kernel for few rows beside cuBLAS
-and the kernels around it. From this table comes the rule of which rows are few. Weights are bfloat16, or 8-bit floats
-with a scale for each output (Llama-3.1-8B-fp8), whose rows are quantized too.
+"""Skinny products on a GPU, with the norm before and the SiLU after them: their kernel beside cuBLAS and the kernels
+around it. From this table comes the rule of which products are skinny. Weights are bfloat16, or 8-bit floats with a
+scale for each output (Llama-3.1-8B-fp8), whose rows are quantized too.
 
     PYTHONPATH=tests python -m benchmarks.kernels.skinny_gemm --rows 1 2 4 8 --json skinny_gemm.json
 
@@ -123,7 +123,7 @@ class Fp8Product:
 
 
 def time_products(shapes: Sequence[Shape], num_rows: int) -> tuple[float, float]:
-    """Seconds of all of `shapes` together, in their order: by cuBLAS, and by the kernel for few rows."""
+    """Seconds of all of `shapes` together, in their order: by cuBLAS, and by the skinny kernel."""
     num_bytes = sum(shape.num_bytes for shape in shapes)
     products = [
         Product(shape, num_rows) if shape.item_bytes == 2 else Fp8Product(shape, num_rows)

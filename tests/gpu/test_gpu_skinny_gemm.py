@@ -18,7 +18,7 @@ from proa_engine.kernels.products.skinny_gemm import (
 from proa_engine.kernels.rms_norm import rms_norm_fp8
 from support.kernel_cases import skinny_gemm_cases
 from support.launch_chain import check_captured_chain
-from support.quantized_cases import FORMS, few_rows_cases
+from support.quantized_cases import FORMS, skinny_fp8_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -57,7 +57,7 @@ def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dty
 @pytest.mark.parametrize("shape", [(6, 48), (300, 384), (1152, 896), (896, 4864), (3000, 4096), (512, 14336)])
 def test_products_of_8_bits_with_all_that_may_come_around_them(shape: tuple[int, int], dtype: torch.dtype) -> None:
     most = MAX_ROWS if shape[1] <= MAX_INPUTS_OF_TWO_ROWS else 1
-    for case in few_rows_cases([shape], most, dtype, device="cuda"):
+    for case in skinny_fp8_cases([shape], most, dtype, device="cuda"):
         products = case.products(most, skinny_fp8_linear)
         for ours, theirs in zip(products, case.products(most, skinny_fp8_linear_reference), strict=True):
             # Numbers in the middle of two of 8 bits may be rounded to the other one, after a norm.
@@ -79,7 +79,7 @@ def test_rows_are_quantized_as_by_the_kernel_for_more_rows(form: Fp8Form) -> Non
 
 
 def test_few_rows_of_8_bits_get_the_numbers_of_more_rows() -> None:
-    for case in few_rows_cases([(1024, 4096)], 16, torch.bfloat16, device="cuda"):
+    for case in skinny_fp8_cases([(1024, 4096)], 16, torch.bfloat16, device="cuda"):
         kind = Fp8Linear if case.form.group is None else Fp8BlockLinear
         linear = kind(case.weight, case.scales, case.bias, case.form)
         multiply = linear.gated if case.gated else linear

@@ -35,7 +35,7 @@ from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_an
 from proa_engine.preflight.devices import read_gpus
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases, top_k_case
 from support.launch_chain import check_captured_chain
-from support.quantized_cases import expert_case, few_rows_cases, int_case, int_weight_on, matrix_in_blocks
+from support.quantized_cases import expert_case, int_case, int_weight_on, matrix_in_blocks, skinny_fp8_cases
 from support.shape_models import make_shape_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -150,7 +150,7 @@ def test_products_of_few_rows() -> None:
 
 def test_products_of_few_rows_of_8_bits() -> None:
     shape = (SIZES.hidden, SIZES.hidden) if HAS_GPU else (4, 128)  # fewer programs for the interpreter
-    for case in few_rows_cases([shape], 2, SIZES.dtype, device=DEVICE):
+    for case in skinny_fp8_cases([shape], 2, SIZES.dtype, device=DEVICE):
         for ours, theirs in zip(
             case.products(2, skinny_fp8_linear), case.products(2, skinny_fp8_linear_reference), strict=True
         ):

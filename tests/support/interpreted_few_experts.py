@@ -14,8 +14,8 @@ from proa_engine.kernels.experts.moe import (
     LoopedExperts,
     StackedMatrices,
 )
-from proa_engine.kernels.experts.moe_few import MAX_PAIRS, combine_products_reference, gate_pairs_reference
-from proa_engine.kernels.experts.moe_few_matmul import combine_products, gate_pairs, new_counters
+from proa_engine.kernels.experts.moe_few import MAX_PAIRS, few_combine_reference, few_gate_reference
+from proa_engine.kernels.experts.moe_few_matmul import few_combine, few_gate, new_counters
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
 from proa_engine.kernels.fp8 import Fp8Form
@@ -97,17 +97,17 @@ def check_both_products(dtype: torch.dtype) -> None:
         assert case.experts.numel() <= MAX_PAIRS
         biases = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden_size).to(dtype)
         stored, held = floats(case, biases), ExpertRange.all(experts)
-        arrived = new_counters(stored.down.for_few, case.x.device)
+        arrived = new_counters(stored.down.unsorted, case.x.device)
         arguments = case.experts, held
-        hidden = gate_pairs(case.x, *arguments, stored.gate_up.for_few, None, activation.constants, arrived)
+        hidden = few_gate(case.x, *arguments, stored.gate_up.unsorted, None, activation.constants, arrived)
         assert not arrived.any()
         matrices = (case.gate_up, biases[0]), (case.down, biases[1])
         exact = [linears(weight.double(), bias.double()) for weight, bias in matrices]
-        expected = gate_pairs_reference(case.x.double(), *arguments, exact[0], in_torch(activation))
+        expected = few_gate_reference(case.x.double(), *arguments, exact[0], in_torch(activation))
         close(hidden, expected.to(dtype))
-        total = combine_products(hidden, case.weights, *arguments, stored.down.for_few, None, arrived)
+        total = few_combine(hidden, case.weights, *arguments, stored.down.unsorted, None, arrived)
         assert arrived.eq(case.experts.numel()).all()
-        expected = combine_products_reference(hidden.double(), case.weights.double(), *arguments, exact[1])
+        expected = few_combine_reference(hidden.double(), case.weights.double(), *arguments, exact[1])
         close(total, expected.to(dtype), 5 * TOLERANCE[dtype])
 
 
@@ -122,7 +122,7 @@ def check_experts_of_one_and_two_tokens(dtype: torch.dtype) -> None:
         stored = floats(case)
         for held in (ExpertRange.all(12), ExpertRange(3, 5, 12)):
             gate_up, down = (
-                ExpertMatrices(weight[held.first :][: held.size]).for_few for weight in (case.gate_up, case.down)
+                ExpertMatrices(weight[held.first :][: held.size]).unsorted for weight in (case.gate_up, case.down)
             )
             first_products, second_products = (each[held.first :][: held.size] for each in stored.products)
             expected = LoopedExperts(first_products, second_products, activation, held)(

@@ -14,11 +14,11 @@ from proa_engine.kernels.products.skinny_gemm import unnormed_rows
 from proa_engine.kernels.rms_norm import rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from support.interpreter import TOLERANCE, close
-from support.quantized_cases import FORMS, few_rows_cases, matrix_in_blocks
+from support.quantized_cases import FORMS, matrix_in_blocks, skinny_fp8_cases
 
 
 def check_products(dtype: torch.dtype) -> None:
-    for case in few_rows_cases([(124, 384)], 2, dtype):
+    for case in skinny_fp8_cases([(124, 384)], 2, dtype):
         two, expected = case.products(2, multiply), case.products(2, skinny_fp8_linear_reference)
         for ours, theirs in zip(two, expected, strict=True):
             # Here and there a number in the middle of two of 8 bits is rounded to the other one, after a norm.
@@ -41,7 +41,7 @@ def check_rows_are_quantized_as_beforehand(dtype: torch.dtype) -> None:
 
 def check_sums_in_float64(dtype: torch.dtype) -> None:
     """The product of quantized rows differs from one in float64 by the rounding of sums in half precision alone."""
-    for case in few_rows_cases([(24, 640), (6, 48), (5, 1040)], 2, torch.float32):
+    for case in skinny_fp8_cases([(24, 640), (6, 48), (5, 1040)], 2, torch.float32):
         ours = multiply(case.x, case.weight, case.scales, None, case.form).double()
         weight, x = case.dense().double(), dequantize_rows(quantize(case.x, case.form)).double()
         assert ((ours - x @ weight.T).abs() < 2**-11 * (x.abs() @ weight.abs().T)).all()

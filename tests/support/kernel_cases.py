@@ -296,8 +296,8 @@ def sampling_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> li
 
 
 @dataclass(frozen=True, slots=True)
-class FewRowsCase:
-    """Operands of products of few rows, with all that may come before and after one."""
+class SkinnyCase:
+    """Operands of skinny products, with all that may come before and after one."""
 
     x: torch.Tensor
     residual: torch.Tensor
@@ -320,7 +320,7 @@ class FewRowsCase:
 
 def skinny_gemm_cases(
     shapes: Iterable[tuple[int, int]], num_rows: int, dtype: torch.dtype, **to: Any
-) -> Iterator[FewRowsCase]:
+) -> Iterator[SkinnyCase]:
     """`shapes`: outputs and inputs. `to`: where the tensors live."""
     for (num_outputs, num_inputs), (is_gated, has_bias) in itertools.product(
         shapes, ((False, True), (True, True), (True, False))
@@ -329,7 +329,7 @@ def skinny_gemm_cases(
         weight = torch.randn(outputs, num_inputs, **to) / num_inputs**0.5
         x, residual = torch.randn(2, num_rows, num_inputs, **to).to(dtype)
         norm_weight, bias = torch.randn(num_inputs, **to).to(dtype), torch.randn(outputs, **to).to(dtype)
-        yield FewRowsCase(x, residual, norm_weight, weight.to(dtype), bias if has_bias else None, is_gated)
+        yield SkinnyCase(x, residual, norm_weight, weight.to(dtype), bias if has_bias else None, is_gated)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def matrix_in_blocks(outputs: int, inputs: int) -> Quantized:
 
 
 @dataclass(frozen=True, slots=True)
-class FewRowsCase:
+class SkinnyFp8Case:
     """Operands of skinny products of 8-bit floats, with all that may come before and after one."""
 
     x: torch.Tensor
@@ -98,9 +98,9 @@ class FewRowsCase:
         return self.weight.float() * self.scales[:, None]
 
 
-def few_rows_cases(
+def skinny_fp8_cases(
     shapes: Iterable[tuple[int, int]], num_rows: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> Iterator[FewRowsCase]:
+) -> Iterator[SkinnyFp8Case]:
     """`shapes`: outputs and inputs. In each form whose groups divide the inputs."""
     ends = itertools.cycle(((False, False), (True, True), (False, True), (True, False)))
     for (outputs, inputs), form in itertools.product(shapes, FORMS):
@@ -117,7 +117,7 @@ def few_rows_cases(
             rows = quantize_reference(dense, Fp8Form())
             weight, scales = rows.values, rows.scales.flatten()
         x, residual = torch.randn(2, num_rows, inputs)
-        yield FewRowsCase(
+        yield SkinnyFp8Case(
             x.to(device, dtype),
             residual.to(device, dtype),
             torch.randn(inputs).to(device, dtype),

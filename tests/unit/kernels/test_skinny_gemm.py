@@ -43,7 +43,7 @@ def test_a_round_is_a_threads_share_at_most_unless_one_output_is_more(
     assert bytes_a_thread <= THREAD_BYTES or tiling.block_n == 1
 
 
-def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
+def test_only_weights_on_a_gpu_with_rows_that_fit_have_skinny_products() -> None:
     for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 8, 1), (MAX_INPUTS, 1)):
         form = skinny_gemm_form(torch.empty(8, inputs, device="meta"))
         assert form is not None
@@ -53,7 +53,7 @@ def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
 
 
 @pytest.mark.parametrize(("kind", "form"), [(Fp8Linear, Fp8Form()), (Fp8BlockLinear, Fp8Form(group=128))])
-def test_products_of_8_bits_take_few_rows_unnormed_and_more_rows_quantized(
+def test_products_of_8_bits_take_skinny_rows_unnormed_and_more_rows_quantized(
     kind: type[Fp8Linear | Fp8BlockLinear], form: Fp8Form
 ) -> None:
     for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 128, 1), (MAX_INPUTS + 128, 0)):

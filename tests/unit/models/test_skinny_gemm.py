@@ -33,7 +33,7 @@ def load(folder: Path) -> CausalLM:
 
 
 def decode(model: CausalLM) -> torch.Tensor:
-    """Logits of a prompt with many rows, then of decodes with few rows."""
+    """Logits of a prompt with many rows, then of decodes with one or two."""
     paged, sequences = PagedModel(model), [CachedSequence(list(range(3, 30))) for _ in range(MAX_ROWS)]
     hidden = [*paged.step([(sequence, 20) for sequence in sequences])]
     for count in (MAX_ROWS, 1):
@@ -42,7 +42,7 @@ def decode(model: CausalLM) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "gemma3_text", "olmo3"])
-def test_decodes_of_few_rows_give_the_same_logits(
+def test_skinny_decodes_give_the_same_logits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path, architecture)
@@ -64,7 +64,7 @@ def test_decodes_of_few_rows_give_the_same_logits(
 
 
 @pytest.mark.parametrize("name", FP8_FORMATS)
-def test_decodes_of_few_rows_of_8_bits_give_the_same_logits(
+def test_skinny_decodes_of_8_bits_give_the_same_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_tiny_model(tmp_path / "source", "llama", seed=3, mlp_bias=True, attention_bias=True, **SIZES)

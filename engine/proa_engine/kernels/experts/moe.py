@@ -1,8 +1,8 @@
 """Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
 
-On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts; few
-pairs are not sorted (`moe_few`, and `moe_skinny` for one or two tokens). On a CPU, the reference: a loop over the
-experts in use. A rank may hold a range of the experts; its sums are then of these alone.
+On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts, but
+for few pairs (`moe_few`) and one or two tokens (`moe_skinny`), which are not sorted. On a CPU, the reference: a loop
+over the experts in use. A rank may hold a range of the experts; its sums are then of these alone.
 
 `moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
 Weights are floats, 8-bit floats with scales as in `fp8_linear`, or 8-bit integers as in `int8_linear`. A program
@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.experts.moe_few import MAX_PAIRS, ExpertWeights, WeightForm
-from proa_engine.kernels.experts.moe_few_matmul import combine_products, gate_pairs, new_counters
+from proa_engine.kernels.experts.moe_few_matmul import few_experts
 from proa_engine.kernels.experts.moe_pairs import (
     ExpertBlocks,
     ExpertRange,
@@ -67,7 +67,7 @@ class ExpertMatrices:
         return self.weight.shape[0]
 
     @property
-    def for_few(self) -> ExpertWeights:
+    def unsorted(self) -> ExpertWeights:
         form: WeightForm = "floats"
         if self.scales is not None:
             form = "fp8 by row" if self.scales.dim() == 2 else "fp8 by block"
@@ -199,7 +199,9 @@ class StackedMatrices(Protocol):
     def num_experts(self) -> int: ...
 
     @property
-    def for_few(self) -> ExpertWeights: ...
+    def unsorted(self) -> ExpertWeights:
+        """As kernels of unsorted pairs read them."""
+        ...
 
     def multiply(
         self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
@@ -234,7 +236,7 @@ class FusedExperts:
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
         if experts.numel() <= MAX_PAIRS:
-            return self._of_few_pairs(x, weights, experts)
+            return self._unsorted(x, weights, experts)
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))
         # The rows of pairs whose expert is not held are never written, and never read by the second product.
@@ -242,13 +244,12 @@ class FusedExperts:
         pairs = self.down.multiply(self._active(hidden), blocks, weights, k)
         return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
 
-    def _of_few_pairs(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        gate_up, down, held, constants = self.gate_up.for_few, self.down.for_few, self.held, self.activation.constants
+    def _unsorted(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        gate_up, down, activation = self.gate_up.unsorted, self.down.unsorted, self.activation.constants
         if is_skinny(experts, gate_up, down):
-            return skinny_experts(x, weights, experts, held, gate_up, down, constants)
-        arrived = new_counters(down, x.device)
-        hidden = gate_pairs(x, experts, held, gate_up, self.form, constants, arrived)
-        return combine_products(hidden, weights, experts, held, down, self.down_form, arrived)
+            return skinny_experts(x, weights, experts, self.held, gate_up, down, activation)
+        forms = self.form, self.down_form
+        return few_experts(x, weights, experts, self.held, gate_up, down, activation, forms)
 
     def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:
         if isinstance(self.down_form, Fp8Form) and self.activation is silu_and_mul:

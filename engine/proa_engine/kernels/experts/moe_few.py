@@ -1,10 +1,10 @@
-"""Experts of few (token, expert) pairs: what the two products of such a step share.
+"""Experts of few (token, expert) pairs, up to `MAX_PAIRS`: what the two products of such a step share.
 
 With more pairs a layer's experts take six launches: two sort the pairs by expert (`moe_pairs`), then product,
 activation, product and sum. With up to `MAX_PAIRS` pairs they take two (`moe_few_matmul`). Every program finds the rows
 of its block itself, from the experts of all pairs: as many numbers as a warp or two load at once, so that nothing is
 sorted beforehand. The first product ends with the activation, the second with the sum of each token's experts.
-Experts of floats have other kernels for one or two tokens (`moe_skinny`).
+One or two tokens have kernels of their own if the experts are floats (`moe_skinny`).
 
 A block is up to BLOCK_M pairs of one expert, in order. It belongs to its first pair: there is a program for each pair
 and tile of outputs, and those of the other pairs return. Pairs of experts that the rank does not hold are in no block.
@@ -48,10 +48,10 @@ class ExpertWeights:
     group: int = 0  # of integers: inputs that share a scale, 0: all
 
 
-def gate_pairs_reference(
+def few_gate_reference(
     x: torch.Tensor, experts: torch.Tensor, held: ExpertRange, products: Sequence[Product], activation: Product
 ) -> torch.Tensor:
-    """Compute `gate_pairs` with the product of each held expert. Zeros for pairs of other experts."""
+    """Compute `few_gate` with the product of each held expert. Zeros for pairs of other experts."""
     (num_tokens, k), hidden = experts.shape, None
     for number, product in zip(held.numbers, products, strict=True):
         token, choice = (experts == number).nonzero(as_tuple=True)
@@ -62,14 +62,14 @@ def gate_pairs_reference(
     return hidden
 
 
-def combine_products_reference(
+def few_combine_reference(
     hidden: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
     held: ExpertRange,
     products: Sequence[Product],
 ) -> torch.Tensor:
-    """Compute `combine_products` with the product of each held expert."""
+    """Compute `few_combine` with the product of each held expert."""
     (num_tokens, k), pairs = experts.shape, None
     for number, product in zip(held.numbers, products, strict=True):
         token, choice = (experts == number).nonzero(as_tuple=True)

@@ -1,8 +1,8 @@
 """The two products of few (token, expert) pairs; `moe_few` describes the method.
 
-`gate_pairs` multiplies by gate and up, and ends with the activation. A tile's rows of the weight are gate's and up's in
-turn, so that one product gives both. `combine_products` multiplies by down. The last program of a tile of outputs to
-end sums each token's pairs there, in order (`arrive`); `gate_pairs` clears the counters.
+`few_gate` multiplies by gate and up, and ends with the activation. A tile's rows of the weight are gate's and up's in
+turn, so that one product gives both. `few_combine` multiplies by down. The last program of a tile of outputs to
+end sums each token's pairs there, in order (`arrive`); `few_gate` clears the counters.
 
 Inputs of 8-bit products are quantized in the loop, by the numbers of `fp8.quantize` and `int8.quantize_int8`. With one
 scale for a row each program reads its rows once before, for their largest number.
@@ -25,7 +25,24 @@ from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_powe
 from proa_engine.kernels.silu_and_mul import activate
 
 
-def gate_pairs(
+def few_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    held: ExpertRange,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    activation: Mapping[str, object],
+    forms: tuple[Fp8Form | Int8Form | None, Fp8Form | Int8Form | None],
+) -> torch.Tensor:
+    """As `skinny_experts`, of up to `MAX_PAIRS` pairs. `forms`: how the inputs of `gate_up` and of `down` are
+    quantized. GPU only; its reference is `LoopedExperts`."""
+    arrived = new_counters(down, x.device)
+    hidden = few_gate(x, experts, held, gate_up, forms[0], activation, arrived)
+    return few_combine(hidden, weights, experts, held, down, forms[1], arrived)
+
+
+def few_gate(
     x: torch.Tensor,
     experts: torch.Tensor,
     held: ExpertRange,
@@ -61,7 +78,7 @@ def gate_pairs(
     return out
 
 
-def combine_products(
+def few_combine(
     hidden: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
@@ -71,7 +88,7 @@ def combine_products(
     arrived: torch.Tensor,
 ) -> torch.Tensor:
     """hidden [T * k, width], weights [T, k] float32, experts [T, k] int32 -> the weighted sum over the held experts of
-    each token, [T, N]. `arrived` as cleared by `gate_pairs`. GPU only."""
+    each token, [T, N]. `arrived` as cleared by `few_gate`. GPU only."""
     num_pairs, (num_tokens, k) = experts.numel(), experts.shape
     pairs = torch.empty((num_pairs, down.num_outputs), dtype=hidden.dtype, device=hidden.device)
     out = torch.empty((num_tokens, down.num_outputs), dtype=hidden.dtype, device=hidden.device)

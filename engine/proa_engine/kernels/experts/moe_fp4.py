@@ -25,7 +25,7 @@ class Fp4Experts:
         return self.matrices.words.shape[0]
 
     @property
-    def for_few(self) -> ExpertWeights:
+    def unsorted(self) -> ExpertWeights:
         packed = self.matrices
         return ExpertWeights("fp4", packed.words, packed.scales, packed.bias, packed.num_outputs, packed.num_inputs)
 

@@ -23,7 +23,7 @@ class IntMatrices(PackedIntWeight):
         return self.words.shape[0]
 
     @property
-    def for_few(self) -> ExpertWeights:
+    def unsorted(self) -> ExpertWeights:
         form: WeightForm = "packed int4" if self.bits == 4 else "packed int8"
         return ExpertWeights(form, self.words, self.scales, None, self.words.shape[2], self.num_inputs, self.group)
 

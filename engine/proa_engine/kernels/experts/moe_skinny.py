@@ -1,9 +1,10 @@
 """Experts of one or two tokens, whose time is that of reading the weights of the chosen experts.
 
 As in `skinny_gemm`, there are as many programs as the device can run at once, and each loads the next block of a weight
-while it multiplies one. A program of `skinny_gate_kernel` has one (token, expert) pair and some of its outputs, and
-ends with the activation. One of `skinny_down_kernel` has all pairs of a token and some outputs, so it sums them itself.
-It loads its first block before the first kernel has ended; that one lets it start once the chosen experts are known.
+while it multiplies one. A program of `moe_skinny_gate_kernel` has one (token, expert) pair and some of its outputs, and
+ends with the activation. One of `moe_skinny_down_kernel` has all pairs of a token and some outputs, so it sums them
+itself. It loads its first block before the first kernel has ended; that one lets it start once the chosen experts are
+known.
 
 Numbers are rounded where they are with more tokens (`moe_few`): gate and up to x's type before the activation, each
 pair's output before the sum. Products and pairs are added in another order.
@@ -31,8 +32,8 @@ THREAD_BYTES = 128  # of the first product's weight in flight for each thread
 
 
 def is_skinny(experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Whether `skinny_experts` computes these pairs [T, k]: of few tokens, by floats without biases, rows that fit in
-    registers."""
+    """Whether `skinny_experts` computes these pairs [T, k]: of one or two tokens, by floats without biases, rows that
+    fit in registers."""
     num_tokens, k = experts.shape
     return (
         num_tokens <= MAX_TOKENS
@@ -55,11 +56,11 @@ def skinny_experts(
     """x [T, N], weights [T, k] float32, experts [T, k] int32 -> the weighted sum over the held experts of each token,
     [T, N]. `activation`: the constants of `activate`. GPU only; its reference is `LoopedExperts`.
     """
-    hidden = gate(x, experts, held, gate_up, activation)
-    return combine(hidden, weights, experts, held, down)
+    hidden = skinny_gate(x, experts, held, gate_up, activation)
+    return skinny_combine(hidden, weights, experts, held, down)
 
 
-def gate(
+def skinny_gate(
     x: torch.Tensor, experts: torch.Tensor, held: ExpertRange, gate_up: ExpertWeights, activation: Mapping[str, object]
 ) -> torch.Tensor:
     """x [T, N] -> activation of [gate | up] of each pair, [T * k, width]. Rows of experts that are not held are not
@@ -74,7 +75,7 @@ def gate(
     num_warps = 8 if block_k <= 4096 else 16
     block_n = max(THREAD_BYTES * 32 * num_warps // (block_k * 2 * x.element_size()), 1)
     each = min(max(_num_programs(x, num_warps) // num_pairs, 1), cdiv(num_outputs, block_n))
-    skinny_gate_kernel[(each * num_pairs,)](
+    moe_skinny_gate_kernel[(each * num_pairs,)](
         x,
         gate_up.values,
         out,
@@ -93,10 +94,10 @@ def gate(
     return out
 
 
-def combine(
+def skinny_combine(
     hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, held: ExpertRange, down: ExpertWeights
 ) -> torch.Tensor:
-    """hidden [T * k, width] of `gate`, which must be the launch before -> [T, N]"""
+    """hidden [T * k, width] of `skinny_gate`, which must be the launch before -> [T, N]"""
     num_tokens, k = experts.shape
     assert down.values.is_contiguous()
     assert down.num_outputs * down.num_inputs < INT32_END
@@ -104,7 +105,7 @@ def combine(
     choices, block_k = next_power_of_2(k), next_power_of_2(down.num_inputs)
     num_warps = 8 if choices * block_k <= MOST_NUMBERS // 2 else 16
     each = min(max(_num_programs(hidden, num_warps) // num_tokens, 1), down.num_outputs)
-    skinny_down_kernel[(each, num_tokens)](
+    moe_skinny_down_kernel[(each, num_tokens)](
         hidden,
         down.values,
         out,
@@ -127,7 +128,7 @@ def _num_programs(x: torch.Tensor, num_warps: int) -> int:
 
 
 @kernel(do_not_specialize=["num_pairs", "first_expert", "num_held"])
-def skinny_gate_kernel(
+def moe_skinny_gate_kernel(
     x_ptr,  # [num_pairs / K, num_inputs]
     weight_ptr,  # [held experts, 2 * num_outputs, num_inputs]
     out_ptr,  # [num_pairs, num_outputs]
@@ -170,7 +171,7 @@ def skinny_gate_kernel(
 
 
 @kernel(do_not_specialize=["first_expert", "num_held"])
-def skinny_down_kernel(
+def moe_skinny_down_kernel(
     x_ptr,  # [tokens * K, num_inputs]
     weight_ptr,  # [held experts, num_outputs, num_inputs]
     out_ptr,  # [tokens, num_outputs]

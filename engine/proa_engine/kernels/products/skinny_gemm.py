@@ -1,4 +1,4 @@
-"""Skinny products, y = x @ weight.T + bias: of so few rows that they take as long as reading the weight.
+"""Skinny products, y = x @ weight.T + bias: of one or two rows, which take as long as reading the weight.
 
 There are as many programs as the device can run at once. Each holds the rows in registers and iterates over blocks of
 the weight: it loads the next block while it multiplies one, and the first before the rows are ready. It fuses the
@@ -33,7 +33,7 @@ FULL_ENOUGH = 0.9  # least share of the programs that work in the average round
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
-    """Input form of a product that computes the norm of few rows itself."""
+    """Input form of a product that computes the norm of one or two rows itself."""
 
     max_rows: int = MAX_ROWS
 
@@ -289,7 +289,7 @@ def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkinnyFp8:
-    """Input form of a product of 8-bit floats: few rows as `skinny` does, more rows quantized beforehand."""
+    """Input form of a product of 8-bit floats: one or two rows as `skinny` has them, more rows quantized beforehand."""
 
     skinny: SkinnyGemm
     quantized: Fp8Form
