@@ -103,10 +103,10 @@ class FewRowsLinear:
 
     def tiling(self, num_rows: int) -> Tiling | None:
         """The tiling of so many rows. None: not by this kernel."""
-        if not self.fits or self.tiles_of_rows is None:
-            return None
         num_outputs, num_inputs = self.weight.shape
         item_bytes = self.weight.element_size()
+        if not self.fits or num_rows > MAX_ROWS[item_bytes] or self.tiles_of_rows is None:
+            return None
         return few_rows_tiling(num_rows, num_outputs, num_inputs, item_bytes, self.multiprocessors, self.tiles_of_rows)
 
     def __call__(self, x: torch.Tensor | QuantizedRows, tiling: Tiling, *, gated: bool = False) -> torch.Tensor:
