@@ -69,11 +69,11 @@ def check_experts(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], quan
     for name, _ in _of_decoder(tensors, fields):
         if found := _STACKED_EXPERTS.fullmatch(name):
             stored = quantization.format_of(found[1])
-            if stored is not None and not stored.takes_stacked_experts:
+            if stored and not stored.takes_stacked_experts:
                 raise no_stacked_experts(name)
         elif found := _FIRST_EXPERT.fullmatch(name):
             stored = quantization.format_of(found[1])
-            if stored is not None and stored.expert_refusal is not None:
+            if stored and stored.expert_refusal:
                 raise ValueError(f"{found[1]}: {stored.expert_refusal}")
 
 

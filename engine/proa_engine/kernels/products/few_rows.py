@@ -105,7 +105,7 @@ class FewRowsLinear:
         """The tiling of so many rows. None: not by this kernel."""
         num_outputs, num_inputs = self.weight.shape
         item_bytes = self.weight.element_size()
-        if not self.fits or num_rows > MAX_ROWS[item_bytes] or self.tiles_of_rows is None:
+        if not self.fits or num_rows > MAX_ROWS[item_bytes] or not self.tiles_of_rows:
             return None
         return few_rows_tiling(num_rows, num_outputs, num_inputs, item_bytes, self.multiprocessors, self.tiles_of_rows)
 

@@ -61,6 +61,6 @@ class ByModule:
                 "same matrix of a layer's experts, or their gate and up"
             )
         stored = next(iter(formats))
-        if stored is not None and stored.expert_refusal is not None:
+        if stored and stored.expert_refusal:
             raise ValueError(f"{projections[0].weights.prefix}: {stored.expert_refusal}")
         return self.methods[stored]

@@ -17,9 +17,9 @@ class StoredFormat:
     takes_stacked_experts: ClassVar[bool] = False  # all experts of a layer in one tensor
 
     @property
-    def expert_refusal(self) -> str | None:
-        """Why experts with tensors of their own cannot have this format, to be read behind a name; None: they can."""
-        return None
+    def expert_refusal(self) -> str:
+        """Why experts with tensors of their own cannot have this format, to be read behind a name; empty: they can."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class GptqFormat(StoredFormat):
     zero_offset: int
 
     @property
-    def expert_refusal(self) -> str | None:
-        return _unordered("gptq") if self.desc_act and self.group_size is not None else None
+    def expert_refusal(self) -> str:
+        return _unordered("gptq") if self.desc_act and self.group_size is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class PackQuantizedFormat(StoredFormat):
     group_order: bool  # the group of each input is stored
 
     @property
-    def expert_refusal(self) -> str | None:
-        return _unordered("compressed-tensors") if self.group_order else None
+    def expert_refusal(self) -> str:
+        return _unordered("compressed-tensors") if self.group_order else ""
 
 
 def _unordered(quantization: str) -> str:
@@ -81,9 +81,9 @@ class Int8Format(StoredFormat):
     symmetric: bool  # the inputs; False: a static scale has a zero beside it
 
     @property
-    def expert_refusal(self) -> str | None:
+    def expert_refusal(self) -> str:
         if self.symmetric:
-            return None
+            return ""
         return "experts with asymmetric activations in 8-bit integers are not supported; supported: symmetric ones"
 
 
@@ -94,7 +94,7 @@ class Mxfp4Format(StoredFormat):
     takes_stacked_experts = True
 
     @property
-    def expert_refusal(self) -> str | None:
+    def expert_refusal(self) -> str:
         return "experts of mxfp4 in one tensor each are not supported; supported: all experts in one tensor"
 
 
