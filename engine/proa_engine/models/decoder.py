@@ -1,5 +1,19 @@
 """The decoder of all architectures here. Each architecture declares its layers, and what is around them, in a
-`DecoderOptions`."""
+`DecoderOptions`.
+
+A step of Llama with T tokens, in order (`DecoderLayer`, `Attention`, `GatedMLP`):
+
+    x = embedding(ids)                              [T, hidden_size]
+    for each layer:
+        q, k, v = qkv(input_norm(x))                one product
+        q, k = rotary(q, k); k, v to the cache      `rotate_and_cache`: one kernel
+        y = attention(q, all k and v of its row)    `paged_attention`
+        x = x + output(y)                           added by the next norm
+        gate, up = gate_up(post_norm(x))            one product
+        x = x + down(silu(gate) * up)               added by the next layer's first norm
+    hidden = norm(x)                                the end of `__call__`
+    logits = lm_head(hidden of sampled tokens)      [rows, vocab_size]: `compute_logits`
+"""
 
 import logging
 import sys

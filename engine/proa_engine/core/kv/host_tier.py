@@ -4,7 +4,13 @@ The host has pages, each with the content of one block of one table, and slots o
 on the device and are evicted by the same rules, so `PrefixCache` and `BlockPool` serve both.
 
 Copies are planned with a step and never awaited: those of step N run at any time between the end of step N - 1 and the
-start of step N + 1. A request's blocks are loaded before it starts: it waits until the copies are planned, and then
+start of step N + 1.
+
+    host       plan N: loads, then stores      plan N + 1: requests whose loads were in plan N start
+    device     | step N - 1 |    step N    | step N + 1 |
+    copies                  |<--- of plan N --->|
+
+A request's blocks are loaded before it starts: it waits until the copies are planned, and then
 finds the blocks as an ordinary hit. So a failed load never affects a running request.
 """
 

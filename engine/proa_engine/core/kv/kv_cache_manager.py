@@ -19,7 +19,17 @@ from proa_engine.core.types import Block, CacheOccupancy, StateSteps
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A request's cached prefix of `num_tokens` tokens. It holds no references to the blocks."""
+    """A request's cached prefix of `num_tokens` tokens. It holds no references to the blocks.
+
+    Of a request with six blocks, for a model that can continue only at a checkpoint, and without windows or states:
+
+                          0     1     2     3     4     5
+        in table 0        yes   yes   yes   -     yes   -        what is behind a gap is not found
+        checkpoint at           end
+        known             |---------------|
+        hit               |---------|                            without checkpoints: all that is known
+        computed                    |-----------------------|
+    """
 
     num_tokens: int
     num_known_tokens: int  # tokens whose blocks of table 0 are cached; at least `num_tokens`

@@ -1,4 +1,15 @@
-"""MessageReader: the states of a `ResponseParser`, and what moves it from one to another."""
+"""MessageReader: the states of a `ResponseParser`, and what moves it from one to another.
+
+    from              by                                   to
+    START             a text that begins nothing           CONTENT
+    START, CONTENT    the opening of reasoning             REASONING
+    REASONING         its end                              START: whitespace behind it is dropped
+    any of these      the opening of a section or a call   CALL
+    CALL              the end of the calls                 START
+    CALL              what is no call                      where it came from, and it is read again as a text of there
+
+`ChannelReader` has HEADER too, and `CallsReader` BETWEEN.
+"""
 
 from typing import Final
 
