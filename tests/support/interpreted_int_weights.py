@@ -74,6 +74,3 @@ def check_few_pairs_get_the_numbers_of_many(dtype: torch.dtype) -> None:
         arguments = case.x, case.weights, case.experts
         many, few = fused(*arguments)[:2], fused(*(each[:2] for each in arguments))
         close(few / many.abs().max(), many / many.abs().max())
-
-
-CHECKS = (check_matmul, check_inputs_out_of_order, check_experts, check_few_pairs_get_the_numbers_of_many)

@@ -100,6 +100,3 @@ def check_cache_latents(dtype: torch.dtype) -> None:
         cache_latents(compressed, norm, cos, sin, ours, slots, interleaved=interleaved)
         cache_latents_reference(compressed, norm, cos, sin, theirs, slots, interleaved=interleaved)
         close(ours, theirs)
-
-
-CHECKS = (check_latent_decode, check_latent_prefill, check_latent_parts, check_cache_latents)

@@ -277,21 +277,3 @@ def check_combine(dtype: torch.dtype) -> None:
     pairs = pairs.masked_fill(~is_held, torch.nan)
     for combine in (moe_pairs.combine_pairs, moe_pairs.combine_pairs_reference):
         close(combine(pairs, experts, held), expected.to(dtype))
-
-
-CHECKS = (
-    check_fp8_rounding,
-    check_quantize,
-    check_norm_and_silu,
-    check_cache,
-    check_block_matmul,
-    check_route,
-    check_align,
-    check_combine,
-    check_clamped_swiglu,
-    check_experts,
-    check_experts_with_biases,
-    check_ranges_of_experts,
-    check_experts_in_8_bits,
-    check_experts_in_4_bit_floats,
-)

@@ -64,11 +64,3 @@ def multiply(*operands: Any, gated: bool = False) -> torch.Tensor:
     """`skinny_fp8_linear` by few programs, of several rounds each."""
     with mock.patch.object(skinny_gemm, "num_multiprocessors", return_value=1):
         return skinny_fp8_linear(*operands, gated=gated)
-
-
-CHECKS = (
-    check_products,
-    check_rows_are_quantized_as_beforehand,
-    check_sums_in_float64,
-    check_beside_the_launches_of_more_rows,
-)

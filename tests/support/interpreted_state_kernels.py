@@ -24,15 +24,15 @@ def check_short_conv(dtype: torch.dtype) -> None:
 
 def check_delta_rule(dtype: torch.dtype) -> None:
     for rows in (MIXED, DECODES):
-        check_delta_case(rows, SHAPES[0], dtype)
-    check_delta_case(LONG, SHAPES[1], dtype)
+        assert_delta_case(rows, SHAPES[0], dtype)
+    assert_delta_case(LONG, SHAPES[1], dtype)
 
 
 def check_delta_rule_of_similar_keys(dtype: torch.dtype) -> None:
-    check_delta_case(LONG, SHAPES[0], dtype, similar=True)
+    assert_delta_case(LONG, SHAPES[0], dtype, similar=True)
 
 
-def check_delta_case(rows: Any, shape: dict[str, Any], dtype: torch.dtype, *, similar: bool = False) -> None:
+def assert_delta_case(rows: Any, shape: dict[str, Any], dtype: torch.dtype, *, similar: bool = False) -> None:
     case = delta_case(rows, dtype=dtype, similar=similar, **shape)
     out, cache = case.compute(on_cpu=False)
     close(out.float(), case.expected, TOLERANCE[dtype])
@@ -54,12 +54,3 @@ def check_gated_rms_norm(dtype: torch.dtype) -> None:
     expected = (expected.flatten(1) * torch.nn.functional.silu(gate.double())).to(dtype)
     close(rms_norm.gated_rms_norm_reference(x, gate, weight, 1e-6), expected)
     close(rms_norm.gated_rms_norm(x, gate, weight, 1e-6), expected)
-
-
-CHECKS = (
-    check_short_conv,
-    check_delta_rule,
-    check_delta_rule_of_similar_keys,
-    check_invariant_delta_rule,
-    check_gated_rms_norm,
-)

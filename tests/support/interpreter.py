@@ -15,6 +15,7 @@ from importlib import import_module
 
 import torch
 
+from proa_engine.kernels.launch import META_MULTIPROCESSORS
 from support.thorough import THOROUGH
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter computes bfloat16 wrongly
@@ -23,23 +24,26 @@ DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
 # Modules of this package, after "interpreted_"
 QUICK = ("few_rows", "fp4", "int_weights", "kernels", "latent_kernels", "skinny_fp8", "state_kernels")
 SLOW = ("few_experts", "int8", "quantized_kernels")
+NUM_MULTIPROCESSORS = 16  # of few, because each has programs without work, which also take the interpreter's time
 
 Check = Callable[[torch.dtype], None]
 
 
 def checks_of(kinds: Iterable[str]) -> dict[str, tuple[Check, torch.dtype]]:
-    """The checks of some modules, by names such as `latent_kernels.latent_decode-float32`."""
+    """The functions `check_*` of some modules, by names such as `latent_kernels.latent_decode-float32`."""
     checks: dict[str, tuple[Check, torch.dtype]] = {}
     for kind in kinds:
-        for check in import_module(f"support.interpreted_{kind}").CHECKS:
-            for dtype in DTYPES:
-                name = check.__name__.removeprefix("check_")
-                checks[f"{kind}.{name}-{str(dtype).removeprefix('torch.')}"] = check, dtype
+        for name, check in vars(import_module(f"support.interpreted_{kind}")).items():
+            if name.startswith("check_"):
+                for dtype in DTYPES:
+                    suffix = str(dtype).removeprefix("torch.")
+                    checks[f"{kind}.{name.removeprefix('check_')}-{suffix}"] = check, dtype
     return checks
 
 
 def main() -> None:
     checks = checks_of((*QUICK, *SLOW))
+    META_MULTIPROCESSORS.set(NUM_MULTIPROCESSORS)
     for line in sys.stdin:
         check, dtype = checks[line.strip()]
         torch.manual_seed(0)
