@@ -24,6 +24,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.types import StepOutputs
 from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.option_groups import KvTiers
 
 BLOCK_SIZE = 16
 MODEL = SHAPES["Qwen3-0.6B"] | {
@@ -111,8 +112,9 @@ def engines(folder: Path, num_requests: int, num_tokens: int) -> tuple[EnginePar
         max_num_seqs=num_requests,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=num_requests * (num_tokens // BLOCK_SIZE + 2),
-        kv_offloading_size=1.5 * num_requests * num_tokens * 256 / 2**30,
-        kv_transfer_address="127.0.0.1:0",
+        kv_tiers=KvTiers(
+            kv_offloading_size=1.5 * num_requests * num_tokens * 256 / 2**30, kv_transfer_address="127.0.0.1:0"
+        ),
     )
     return load_engine(config, print), load_engine(config, print)
 

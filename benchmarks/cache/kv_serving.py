@@ -32,6 +32,7 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.mover.layout import ArenaLayout
+from proa_engine.option_groups import KvTiers
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 1600  # of the prompt whose blocks are fetched
@@ -151,8 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         skip_tokenizer_init=True,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=1000,
-        kv_offloading_size=0.25,
-        kv_transfer_address="127.0.0.1:0",
+        kv_tiers=KvTiers(kv_offloading_size=0.25, kv_transfer_address="127.0.0.1:0"),
     )
     parts = load_engine(config, print)
     try:

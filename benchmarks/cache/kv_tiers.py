@@ -29,6 +29,7 @@ from proa.contract import EngineCoreRequest, KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.option_groups import KvTiers
 
 BLOCK_SIZE = 16
 TIERS = ("computed", "device", "host", "peer", "disk")
@@ -132,11 +133,13 @@ def make_config(arguments: argparse.Namespace, folder: Path, disk: Path) -> Engi
         max_num_seqs=8,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
-        kv_offloading_size=arguments.host_gib,
-        kv_transfer_address="127.0.0.1:0",
-        kv_disk_path=str(disk),
-        kv_disk_size=8.0,
-        kv_disk_write_mb_per_second=10_000.0,
+        kv_tiers=KvTiers(
+            kv_offloading_size=arguments.host_gib,
+            kv_transfer_address="127.0.0.1:0",
+            kv_disk_path=str(disk),
+            kv_disk_size=8.0,
+            kv_disk_write_mb_per_second=10_000.0,
+        ),
     )
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from proa_engine.config import LOOPBACK, PeerTls
+from proa_engine.config import PeerTls
 from proa_engine.core.kv.mover import FetchJob
 from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.layout import ArenaLayout
 from proa_engine.mover.messages import Copied, Fetch, Init, Listening, Progress, ToWorker
+from proa_engine.option_groups import LOOPBACK
 
 
 @dataclass

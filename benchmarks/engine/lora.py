@@ -85,7 +85,7 @@ def folder_bytes(folder: Path) -> int:
 
 def engine(model: Path, **config: Any) -> LLMEngine:
     return LLMEngine(
-        EngineConfig(
+        EngineConfig.from_options(
             model=str(model),
             load_format="dummy",
             skip_tokenizer_init=True,

@@ -51,7 +51,9 @@ class StepCounter:
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = write_model(model, Path(folder))
-            self._worker = _AllLayers(EngineConfig(model=str(path), dtype="bfloat16", max_num_seqs=256, **settings))
+            self._worker = _AllLayers(
+                EngineConfig.from_options(model=str(path), dtype="bfloat16", max_num_seqs=256, **settings)
+            )
             record(self._worker.prepare)  # sets Triton's GPU, too
 
     def count(self, workload: str) -> StepCost:

@@ -90,7 +90,7 @@ def _serve_options(options: ServeOptions, warnings: Sequence[str] = ()) -> int:
     configure(options.logs, _PROGRAM)
     for line in warnings:
         logging.getLogger(__name__).warning(line)
-    if options.config.node_rank:
+    if options.config.parallel.node_rank:
         from proa_engine.ranks.node import run_node
 
         return run_node(options.engine_config)

@@ -6,9 +6,9 @@ The server and the offline `LLMEngine` both start here. Torch is imported only w
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import KvTransfer
@@ -169,7 +169,7 @@ def load_engine(
             make_buffer=executor.make_host_buffer,
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
-            max_steps_in_flight=max(2, config.pipeline_parallel_size),
+            max_steps_in_flight=max(2, config.parallel.pipeline_parallel_size),
         )
     parts = assemble_engine(config, executor, folder, trace_steps, grammars, make_loras(config, executor))
     gc.collect()
@@ -193,10 +193,10 @@ def assemble_engine(
         checkpoint_positions=checkpoint_positions,
         host=executor.host_tier,
         mover=executor.mover,
-        has_disk=config.kv_disk_path is not None,
-        has_sources=config.kv_transfer_address is not None,
+        has_disk=config.kv_tiers.kv_disk_path is not None,
+        has_sources=config.kv_tiers.kv_transfer_address is not None,
     )
-    images = None if config.language_model_only else executor.model_config.images
+    images = None if config.images.language_model_only else executor.model_config.images
     scheduler = Scheduler(
         scheduler_config(config, executor),
         manager,
@@ -214,7 +214,7 @@ def assemble_engine(
         max_logprobs=config.num_top_logprobs(model.vocab_size),
         grammars=grammars is not None,
         prefix_caching=config.enable_prefix_caching and not model.is_encoder,
-        max_loras=0 if loras is None else config.max_loras,
+        max_loras=0 if loras is None else config.lora.max_loras,
         pooling_tasks=frozenset(model.pooling.kinds),
         pooling_only=not model.has_lm_head,
         embedding_size=model.pooling.embedding_size,
@@ -230,10 +230,10 @@ def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:
 
     Raises `ValueError` for an adapter that cannot be loaded.
     """
-    if not config.enable_lora:
+    if not config.lora.enable_lora:
         return None
-    loras = Loras(store, max_loras=config.max_loras, max_cpu_loras=config.max_loaded_loras)
-    for module in config.lora_modules:
+    loras = Loras(store, max_loras=config.lora.max_loras, max_cpu_loras=config.lora.max_loaded_loras)
+    for module in config.lora.lora_modules:
         try:
             loras.load_now(LoadLora(module.name, module.path))
         except LoraError as error:
@@ -262,17 +262,21 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
 
 
 def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> SchedulerConfig:
-    """The fields that the two configurations share, and those that the loaded model decides."""
-    own: dict[str, Any] = {
-        "max_model_len": executor.max_model_len,
-        "max_num_seqs": executor.max_num_seqs,
-        "compute_forced_tokens": not executor.replays_decodes,
-        "eos_token_ids": frozenset(executor.eos_token_ids),
-        "last_token_tasks": executor.model_config.pooling.last_token_tasks,
-        "whole_prompts": executor.model_config.is_encoder,
-    }
-    shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig) if field.name not in own}
-    return SchedulerConfig(**shared, **own)
+    """The scheduler's configuration, from the engine's and from what the loaded model decides."""
+    return SchedulerConfig(
+        max_model_len=executor.max_model_len,
+        max_num_seqs=executor.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        scheduling_policy=config.scheduling_policy,
+        async_scheduling=config.async_scheduling,
+        pipeline_parallel_size=config.parallel.pipeline_parallel_size,
+        num_speculative_tokens=config.num_speculative_tokens,
+        compute_forced_tokens=not executor.replays_decodes,
+        eos_token_ids=frozenset(executor.eos_token_ids),
+        last_token_tasks=executor.model_config.pooling.last_token_tasks,
+        whole_prompts=executor.model_config.is_encoder,
+    )
 
 
 def make_images(config: EngineConfig, images: ImageConfig | None) -> Images | None:
@@ -280,7 +284,7 @@ def make_images(config: EngineConfig, images: ImageConfig | None) -> Images | No
     if images is None:
         return None
     return Images(
-        ImageStore(int(config.mm_processor_cache_gb * 2**30)),
+        ImageStore(int(config.images.mm_processor_cache_gb * 2**30)),
         EncoderCache(config.num_encoder_cache_tokens(images.input), config.max_num_batched_tokens),
         attends_within=images.attends_within,
     )

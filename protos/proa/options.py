@@ -129,6 +129,32 @@ def parse_count(text: str) -> int:
     return int(number) * int(1024**power)
 
 
+def flat(config: Any) -> dict[str, Any]:
+    """The values of a dataclass by field name, with those of a group, a dataclass in it, in the group's place."""
+    groups, values = _groups(type(config)), dict[str, Any]()
+    for each in fields(config):
+        value = getattr(config, each.name)
+        values |= flat(value) if each.name in groups else {each.name: value}
+    return values
+
+
+def from_flat(config: type[T], values: Mapping[str, Any]) -> T:
+    """Build the dataclass and its groups from values by field name, as `flat` returns them. Raises `TypeError` for a
+    name that no field has, and `ValueError` where a dataclass does."""
+    own, groups = dict(values), dict[str, Any]()
+    for name, group in _groups(config).items():
+        groups[name] = from_flat(group, {each: own.pop(each) for each in flat_hints(group) if each in own})
+    return config(**own, **groups)
+
+
+def flat_hints(config: type) -> dict[str, Any]:
+    """The types of the values that `flat` returns, by field name."""
+    groups, hints = _groups(config), dict[str, Any]()
+    for name, hint in get_type_hints(config).items():
+        hints |= flat_hints(groups[name]) if name in groups else {name: hint}
+    return hints
+
+
 def masked(value: Any, *, name: str = "") -> Any:
     """A copy of a configuration as JSON has it, with `MASK` for each text in a field that is named as a key, token,
     secret or password. Numbers, flags and paths stay. `name`: of the field that has the value."""
@@ -353,6 +379,16 @@ def _check(name: str, value: Any, declared: Option, hint: Any) -> None:
         raise ValueError(f"{name} must be at least {declared.minimum:g}, got {value}")
     if declared.maximum is not None and value > declared.maximum:
         raise ValueError(f"{name} must be at most {declared.maximum:g}, got {value}")
+
+
+def _groups(config: type) -> dict[str, type]:
+    """The groups of a dataclass, by field name: the dataclasses in it whose fields are flags."""
+    hints = get_type_hints(config)
+    return {
+        each.name: hints[each.name]
+        for each, declared in options(config)
+        if _is_nested(declared, hints[each.name]) and not declared.internal
+    }
 
 
 def _is_nested(declared: Option, hint: Any) -> bool:

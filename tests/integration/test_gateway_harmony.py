@@ -87,7 +87,7 @@ async def test_a_chat_with_random_weights_in_4_bits_ends_at_an_end_token(tmp_pat
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
     choices: dict[str, Any] = {"device": "cpu", "block_size": 16, "num_gpu_blocks_override": 100}
-    executor = make_executor(EngineConfig(model=str(folder), **choices), lambda text: None)
+    executor = make_executor(EngineConfig.from_options(model=str(folder), **choices), lambda text: None)
     with running_server(executor, tokenizer_folder=folder, step_timeout=60.0, **choices) as server:
         async with running_gateway(f"127.0.0.1:{server.port}") as gateway:
             fields: dict[str, Any] = {

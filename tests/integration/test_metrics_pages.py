@@ -37,6 +37,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import DiskCounts, PlainTokens, StepOutputs
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
+from proa_engine.option_groups import LoraOptions
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.outcome import Outcome
@@ -493,7 +494,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
 
 def test_adapters_are_waiting_until_their_first_step_and_then_running() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, replace(CONFIG, enable_lora=True, max_loras=3), **SIZES)
+    metrics = EngineMetrics(registry, replace(CONFIG, lora=LoraOptions(enable_lora=True, max_loras=3)), **SIZES)
 
     def labels() -> tuple[str, str]:
         page = generate_latest(registry).decode()

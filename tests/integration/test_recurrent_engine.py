@@ -40,7 +40,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path, llm: LLM) -> None:
     lines: list[str] = []
-    config = EngineConfig(model=str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
+    config = EngineConfig.from_options(model=str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
     parts = load_engine(config, lines.append)
     try:
         assert parts.executor.max_num_seqs == CACHE_BYTES // (2 * 23_424) - 1 == 5
@@ -61,7 +61,9 @@ def test_drafts_are_refused_before_weights_are_read(folder: Path, tmp_path: Path
     with pytest.raises(ValueError, match=REFUSAL):
         LLM(str(tmp_path), speculative_config=DRAFTS, skip_tokenizer_init=True, load_format="dummy", **CONFIG)
     lines: list[str] = []
-    config = EngineConfig(model=str(folder), speculative_config=SpeculativeConfig.from_mapping(DRAFTS), **CONFIG)
+    config = EngineConfig.from_options(
+        model=str(folder), speculative_config=SpeculativeConfig.from_mapping(DRAFTS), **CONFIG
+    )
     with pytest.raises(ValueError, match=REFUSAL):
         make_executor(config, lines.append)
     assert not any("warmed up" in line for line in lines)

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "max_num_batched_tokens": 256,
         "num_gpu_blocks_override": NUM_BLOCKS,
     }
-    executor = make_executor(EngineConfig(model=str(folder), **choices), lambda text: None)
+    executor = make_executor(EngineConfig.from_options(model=str(folder), **choices), lambda text: None)
     with running_server(executor, tokenizer_folder=folder, step_timeout=60.0, **choices) as server:
         yield server
 

@@ -124,7 +124,7 @@ def variants_of(case: Case) -> set[Variant]:
     """The variants that an engine compiles when it starts."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_shape_model(Path(folder), case.model))
-        worker = MetaWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
+        worker = MetaWorker(EngineConfig.from_options(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.run_start))
     loras = [None, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [None]
     odd_steps = [variant for lora in loras for variant in record(partial(run_odd_steps, worker, case, lora))]

@@ -114,7 +114,7 @@ def build_core(
 ) -> Iterator[Engine]:
     """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order."""
     settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 32 * 2**20}
-    chosen = EngineConfig(model=str(model), **settings | config)
+    chosen = EngineConfig.from_options(model=str(model), **settings | config)
     executor = make_executor(chosen, lambda text: None)
     try:
         yield engine_over(executor, chosen, poison=poison, block_seed=block_seed)
@@ -145,8 +145,8 @@ def engine_over(
         block_order=order,
         host=executor.host_tier,
         mover=executor.mover,
-        has_disk=config.kv_disk_path is not None,
-        has_sources=config.kv_transfer_address is not None,
+        has_disk=config.kv_tiers.kv_disk_path is not None,
+        has_sources=config.kv_tiers.kv_transfer_address is not None,
     )
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),

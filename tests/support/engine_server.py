@@ -109,7 +109,7 @@ def running_server(
     if isinstance(executor, LoadedFakeExecutor):
         executor.max_num_seqs = choices.get("max_num_seqs", executor.max_num_seqs)
     options = ServeOptions(
-        config=EngineConfig(model="fake", **choices),
+        config=EngineConfig.from_options(model="fake", **choices),
         host="127.0.0.1",
         port=port,
         metrics_port=0,
@@ -148,7 +148,7 @@ def running_server(
 @contextmanager
 def serving_model(folder: Path, name: str, **config: Any) -> Iterator[int]:
     """The port of a server that has loaded the model in `folder` on the CPU."""
-    chosen = EngineConfig(model=str(folder), device="cpu", served_model_name=(name,), **config)
+    chosen = EngineConfig.from_options(model=str(folder), device="cpu", served_model_name=(name,), **config)
     options = ServeOptions(config=chosen, host="127.0.0.1", port=0, metrics_port=0, health_port=0)
     server = EngineServer(options, exit_process=lambda status: None)
     port = server.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from proa_engine.config import LOOPBACK, PeerTls
+from proa_engine.config import PeerTls
 from proa_engine.core.kv.mover import Adopted, Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, DiskCounts, StoredCheckpoint
 from proa_engine.framing import FrameReader, encode
@@ -37,6 +37,7 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.process import Mover
+from proa_engine.option_groups import LOOPBACK
 
 LAYOUT = ArenaLayout(num_pages=20, page_bytes=5000, num_states=3, state_bytes=(700, 64))
 FINGERPRINT = bytes(range(32))

@@ -32,7 +32,7 @@ def test_ranks_with_whole_experts_give_the_tokens_of_one(tmp_path: Path) -> None
         expected = generate(alone)
         [whole] = alone.executor.rank_sizes
     lines: list[str] = []
-    config = EngineConfig(
+    config = EngineConfig.from_options(
         model=str(model),
         device="cpu",
         tensor_parallel_size=2,

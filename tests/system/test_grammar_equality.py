@@ -73,7 +73,7 @@ class Bench:
     """An executor and the grammars of its model, for one core after another."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.config = EngineConfig(**SETTINGS | settings)
+        self.config = EngineConfig.from_options(**SETTINGS | settings)
         self.executor: UniProcExecutor = make_executor(self.config, lambda line: None)
         files = builtin_model_folder()
         self.tokenizer = Tokenizer.from_file(str(files / "tokenizer.json"))

@@ -40,7 +40,7 @@ PROMPT = [*range(5, 105)]
 
 @contextmanager
 def engine(model: Path, **config: Any) -> Iterator[Engine]:
-    parts = load_engine(EngineConfig(model=str(model), **CONFIG | config), lambda line: None)
+    parts = load_engine(EngineConfig.from_options(model=str(model), **CONFIG | config), lambda line: None)
     assert isinstance(parts.executor, UniProcExecutor)
     try:
         yield Engine(parts.core, parts.executor, Watched(parts.executor, poison=False))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from proa_engine.config import LOOPBACK
 from proa_engine.core.types import Copies
 from proa_engine.memory import mover_process
 from proa_engine.memory.arena_memory import anonymous_memory
 from proa_engine.memory.mover_process import MoverProcess
 from proa_engine.mover.messages import Fetch, Init, Progress, ToCore
+from proa_engine.option_groups import LOOPBACK
 from support.movers import FINGERPRINT, LAYOUT, hashes, make_job
 
 NOBODY = "127.0.0.1:9"  # no process listens there

@@ -172,10 +172,10 @@ def test_nodes_that_do_not_belong_to_the_engine_end_with_the_reason_and_a_member
 ) -> None:
     tls, flags = files_of(made)
     _, foreign = files_of(signed(tmp_path / "theirs"))
-    config = EngineConfig(model=str(folder), **nodes_of(free_port()), peer_tls=tls)
+    config = EngineConfig.from_options(model=str(folder), **nodes_of(free_port()), peer_tls=tls)
     with (
         closing(RemoteRanks(config, print)) as ranks,
-        node(folder, config.master_port, tmp_path, *flags) as member,
+        node(folder, config.parallel.master_port, tmp_path, *flags) as member,
     ):
         member.wait_for("connected to node 0")
         for arguments, num_ranks, reason in (
@@ -184,7 +184,7 @@ def test_nodes_that_do_not_belong_to_the_engine_end_with_the_reason_and_a_member
             (foreign, 2, "no TLS connection to node 0"),
             ([], 2, "node 0 demands TLS"),
         ):
-            with node(folder, config.master_port, tmp_path, *arguments, num_ranks=num_ranks) as stranger:
+            with node(folder, config.parallel.master_port, tmp_path, *arguments, num_ranks=num_ranks) as stranger:
                 assert stranger.wait() == 1
                 assert reason in stranger.printed
         accepted = ranks.take(1)

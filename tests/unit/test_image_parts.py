@@ -10,6 +10,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import make_images, max_image_tokens
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.models.image_config import ImageConfig
+from proa_engine.option_groups import ImageOptions
 
 INPUT = ImageInput(token_id=9, token="<image>", placeholder="<image>", unit=32, side=512, resample=3)
 IMAGES = ImageConfig(input=INPUT, embedding_width=8)
@@ -28,14 +29,16 @@ DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
 def test_a_step_of_a_whole_image_also_has_a_token_of_every_other_request(
     fields: dict[str, Any], num_tokens: int
 ) -> None:
-    config = EngineConfig(model="m", max_num_seqs=10, **fields)
+    config = EngineConfig.from_options(model="m", max_num_seqs=10, **fields)
     assert max_image_tokens(config, replace(IMAGES, attends_within=True), max_num_seqs=10) == num_tokens
 
 
 def test_images_in_chunks_may_be_as_large_as_the_encoder_cache() -> None:
     config = EngineConfig(model="m", max_num_batched_tokens=16)
     assert max_image_tokens(config, IMAGES, max_num_seqs=10) == 256
-    assert max_image_tokens(replace(config, encoder_cache_size=100), IMAGES, max_num_seqs=10) == 100
+    assert (
+        max_image_tokens(replace(config, images=ImageOptions(encoder_cache_size=100)), IMAGES, max_num_seqs=10) == 100
+    )
 
 
 def test_an_engine_without_images_takes_none() -> None:

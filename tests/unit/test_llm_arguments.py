@@ -2,11 +2,13 @@
 
 import inspect
 import re
-from dataclasses import fields
+import subprocess
+import sys
 from typing import Any, get_type_hints
 
 import pytest
 
+from proa.options import flat_hints
 from proa_engine.config import EngineConfig
 from proa_engine.offline.arguments import EngineArguments
 from proa_engine.offline.llm import LLM, REFUSED
@@ -14,6 +16,7 @@ from support.documentation import ROOT
 
 PAGE = ROOT / "docs/offline.md"
 OWN = {"model", "served_model_name", "speculative_config", "pooler_config"}  # parameters of `LLM.__init__` itself
+INTERNAL = {"peer_tls"}
 VLLM_METHODS = [
     "apply_model",
     "beam_search",
@@ -50,11 +53,14 @@ VLLM_METHODS = [
 
 
 def test_arguments_are_the_fields_of_the_configuration_with_their_types() -> None:
-    hints = get_type_hints(EngineConfig)
-    public = {each.name for each in fields(EngineConfig) if not each.metadata["option"].internal}
+    hints = flat_hints(EngineConfig)
 
-    assert get_type_hints(EngineArguments) == {name: hints[name] for name in public - OWN}
+    assert get_type_hints(EngineArguments) == {name: hints[name] for name in hints.keys() - OWN - INTERNAL}
     assert inspect.signature(LLM.__init__).parameters.keys() >= OWN
+
+
+def test_the_types_of_arguments_are_generated() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts/llm-arguments", "--check"], check=True)
 
 
 def test_an_unknown_argument_is_refused_with_the_name_that_is_meant() -> None:

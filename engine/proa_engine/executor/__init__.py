@@ -25,9 +25,11 @@ def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcE
 def prepare_executor(config: EngineConfig) -> "Callable[[Callable[[str], None]], UniProcExecutor]":
     """The first part of `make_executor`, which imports torch, while the compile pool begins. Call the result with `log`
     for the rest. Raises `ValueError`."""
-    if config.node_rank:
-        raise ValueError(f"node_rank must be 0 for an engine: node {config.node_rank} is run by `proa-engine serve`")
-    set_thread_variables(config.ranks_per_node)
+    if config.parallel.node_rank:
+        raise ValueError(
+            f"node_rank must be 0 for an engine: node {config.parallel.node_rank} is run by `proa-engine serve`"
+        )
+    set_thread_variables(config.parallel.ranks_per_node)
     use_compile_cache(config)
     compile_pool = begin_compile_pool(config)
     with _closed_on_error(compile_pool), importing():
@@ -52,7 +54,7 @@ def _closed_on_error(compile_pool: CompilePool | None) -> Iterator[None]:
 
 
 def _executor_class(config: EngineConfig) -> "type[UniProcExecutor]":
-    if config.num_ranks == 1:
+    if config.parallel.num_ranks == 1:
         from proa_engine.executor.uniproc import UniProcExecutor
 
         return UniProcExecutor

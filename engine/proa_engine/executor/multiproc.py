@@ -52,8 +52,8 @@ class MultiProcExecutor(UniProcExecutor):
         self._directory: Path | None = None
         self._remote_ranks: RemoteRanks | None = None
         self._is_started = False
-        self._deferred = DeferredSampling(config.pipeline_parallel_size)
-        self._stage_size = config.tensor_parallel_size  # ranks
+        self._deferred = DeferredSampling(config.parallel.pipeline_parallel_size)
+        self._stage_size = config.parallel.tensor_parallel_size  # ranks
         super().__init__(config, log, compile_pool)
         self._is_started = True
 
@@ -120,8 +120,8 @@ class MultiProcExecutor(UniProcExecutor):
             except ConnectionError as error:
                 raise ExecutorFailed(str(error)) from error
         host = (self._remote_ranks.local_address if self._remote_ranks else None) or distributed.LOOPBACK
-        store = distributed.open_store(host, config.num_ranks)
-        rendezvous = distributed.Rendezvous(time.time_ns(), host, store.port, 0, config.num_ranks)
+        store = distributed.open_store(host, config.parallel.num_ranks)
+        rendezvous = distributed.Rendezvous(time.time_ns(), host, store.port, 0, config.parallel.num_ranks)
         self._broadcast(wire.Init(config, rendezvous.generation, host, rendezvous.port))
         compile_pool = self._call(lambda: start_compile_pool(config, 0, self._compile_pool))
         self._call(lambda: self._worker.init_device(rendezvous, store))
@@ -175,15 +175,15 @@ class MultiProcExecutor(UniProcExecutor):
         return digests.pop()
 
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
-        if config.worker_sockets:
+        if config.parallel.worker_sockets:
             return [
                 self._make_connection(rank, UnixEndpoint(Path(path)))
-                for rank, path in enumerate(config.worker_sockets, start=1)
+                for rank, path in enumerate(config.parallel.worker_sockets, start=1)
             ]
-        if config.nnodes == 1:
+        if config.parallel.nnodes == 1:
             return self._spawn_workers(config)
         ranks = self._remote_ranks = RemoteRanks(config, self._log)  # before any process, as its port may be in use
-        others = range(config.ranks_per_node, config.num_ranks)
+        others = range(config.parallel.ranks_per_node, config.parallel.num_ranks)
         return [
             *self._spawn_workers(config),
             *(self._make_connection(rank, NodeEndpoint(ranks, rank)) for rank in others),
@@ -193,13 +193,14 @@ class MultiProcExecutor(UniProcExecutor):
         """Start the ranks of this machine, but rank 0."""
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
         connections = []
-        for rank in range(1, config.ranks_per_node):
+        for rank in range(1, config.parallel.ranks_per_node):
             path = self._directory / f"rank-{rank}.sock"
-            command = ["worker", "--rank", str(rank), "--tensor-parallel-size", str(config.tensor_parallel_size)]
-            command += ["--pipeline-parallel-size", str(config.pipeline_parallel_size), "--socket", str(path)]
+            command = ["worker", "--rank", str(rank), "--socket", str(path)]
+            command += ["--tensor-parallel-size", str(config.parallel.tensor_parallel_size)]
+            command += ["--pipeline-parallel-size", str(config.parallel.pipeline_parallel_size)]
             command += LogOptions.from_environment().arguments()
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
-            process = self._call(partial(spawn, *command, ranks_here=config.ranks_here))
+            process = self._call(partial(spawn, *command, ranks_here=config.parallel.ranks_here))
             connections.append(self._make_connection(rank, UnixEndpoint(path), process))
         return connections
 

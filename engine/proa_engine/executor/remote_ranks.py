@@ -29,7 +29,7 @@ class RemoteRanks:
 
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         """Raises `ValueError` if the port cannot be bound or a TLS file is invalid."""
-        assert config.master_addr is not None, "checked by EngineConfig"
+        assert config.parallel.master_addr is not None, "checked by Parallel"
         self.local_address: str | None = None  # of this node, as another node reached it; None: none has yet
         self._config = config
         self._log = log
@@ -40,14 +40,15 @@ class RemoteRanks:
         self._streams: dict[int, Stream] = {}  # by rank: not taken yet
         self._logged: set[tuple[str, str]] = set()  # addresses and types of errors
         self._is_closed = False
-        is_local = _is_loopback(config.master_addr)
+        is_local = _is_loopback(config.parallel.master_addr)
         if self._tls is None and not is_local:
             log("nodes connect in plaintext and without authentication: give --tls-cert, --tls-key and --tls-ca")
         try:
-            self._listener = _listen(config.master_addr if is_local else "", config.master_port)
+            self._listener = _listen(config.parallel.master_addr if is_local else "", config.parallel.master_port)
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(f"cannot listen on port {config.master_port} (--master-port): {reason}") from error
+            port = config.parallel.master_port
+            raise ValueError(f"cannot listen on port {port} (--master-port): {reason}") from error
         Thread(target=self._accept_all, name="proa-nodes", daemon=True).start()
 
     def take(self, rank: int) -> Stream | None:
@@ -59,7 +60,7 @@ class RemoteRanks:
         """Return the rank's node for messages, with its address once the rank is accepted."""
         with self._lock:
             address = self._addresses.get(rank)
-        node = f"node {rank // self._config.ranks_per_node}"
+        node = f"node {rank // self._config.parallel.ranks_per_node}"
         return node if address is None else f"{node} at {address}"
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class RemoteRanks:
                 return
             self._logged.add(key)
             is_last = len(self._logged) == _MAX_LOGGED
-        self._log(f"refused a connection from {address} to port {self._config.master_port}: {error}")
+        self._log(f"refused a connection from {address} to port {self._config.parallel.master_port}: {error}")
         if is_last:
             self._log(f"refused connections of {_MAX_LOGGED} addresses; those of other addresses are not logged")
 

@@ -53,10 +53,10 @@ class UniProcExecutor:
         self.rank_sizes: list[WorkerSizes] = []  # by rank
         self.kv_transfer: KvTransfer | None = None  # set by `_start_worker`, if movers listen
         self.mover: RankMovers | None = None
-        if config.has_movers:  # before any of them starts, because it sends messages at once
-            adopts = config.kv_offloading_path is not None
-            self.mover = RankMovers(self._send_to_movers, config.num_ranks, adopts=adopts)
-        self._worker = Worker(config, 0, log, ranks_here=config.ranks_here)
+        if config.kv_tiers.has_movers:  # before any of them starts, because it sends messages at once
+            adopts = config.kv_tiers.kv_offloading_path is not None
+            self.mover = RankMovers(self._send_to_movers, config.parallel.num_ranks, adopts=adopts)
+        self._worker = Worker(config, 0, log, ranks_here=config.parallel.ranks_here)
         self._log = log
         self._compile_pool = compile_pool
         self._device_thread = DeviceThread("proa-device")
@@ -66,7 +66,7 @@ class UniProcExecutor:
         self._inputs: StepInputs | None = None  # inputs of the step that is executed and not yet sampled
         self._copy_stream: torch.cuda.Stream | None = None
         # A waiting thread that computes a step cannot see another rank's failure.
-        self._may_help = config.num_ranks == 1
+        self._may_help = config.parallel.num_ranks == 1
         try:
             self._start(config)
             self._run_first_steps(min(config.max_num_batched_tokens, self._worker.max_model_len - 1))
@@ -77,7 +77,7 @@ class UniProcExecutor:
         self.max_model_len = self._worker.max_model_len
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self.replays_decodes = self._worker.device.type == "cuda" and not config.enforce_eager
-        self.step_costs = self._worker.step_costs.of_stages(config.pipeline_parallel_size)
+        self.step_costs = self._worker.step_costs.of_stages(config.parallel.pipeline_parallel_size)
         self._log(f"proa-engine {version('proa-engine')} with {config.model_name}: {self._describe()}")
 
     @property

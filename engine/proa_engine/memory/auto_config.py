@@ -36,17 +36,18 @@ def limit_torch_threads(num_ranks: int) -> None:
 def resolve_model_config(config: EngineConfig, folder: Path, device: torch.device) -> ModelConfig:
     """Return the configuration of the model in `folder`, changed as the engine needs it: its pooling task, kernels that
     do not depend on the batch, and `max_model_len` as the number of positions."""
-    model = read_config.of_engine(config, folder, language_model_only=config.language_model_only)
+    model = read_config.of_engine(config, folder, language_model_only=config.images.language_model_only)
     if config.pooler_config is not None:
         model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
     check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)
     if config.batch_invariant and device.type != "cpu":  # kernels of a CPU never depend on the batch
-        model = make_batch_invariant(model, config.tensor_parallel_size)
-    if config.decode_context_parallel_size > 1 and any(layer.cache_kind is not LatentLayer for layer in model.layers):
+        model = make_batch_invariant(model, config.parallel.tensor_parallel_size)
+    is_latent = all(layer.cache_kind is LatentLayer for layer in model.layers)
+    if config.parallel.decode_context_parallel_size > 1 and not is_latent:
         raise ValueError("decode_context_parallel_size must be 1 for a model that has layers without latent attention")
     if config.enable_prompt_embeds:
         check_prompt_embeds(model)
-    if config.enable_expert_parallel:
+    if config.parallel.enable_expert_parallel:
         model = make_expert_parallel(model)
     return replace(model, max_position_embeddings=resolve_max_model_len(config, model))
 

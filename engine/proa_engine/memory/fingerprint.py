@@ -53,7 +53,8 @@ def cache_fingerprint(
         astuple(plan),
         (dtype, cache_dtype),
         (None if fields.get("quantization_config") else config.quantization, config.batch_invariant),
-        (config.tensor_parallel_size, config.enable_expert_parallel),  # ranks' sums and scales round differently
+        # The sums and scales of ranks round differently.
+        (config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel),
         num_positions if "long_factor" in json.dumps(fields) else None,  # LongRoPE chooses its factors by them
         *([json.dumps(config.hf_overrides, sort_keys=True)] if config.hf_overrides else []),
     )

@@ -59,14 +59,14 @@ def check_ranks(config: EngineConfig, rank_sizes: Sequence[WorkerSizes]) -> None
     Ranks that divide the same layers must have the same layers in each block table. These may differ where layers have
     different numbers of KV heads. Host memory is adopted in ranges of pages, whose number depends on the pages' size.
     """
-    size = config.tensor_parallel_size
+    size = config.parallel.tensor_parallel_size
     for start in range(0, len(rank_sizes), size):
         if len({sizes.tables for sizes in rank_sizes[start : start + size]}) > 1:
             raise ValueError(
                 "the KV caches of layers cannot be packed into equal blocks on all ranks, because their KV heads are "
                 f"not divisible by tensor_parallel_size ({size}): use a size that divides them"
             )
-    if config.kv_offloading_path is not None and len({sizes.block_bytes for sizes in rank_sizes}) > 1:
+    if config.kv_tiers.kv_offloading_path is not None and len({sizes.block_bytes for sizes in rank_sizes}) > 1:
         raise ValueError(
             "kv_offloading_path is set, but the ranks have KV caches of different sizes: use a tensor_parallel_size "
             "that divides the KV heads, or unset it"
@@ -126,7 +126,7 @@ def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSiz
 
 def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> CacheSizes:
     """Return the sizes with the host tier added, if there is one. Raises ValueError if it would hold nothing."""
-    if not config.kv_offloading_size:
+    if not config.kv_tiers.kv_offloading_size:
         return sizes
     if not plan.block_bytes:
         raise ValueError("kv_offloading_size is set, but the model keeps no KV cache")
@@ -136,15 +136,15 @@ def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> Cache
     if not num_pages or (plan.state_bytes and not num_states):
         smallest = plan.block_bytes if not plan.state_bytes else max(4 * plan.state_bytes, 2 * plan.block_bytes)
         raise ValueError(
-            f"kv_offloading_size is {config.kv_offloading_size:g} GiB, {gib(num_bytes)} on this rank, but what it "
-            f"must hold takes {gib(smallest)}: raise it"
+            f"kv_offloading_size is {config.kv_tiers.kv_offloading_size:g} GiB, {gib(num_bytes)} on this rank, but "
+            f"what it must hold takes {gib(smallest)}: raise it"
         )
     return replace(sizes, num_host_pages=num_pages, num_host_states=num_states)
 
 
 def host_bytes(config: EngineConfig) -> int:
     """Return the bytes of the host tier on each rank."""
-    return int(config.kv_offloading_size * 2**30) // config.num_ranks
+    return int(config.kv_tiers.kv_offloading_size * 2**30) // config.parallel.num_ranks
 
 
 def host_tier(
@@ -166,8 +166,8 @@ def host_tier(
         state_pages=-(-max(each.state_bytes for each in rank_sizes) // page_bytes),
         min_load_tokens=_MIN_LOAD_BLOCKS * config.block_size,
         page_bytes=page_bytes,
-        load_bytes_per_second=load_rate * config.num_ranks if is_measured else 0.0,
-        adopts=config.kv_offloading_path is not None,
+        load_bytes_per_second=load_rate * config.parallel.num_ranks if is_measured else 0.0,
+        adopts=config.kv_tiers.kv_offloading_path is not None,
     )
 
 

@@ -162,7 +162,7 @@ class EngineMetrics:
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)
         text = "What gateways send to the engine, as label role: both, prefill or decode."
-        yield gauge("proa_engine_info", text, labels | {"role": self._config.role}, 1)
+        yield gauge("proa_engine_info", text, labels | {"role": self._config.kv_tiers.role}, 1)
         text = "Adapters of running and of waiting requests, as labels; the value is the time, in Unix seconds."
         yield gauge("vllm:lora_requests_info", text, labels | self._lora_labels(), time.time())
 
@@ -172,7 +172,7 @@ class EngineMetrics:
             times = self._requests.get(request_id)
             (running if times is not None and times.scheduled else waiting).add(name)
         return {
-            "max_lora": str(self._config.max_loras if self._config.enable_lora else 0),
+            "max_lora": str(self._config.lora.max_loras if self._config.lora.enable_lora else 0),
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(waiting)),
         }
@@ -205,7 +205,7 @@ class EngineMetrics:
         moved.counts["GPU_to_CPU"] = host.num_stored_pages * host.page_bytes
         moved.counts["CPU_to_GPU"] = host.num_loaded_pages * host.page_bytes
         if disk is not None:
-            num_ranks = self._config.tensor_parallel_size
+            num_ranks = self._config.parallel.tensor_parallel_size
             moved.counts["CPU_to_disk"] = disk.counts.num_written_bytes // num_ranks
             moved.counts["disk_to_CPU"] = disk.counts.num_read_bytes // num_ranks
         text = "Bytes copied on one rank between device, host memory and disk, without states between the first two."

@@ -6,11 +6,11 @@ import reprlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack
 
 from proa.beam_search import BeamSearchParams
 from proa.contract import SamplingParams
+from proa.options import flat
 from proa_engine.config import EngineConfig
 from proa_engine.json_configs import JsonConfig, PoolerConfig, SpeculativeConfig
 from proa_engine.offline.arguments import EngineArguments
@@ -77,7 +77,7 @@ class LLM(PooledMethods):
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"LLM got an unexpected keyword argument {unknown[0]!r}{hint}")
         config.setdefault("max_waiting_requests", sys.maxsize)  # a batch may be of any size
-        self._config = EngineConfig(
+        self._config = EngineConfig.from_options(
             model=model,
             served_model_name=(served_model_name,) if isinstance(served_model_name, str) else tuple(served_model_name),
             speculative_config=_json_config(SpeculativeConfig, speculative_config),
@@ -93,7 +93,7 @@ class LLM(PooledMethods):
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
         """Load the model of a configuration."""
         names = {"model", "served_model_name", "speculative_config", "pooler_config", *EngineArguments.__annotations__}
-        return cls(**{each.name: getattr(engine_args, each.name) for each in fields(engine_args) if each.name in names})
+        return cls(**{name: value for name, value in flat(engine_args).items() if name in names})
 
     if not TYPE_CHECKING:  # checkers would take any name for an attribute
 
@@ -114,7 +114,7 @@ class LLM(PooledMethods):
 
     def get_world_size(self) -> int:
         """The number of ranks: tensor_parallel_size times pipeline_parallel_size."""
-        return self._config.num_ranks
+        return self._config.parallel.num_ranks
 
     def generate(
         self,

@@ -80,7 +80,7 @@ class LLMEngine:
         self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)
         self._processor = OutputProcessor(self.tokenizer)
         self._check_grammar = lru_cache(maxsize=1024)(check)  # a batch has few different ones
-        self._max_loras = config.max_loaded_loras
+        self._max_loras = config.lora.max_loaded_loras
         self._lora_paths: dict[str, str] = {}  # of loaded adapters, by name
         self._early: deque[StepOutputs] = deque()  # of steps that ran while adapters were loaded
         self._is_asleep = False

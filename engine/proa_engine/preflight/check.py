@@ -68,7 +68,7 @@ def check_start(config: EngineConfig) -> None:
             _check_weights(config, model, gpus)
         if not config.skip_tokenizer_init:
             _check_tokenizer(config, model)
-        for module in config.lora_modules:
+        for module in config.lora.lora_modules:
             _check_adapter(resolve_module(module.path, config.downloads))
     except OSError as error:
         raise ValueError(f"{error.filename or config.model} cannot be read: {error.strerror or error}") from error
@@ -86,14 +86,14 @@ def _check_machine(config: EngineConfig, gpus: Gpus | None) -> None:
     check_torch(config.device)
     if config.device == "cuda":
         check_driver()
-    check_gpus(config.device, config.ranks_here, gpus)
+    check_gpus(config.device, config.parallel.ranks_here, gpus)
     if config.compile_cache is not None:
         _check_compile_cache(Path(config.compile_cache))
         if runs_on_cpu(config.device, gpus):
             _log.warning("compile_cache has no effect on a CPU: kernels are compiled for GPUs alone")
-    if config.kv_transfer_address is not None:
-        host, _, port = config.kv_transfer_address.rpartition(":")
-        for rank in range(config.ranks_here if int(port) else 0):
+    if config.kv_tiers.kv_transfer_address is not None:
+        host, _, port = config.kv_tiers.kv_transfer_address.rpartition(":")
+        for rank in range(config.parallel.ranks_here if int(port) else 0):
             check_address(host.strip("[]"), int(port) + rank, "--kv-transfer-address")
 
 
@@ -122,7 +122,7 @@ def _read_model(config: EngineConfig) -> _Model:
         if fields.get("max_position_embeddings") is not None:
             check_max_model_len(config.max_model_len, fields["max_position_embeddings"])
         if fields.get("num_attention_heads") is not None:
-            check_head_count(fields["num_attention_heads"], config.tensor_parallel_size, "attention heads")
+            check_head_count(fields["num_attention_heads"], config.parallel.tensor_parallel_size, "attention heads")
     return _Model(folder, fields, stored["architectures"][0], form if is_ours else None)
 
 
@@ -139,15 +139,15 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
         dtype = "float32" if is_cpu else stored_dtype(model.fields)
     check_experts(tensors, model.fields, quantization)
     least = least_bytes(tensors, model.fields, dtype=dtype, quantization=quantization, on_cpu=is_cpu is True)
-    share = least // config.num_ranks  # of the ranks, which divide the weights, one has an equal share or more
+    share = least // config.parallel.num_ranks  # of the ranks, which divide the weights, one has an equal share or more
     if is_cpu:
-        memory, cache = read_memory(), config.kv_offloading_path
+        memory, cache = read_memory(), config.kv_tiers.kv_offloading_path
         if cache is not None:  # this engine takes over what an earlier one has left there
             memory = replace(memory, available=memory.available + existing_bytes(Path(cache)))
-        check_weights(share, weights_room(memory, config.ranks_here))
+        check_weights(share, weights_room(memory, config.parallel.ranks_here))
     elif is_cpu is False and gpus is not None:
         # The other GPUs, such as one for a display, are not used.
-        smallest = gpus.memory[config.ranks_here - 1]
+        smallest = gpus.memory[config.parallel.ranks_here - 1]
         sets_cache = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
         check_gpu_weights(share, smallest, 1.0 if sets_cache else config.gpu_memory_utilization)
 

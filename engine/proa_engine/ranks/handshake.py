@@ -42,7 +42,7 @@ answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer
 
 def make_hello(config: EngineConfig, rank: int) -> Hello:
     # Messages between engine and worker change with any version, so theirs is that of the program.
-    return Hello(rank, version("proa-engine"), config.model, config.num_ranks, config.nnodes)
+    return Hello(rank, version("proa-engine"), config.model, config.parallel.num_ranks, config.parallel.nnodes)
 
 
 def refusal(hello: Hello, config: EngineConfig, connected: Mapping[int, str]) -> str | None:
@@ -52,7 +52,7 @@ def refusal(hello: Hello, config: EngineConfig, connected: Mapping[int, str]) ->
     for field in ("version", "model", "nnodes", "num_ranks"):
         if (theirs := getattr(hello, field)) != (expected := getattr(ours, field)):
             return f"{field} is {theirs} on its node and {expected} on node 0: start all nodes with the same flags"
-    first, last = config.ranks_per_node, config.num_ranks - 1
+    first, last = config.parallel.ranks_per_node, config.parallel.num_ranks - 1
     if not first <= hello.rank <= last:
         return f"rank {hello.rank} is not on another node: those are {first} to {last}"
     if hello.rank in connected:

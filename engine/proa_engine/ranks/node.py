@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 def run_node(config: EngineConfig) -> int:
-    """Run the ranks of node `config.node_rank` until the engine ends. Returns the exit code: 0 if it shut down
+    """Run the ranks of node `node_rank` until the engine ends. Returns the exit code: 0 if it shut down
     normally, or SIGTERM arrived before it listened."""
-    first = config.node_rank * config.ranks_per_node
-    ranks = range(first, first + config.ranks_per_node)
-    _log.info("node %d: starting ranks %d to %d", config.node_rank, ranks[0], ranks[-1])
+    node_rank, ranks_per_node = config.parallel.node_rank, config.parallel.ranks_per_node
+    ranks = range(node_rank * ranks_per_node, (node_rank + 1) * ranks_per_node)
+    _log.info("node %d: starting ranks %d to %d", node_rank, ranks[0], ranks[-1])
     processes = [_start(config, rank) for rank in ranks]
 
     is_stopping = False
@@ -44,14 +44,15 @@ def run_node(config: EngineConfig) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     codes = _wait(processes)
-    _log.info("node %d: its ranks ended with %s", config.node_rank, ", ".join(map(str, codes)))
+    _log.info("node %d: its ranks ended with %s", node_rank, ", ".join(map(str, codes)))
     return 1 if any(codes) else 0
 
 
 def _start(config: EngineConfig, rank: int) -> subprocess.Popen[bytes]:
-    assert config.master_addr is not None, "checked by EngineConfig"
-    setup = NodeRank(make_hello(config, rank), config.master_addr, config.master_port, config.peer_tls)
-    return spawn(COMMAND, msgspec.json.encode(setup).decode(), ranks_here=config.ranks_here)
+    parallel = config.parallel
+    assert parallel.master_addr is not None, "checked by Parallel"
+    setup = NodeRank(make_hello(config, rank), parallel.master_addr, parallel.master_port, config.peer_tls)
+    return spawn(COMMAND, msgspec.json.encode(setup).decode(), ranks_here=parallel.ranks_here)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:

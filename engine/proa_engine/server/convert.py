@@ -26,7 +26,7 @@ from proa.contract import (
 )
 from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
-from proa.options import masked
+from proa.options import flat, masked
 from proa_engine.config import EngineConfig
 from proa_engine.core.operations import LoadLora, Sleep, UnloadLora
 from proa_engine.observability.telemetry import TRACE_HEADERS
@@ -206,7 +206,8 @@ def kv_events_to_pb(sequence: int, device: TierChanges, host: TierChanges) -> se
 
 
 def server_info_to_pb(config: EngineConfig) -> service_pb2.GetServerInfoResponse:
-    return service_pb2.GetServerInfoResponse(config=msgspec.json.encode(masked(config)).decode())  # infinity is null
+    options = msgspec.json.encode(masked(flat(config)))  # infinity is null
+    return service_pb2.GetServerInfoResponse(config=options.decode())
 
 
 def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:

@@ -107,7 +107,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_embed_len=_max_embed_len(parts),
         num_host_blocks=0 if parts.executor.host_tier is None else parts.executor.host_tier.num_pages,
         kv_transfer=parts.executor.kv_transfer,
-        role=Role[config.role.upper()],
+        role=Role[config.kv_tiers.role.upper()],
     )
 
 

@@ -46,11 +46,11 @@ class ServeOptions:
         if self.tls is not None and self.tls.certificate is None:
             raise ValueError("--tls-ca needs --tls-cert and --tls-key")
         if self.tls is not None and self.tls.authority is None:
-            if self.config.kv_transfer_address is not None:
+            if self.config.kv_tiers.kv_transfer_address is not None:
                 raise ValueError(
                     "--kv-transfer-address with --tls-cert needs --tls-ca too: engines verify each other's certificates"
                 )
-            if self.config.nnodes > 1:
+            if self.config.parallel.nnodes > 1:
                 raise ValueError("--nnodes with --tls-cert needs --tls-ca too: nodes verify each other's certificates")
 
     @property

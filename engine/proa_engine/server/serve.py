@@ -81,7 +81,7 @@ class EngineServer:
         self._router = RequestRouter(self._on_sleep)
         self._health = Health()
         servicer = EngineServicer(self._router, self._on_session)
-        has_large_messages = options.config.enable_prompt_embeds or not options.config.language_model_only
+        has_large_messages = options.config.enable_prompt_embeds or not options.config.images.language_model_only
         self._io = IoThread(
             f"{options.host}:{options.port}",
             servicer,
@@ -186,7 +186,7 @@ class EngineServer:
         loras = parts.core.loaded_loras
         engine = LoadedEngine(parts.core, info, parts.config, sorted(files.items()), validate, observer, loras)
         self._router.start(engine)
-        self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.num_ranks)
+        self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.parallel.num_ranks)
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
         if not self._options.disable_log_stats:
@@ -196,7 +196,7 @@ class EngineServer:
             model=info.model_name,
             duration_ms=round(1000 * seconds, 1),
             max_model_len=parts.limits.lengths.max_model_len,
-            num_ranks=parts.config.num_ranks,
+            num_ranks=parts.config.parallel.num_ranks,
         )
         _log.info("ready after %.1f s: %s", seconds, info.model_name, extra=fields)
 

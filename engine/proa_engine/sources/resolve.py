@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
-from proa_engine.config import Downloads, EngineConfig, LoadFormat
+from proa_engine.config import EngineConfig, LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.option_groups import Downloads
 from proa_engine.sources.folders import INDEX_FILE
 from proa_engine.sources.object_urls import store_of
 
@@ -140,7 +141,7 @@ def download_model(config: EngineConfig) -> None:
     resolve_model_of(config)
     if not config.skip_tokenizer_init:
         resolve_tokenizer(config)
-    for module in config.lora_modules:
+    for module in config.lora.lora_modules:
         resolve_module(module.path, config.downloads)
 
 
@@ -186,9 +187,9 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
         selection = Selection(needed, [LORA_CONFIG_FILE], [LORA_WEIGHTS_FILE])
     else:
         selection = Selection(needed, CONFIG_FILE_PATTERNS, WEIGHT_FILE_PATTERNS, INDEX_FILE, with_weights)
-    folder = Path(os.path.expanduser(downloads.folder or HF_HUB_CACHE))  # that of `Path` raises without a home
+    folder = Path(os.path.expanduser(downloads.download_dir or HF_HUB_CACHE))  # that of `Path` raises without a home
     try:
-        return DownloadCache(folder, downloads.max_bytes).fetch(
+        return DownloadCache(folder, downloads.download_cache_size).fetch(
             ObjectFolder.open(url), selection, until_exit=not is_adapter
         )
     except OSError as error:
@@ -201,7 +202,7 @@ def _download(model: str, revision: str | None, patterns: list[str], downloads: 
     from proa_engine.sources.hub_download import download
 
     try:
-        return download(model, revision, patterns, downloads.folder)
+        return download(model, revision, patterns, downloads.download_dir)
     except Exception as error:  # the library raises those of its HTTP client too, which versions of it change
         raise ValueError(_explain_download(model, revision, error)) from error
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proa_engine.config import Downloads
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.models.lora_weights import digest, open_lora, unchanged
+from proa_engine.option_groups import Downloads
 from proa_engine.sources.resolve import resolve_lora
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
 from proa_engine.step.decode_graphs import GraphShape

@@ -155,8 +155,8 @@ def start_compile_pool(config: EngineConfig, rank: int, begun: CompilePool | Non
 
     from proa_engine.memory.auto_config import resolve_device
 
-    device = resolve_device(config.device, rank % config.ranks_per_node)
-    if device.type != "cuda" or rank % config.ranks_here:
+    device = resolve_device(config.device, rank % config.parallel.ranks_per_node)
+    if device.type != "cuda" or rank % config.parallel.ranks_here:
         if begun is not None:
             begun.close()
         return None

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
+from proa.options import flat
 from proa_engine.config import EngineConfig
 from proa_engine.sources.resolve import LocalFolder, source_of
 
@@ -105,7 +106,7 @@ def _key(config: EngineConfig, cache: Path) -> str:
 
 
 def _fields(config: EngineConfig) -> dict[str, object]:
-    fields: dict[str, object] = msgspec.to_builtins(config)
+    fields: dict[str, object] = msgspec.to_builtins(flat(config))
     return {name: value for name, value in fields.items() if name not in UNRELATED}
 
 

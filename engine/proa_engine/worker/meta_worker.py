@@ -27,8 +27,8 @@ _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 def run_starts(config: EngineConfig) -> None:
     """Run the starts, on each pipeline stage, of the first tensor parallel rank, which may have more heads than others
     and adds biases, and of the last, if its matrices have other shapes."""
-    size = config.tensor_parallel_size
-    for rank in range(0, config.num_ranks, size):
+    size = config.parallel.tensor_parallel_size
+    for rank in range(0, config.parallel.num_ranks, size):
         first = MetaWorker(config, rank)
         first.run_start()
         if size == 1:
@@ -65,7 +65,7 @@ class MetaWorker(Worker):
         return with_one_layer_of_each_kind(super()._read_model_config())
 
     def _join(self, rendezvous: Rendezvous | None, store: Store | None) -> ParallelContext:
-        size = self._config.tensor_parallel_size
+        size = self._config.parallel.tensor_parallel_size
         return MetaParallel(self._rank % size, size, None)
 
     def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:

@@ -56,12 +56,12 @@ class RankServer:
         init = self._inbox.get()
         assert isinstance(init, wire.Init)
         config = init.config
-        self._samples_each_step = config.pipeline_parallel_size == 1
+        self._samples_each_step = config.parallel.pipeline_parallel_size == 1
         # rank 0 logs the progress of all
-        worker = Worker(config, self._rank, _log.debug, ranks_here=config.ranks_here)
+        worker = Worker(config, self._rank, _log.debug, ranks_here=config.parallel.ranks_here)
         use_compile_cache(config)
         compile_pool = start_compile_pool(config, self._rank)
-        worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.num_ranks))
+        worker.init_device(Rendezvous(init.generation, init.host, init.port, self._rank, config.parallel.num_ranks))
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
         start = self._inbox.get()
         assert isinstance(start, wire.Start)

@@ -88,7 +88,7 @@ class Worker:
         self._rank = rank
         self._log = log
         self._ranks_here = ranks_here
-        self._tracer = tracer or WorkerTracer.from_environment(rank, rank // config.tensor_parallel_size)
+        self._tracer = tracer or WorkerTracer.from_environment(rank, rank // config.parallel.tensor_parallel_size)
         self._at_exit = ExitStack()
         self._placement: Placement
         self._loaded: LoadedModel | None = None  # None until loaded, and while it sleeps at level 2
@@ -136,22 +136,24 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
-            auto_config.limit_torch_threads(config.ranks_per_node)
+            auto_config.limit_torch_threads(config.parallel.ranks_per_node)
         self._folder = resolve_model_of(config)
         self.model_config = self._read_model_config()
         self.max_model_len = self.model_config.max_position_embeddings
-        split = self.model_config.expert_split(config.tensor_parallel_size)
-        if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.enable_expert_parallel):
+        split = self.model_config.expert_split(config.parallel.tensor_parallel_size)
+        if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.parallel.enable_expert_parallel):
             self._log(str(split))
         dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
         cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self.model_config, dtype, self.device)
         if self._rank == 0 and self.model_config.fp8_kv_cache and cache_dtype == dtype:
             self._log("the checkpoint's scales for a KV cache of 8-bit floats are not used")
         if self.device.type == "cpu":  # before the ranks join, when none has allocated memory yet
-            weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
+            weight_bytes = kv_cache.weight_bytes(
+                self.model_config, dtype.itemsize, config.parallel.tensor_parallel_size
+            )
             check_weights(weight_bytes, weights_room(self._memory(), self._ranks_here))
         parallel, links = self._join_stages(self._join(rendezvous, store))
-        parallel = replace(parallel, divides_latents=config.decode_context_parallel_size > 1)
+        parallel = replace(parallel, divides_latents=config.parallel.decode_context_parallel_size > 1)
         parallel = self._with_symmetric_memory(parallel)
         self._placement = Placement(self.device, dtype, cache_dtype, parallel, links)
 
@@ -195,7 +197,7 @@ class Worker:
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes(), self._prompt_shapes())
         if sizes.num_host_pages:
-            on_copied = self._on_copied if self._config.has_movers else None
+            on_copied = self._on_copied if self._config.kv_tiers.has_movers else None
             self._arena = HostArena(self._runner.memory, self._arena_memory(self._runner.memory, sizes), on_copied)
             self._at_exit.callback(self._arena.close)
             self._load_rate = self._arena.measure_load_rate(self._runner.memory)
@@ -230,9 +232,9 @@ class Worker:
 
         None if there is no disk. Raises `ValueError`.
         """
-        if self._config.kv_disk_path is None:
+        if self._config.kv_tiers.kv_disk_path is None:
             return None
-        path = Path(self._config.kv_disk_path)
+        path = Path(self._config.kv_tiers.kv_disk_path)
         try:
             for folder in delete_abandoned(path, time.time()):
                 self._log(f"kv_disk_path: deleted {folder}, which no engine has used for a week")
@@ -247,7 +249,8 @@ class Worker:
     def start_mover(self, on_message: Callable[[ToCore], None]) -> MoverProcess | None:
         """Start the rank's mover, if the configuration has one. `on_message` is called with what it sends to the
         core."""
-        if self._arena is None or not self._config.has_movers:
+        tiers = self._config.kv_tiers
+        if self._arena is None or not tiers.has_movers:
             return None
         host, port = self._transfer_address()
         init = Init(
@@ -255,13 +258,13 @@ class Worker:
             host=host,
             port=port,
             rank=self._rank,
-            num_ranks=self._config.tensor_parallel_size,
+            num_ranks=self._config.parallel.tensor_parallel_size,
             fingerprint=self.cache_fingerprint,
             since=self._arena.memory.since,
             epoch=self._arena.memory.epoch,
             disk=self._disk_settings(self._arena.memory.layout),
             tls=self._config.peer_tls,
-            sources=() if self._config.kv_transfer_address is None else self._config.kv_transfer_sources,
+            sources=() if tiers.kv_transfer_address is None else tiers.kv_transfer_sources,
         )
         self.mover = MoverProcess(init, self._arena.memory.descriptor, on_message, _log.warning)
         self._at_exit.callback(self.mover.close)
@@ -324,7 +327,7 @@ class Worker:
 
     def _arena_memory(self, on_device: CacheMemory, sizes: CacheSizes) -> ArenaMemory:
         """Return host memory of these sizes: a file if the configuration names a folder for it."""
-        folder = self._config.kv_offloading_path
+        folder = self._config.kv_tiers.kv_offloading_path
         layout = arena_layout(
             on_device,
             sizes.num_host_pages,
@@ -343,20 +346,20 @@ class Worker:
         """Return this rank's part of the disk, None if there is none. Raises `ValueError`."""
         if self.disk_folder is None:
             return None
-        num_bytes = int(self._config.kv_disk_size * 2**30) // self._config.tensor_parallel_size
+        num_bytes = int(self._config.kv_tiers.kv_disk_size * 2**30) // self._config.parallel.tensor_parallel_size
         least = MIN_SEGMENTS * max(layout.page_bytes, sum(layout.state_bytes))
         if num_bytes < least:
-            least_gib = least * self._config.tensor_parallel_size / 2**30
+            least_gib = least * self._config.parallel.tensor_parallel_size / 2**30
             raise ValueError(f"kv_disk_size must be at least {least_gib:.3f} GiB, {MIN_SEGMENTS} blocks of each rank")
         return DiskSettings(
             folder=str(Path(self.disk_folder) / f"rank-{self._rank}"),
             num_bytes=num_bytes,
-            bytes_per_second=self._config.kv_disk_write_mb_per_second * 1e6,
+            bytes_per_second=self._config.kv_tiers.kv_disk_write_mb_per_second * 1e6,
         )
 
     def _transfer_address(self) -> tuple[str, int | None]:
         """Return the host and port on which the rank's mover listens. 0: any free port; None: it does not listen."""
-        address = self._config.kv_transfer_address
+        address = self._config.kv_tiers.kv_transfer_address
         if address is None:
             return "", None
         host, _, port = address.rpartition(":")
@@ -382,7 +385,9 @@ class Worker:
         """Return the configuration of the model as this rank runs it; it has at least `max_model_len` positions."""
         config = self._config
         model = auto_config.resolve_model_config(config, self._folder, self.device)
-        return at_stage(model, self._rank // config.tensor_parallel_size, config.pipeline_parallel_size)
+        return at_stage(
+            model, self._rank // config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+        )
 
     def _join(self, rendezvous: distributed.Rendezvous | None, store: Store | None) -> ParallelContext:
         if rendezvous is None:
@@ -393,7 +398,7 @@ class Worker:
 
     def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:
         """Divide the ranks among pipeline stages. Returns the ranks of this rank's stage, and its links."""
-        parallel, links = join_stages(world, self._config.pipeline_parallel_size)
+        parallel, links = join_stages(world, self._config.parallel.pipeline_parallel_size)
         if world.world_size > parallel.world_size and parallel.rank == 0:
             self._log(str(self.model_config.stage))
         return parallel, links
@@ -401,10 +406,10 @@ class Worker:
     def _with_symmetric_memory(self, parallel: ParallelContext) -> ParallelContext:
         """Return the context of a stage's ranks with symmetric memory, if they are GPUs that have it in common."""
         config = self._config
-        if self.device.type != "cuda" or parallel.group is None or config.disable_custom_all_reduce:
+        if self.device.type != "cuda" or parallel.group is None or config.parallel.disable_custom_all_reduce:
             return parallel
-        size = config.tensor_parallel_size
-        devices = symmetric_memory.devices_of_stage(self._rank // size, size, config.ranks_here)
+        size = config.parallel.tensor_parallel_size
+        devices = symmetric_memory.devices_of_stage(self._rank // size, size, config.parallel.ranks_here)
         if size == 1 or devices is None:
             return parallel
         opened = symmetric_memory.open_all_reduce(parallel.group, self.device, devices, self._log)
@@ -412,16 +417,16 @@ class Worker:
 
     def _load_weights(self) -> LoadedModel:
         config, model_config, placement = self._config, self.model_config, self._placement
-        if config.enable_lora:
+        if config.lora.enable_lora:
             products = LoraProducts(
-                config.max_loras,
-                config.max_lora_rank,
+                config.lora.max_loras,
+                config.lora.max_lora_rank,
                 placement.dtype,
                 self.device,
                 batch_invariant=config.batch_invariant,
             )
             model_config = replace(model_config, linear_method=LoraMethod(model_config.linear_method, products))
-        digest = WeightsDigest() if config.has_movers else None  # nothing else asks for it
+        digest = WeightsDigest() if config.kv_tiers.has_movers else None  # nothing else asks for it
         model = load_model(
             self._folder,
             model_config,
@@ -438,7 +443,7 @@ class Worker:
         heads = load_pooling_heads(
             self._folder, model_config, model, device=self.device, load_format=config.load_format, seed=config.seed
         )
-        if config.enable_lora and self._loras is None:
+        if config.lora.enable_lora and self._loras is None:
             others = model_config.stage.others(len(model_config.layers))
             self._loras = LoraAdapters(products, others, config.downloads)
         elif self._loras is not None:
@@ -488,19 +493,19 @@ class Worker:
         )
 
     def _resolve_device(self) -> torch.device:
-        return auto_config.resolve_device(self._config.device, self._rank % self._config.ranks_per_node)
+        return auto_config.resolve_device(self._config.device, self._rank % self._config.parallel.ranks_per_node)
 
     def _graph_shapes(self) -> list[GraphShape]:
         """Return the shapes of decode steps to capture: none on a CPU, or if the model generates no tokens."""
         config = self._config
         if self.device.type == "cpu" or config.enforce_eager or not self.model_config.has_lm_head:
             return []
-        num_decodes = -(-config.max_num_seqs // config.pipeline_parallel_size)  # at most in a step
+        num_decodes = -(-config.max_num_seqs // config.parallel.pipeline_parallel_size)  # at most in a step
         return graph_shapes(
             num_decodes,
             config.num_speculative_tokens,
             config.max_num_batched_tokens,
-            with_loras=config.enable_lora,
+            with_loras=config.lora.enable_lora,
         )
 
     def _prompt_shapes(self) -> list[PromptShape]:
@@ -511,8 +516,8 @@ class Worker:
         config, model = self._config, self.model_config
         assert self._loaded is not None
         is_plain = all(isinstance(layer, KeyValueLayer) for layer in self._loaded.model.cache_layers())
-        has_features = config.enable_lora or config.num_speculative_tokens or model.images is not None
-        if not self._graph_shapes() or config.num_ranks > 1 or has_features or not is_plain:
+        has_features = config.lora.enable_lora or config.num_speculative_tokens or model.images is not None
+        if not self._graph_shapes() or config.parallel.num_ranks > 1 or has_features or not is_plain:
             return []
         most = min(MAX_PRODUCTS // kv_cache.num_multiplied(model), config.max_num_batched_tokens)
         return prompt_shapes(config.max_num_seqs, most)
@@ -537,7 +542,7 @@ class Worker:
 
     def _memory(self) -> HostMemory:
         """Return the memory of this machine. What an earlier engine has left in the host tier's files is available."""
-        memory, folder = read_memory(), self._config.kv_offloading_path
+        memory, folder = read_memory(), self._config.kv_tiers.kv_offloading_path
         return memory if folder is None else replace(memory, available=memory.available + existing_bytes(Path(folder)))
 
     def _cuda_budget(self) -> int:

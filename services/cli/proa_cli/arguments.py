@@ -95,7 +95,7 @@ def read_arguments(
     if model == "builtin" and "--no-enable-lora" not in engine and for_engine.keys().isdisjoint(_LORA_VARIABLES):
         engine += ["--enable-lora", *(f"--lora-modules={module}" for module in _BUILTIN_LORAS)]
     options = _parse(ServeOptions, engine, for_engine)
-    if options.config.node_rank:
+    if options.config.parallel.node_rank:
         raise ValueError("a gateway needs node 0: run the other nodes (--node-rank) with `proa-engine serve`")
     config = _parse(GatewayConfig, gateway, _variables(of_gateway, environment))
     if environment.get("VLLM_API_KEY") and not config.api_key:

@@ -86,7 +86,7 @@ def test_the_engine_accepts_the_arguments_of_both_pods() -> None:
     for path in (LEADER, WORKER):
         arguments = [each.replace("$(LWS_WORKER_INDEX)", "1") for each in container(objects, path)["args"]]
         config = from_arguments(ServeOptions, make_parser().parse_args(arguments)).config
-        assert (config.nnodes, config.node_rank) == (2, 0 if path == LEADER else 1)
+        assert (config.parallel.nnodes, config.parallel.node_rank) == (2, 0 if path == LEADER else 1)
 
 
 def test_only_leaders_serve() -> None:

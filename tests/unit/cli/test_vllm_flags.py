@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from proa.options import flat
 from proa_cli.arguments import flags_here, read_arguments
 from proa_cli.vllm_flags import SHORT_FLAGS, Kind, flag_table
 from proa_engine.config import EngineConfig
@@ -48,9 +49,9 @@ def test_the_page_has_the_defaults(name: str, number: str) -> None:
     config = EngineConfig(model="m")
     computed = {
         "limit-mm-per-prompt": ImageOptions().limit_mm_per_prompt.image,
-        "max-cpu-loras": config.max_loaded_loras / config.max_loras,
+        "max-cpu-loras": config.lora.max_loaded_loras / config.lora.max_loras,
     }
-    default = computed[name] if name in computed else getattr(config, name.replace("-", "_"))
+    default = computed[name] if name in computed else flat(config)[name.replace("-", "_")]
     assert default == float(number)
 
 

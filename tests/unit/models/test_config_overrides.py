@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 def test_sampling_defaults_are_what_the_options_say(
     options: dict[str, Any], expected: dict[str, Any], folder: Path
 ) -> None:
-    assert defaults(EngineConfig(model=str(folder), **options), folder) == expected
+    assert defaults(EngineConfig.from_options(model=str(folder), **options), folder) == expected
 
 
 def test_another_folder_has_the_sampling_defaults_and_end_tokens(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from proa_engine.memory.auto_config import resolve_model_config
 from proa_engine.memory.kv_cache import num_parameters, weight_bytes
 from proa_engine.models import read_config
 from proa_engine.models.config import ModelConfig, make_batch_invariant, make_expert_parallel
+from proa_engine.option_groups import Parallel
 from proa_engine.sources.resolve import resolve_model
 
 QWEN3: dict[str, Any] = {
@@ -128,7 +129,7 @@ def test_only_a_mixture_can_be_divided_by_expert_on_demand() -> None:
 
 
 def test_the_option_is_refused_at_the_start_for_a_model_without_experts() -> None:
-    config = EngineConfig(model="builtin", enable_expert_parallel=True)
+    config = EngineConfig(model="builtin", parallel=Parallel(enable_expert_parallel=True))
     with pytest.raises(ValueError, match="enable_expert_parallel needs a mixture of experts"):
         resolve_model_config(config, resolve_model("builtin"), torch.device("cpu"))
 

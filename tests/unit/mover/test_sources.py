@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from proa_engine.config import LOOPBACK
 from proa_engine.mover.sources import Sources, resolve
+from proa_engine.option_groups import LOOPBACK
 from support.movers import hashes, make_job, running_mover
 
 SERVICE = "proa-engine.here"

@@ -10,6 +10,7 @@ import pytest
 from proa_engine.config import EngineConfig
 from proa_engine.memory.host import HostMemory
 from proa_engine.memory.requirements import check_gpu_weights
+from proa_engine.option_groups import KvTiers
 from proa_engine.preflight import check, check_start
 from proa_engine.preflight.devices import Gpus, check_gpus, read_gpus, runs_on_cpu, visible
 from proa_engine.preflight.ports import check_address, why_unusable
@@ -107,7 +108,7 @@ def test_weights_are_compared_with_what_the_gpus_of_the_ranks_may_hold(monkeypat
 
     def start(memory: int, **options: Any) -> None:
         monkeypatch.setattr(check, "read_gpus", lambda: Gpus((memory, 1)))
-        check_start(EngineConfig(model="builtin", device="cuda", **options))
+        check_start(EngineConfig.from_options(model="builtin", device="cuda", **options))
 
     start(40 * GIB)
     with pytest.raises(ValueError, match="weights take at least"):
@@ -134,7 +135,11 @@ def test_memory_that_an_earlier_engine_has_left_to_this_one_is_room_for_weights(
     monkeypatch.setattr(check, "read_memory", lambda: HostMemory(limit=None, available=2**20, process=0))
     (tmp_path / "rank-0.arena").write_bytes(bytes(32 * 2**20))
 
-    check_start(EngineConfig(model="builtin", device="cpu", kv_offloading_size=1, kv_offloading_path=str(tmp_path)))
+    check_start(
+        EngineConfig(
+            model="builtin", device="cpu", kv_tiers=KvTiers(kv_offloading_size=1, kv_offloading_path=str(tmp_path))
+        )
+    )
 
 
 def test_a_folder_for_compiled_kernels_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -156,7 +161,9 @@ def test_an_address_in_use_or_of_another_machine_is_refused_with_its_flag() -> N
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"cannot listen on 127.0.0.1:{port} \(--port\): another program listens"):
             check_address("127.0.0.1", port, "--port")
-        config = EngineConfig(model="builtin", kv_offloading_size=1, kv_transfer_address=f"127.0.0.1:{port}")
+        config = EngineConfig(
+            model="builtin", kv_tiers=KvTiers(kv_offloading_size=1, kv_transfer_address=f"127.0.0.1:{port}")
+        )
         with pytest.raises(ValueError, match=r"\(--kv-transfer-address\): another program listens there"):
             check_start(config)
 

@@ -305,7 +305,7 @@ def test_bad_options_are_refused_with_the_reason(options: dict[str, Any], senten
     modules = tuple(LoraModule.parse(each) for each in options.pop("lora_modules", ()))
 
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check_start(EngineConfig(**options, lora_modules=modules))
+        check_start(EngineConfig.from_options(**options, lora_modules=modules))
 
 
 CONFIGURATIONS = {name: odd for name, odd in ODD_FILES.items() if odd.name != "tokenizer.json"}

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -17,7 +17,10 @@ from proa.options import (
     check_options,
     environment_warnings,
     flags,
+    flat,
+    flat_hints,
     from_arguments,
+    from_flat,
     masked,
     option,
     parse_count,
@@ -282,6 +285,30 @@ def test_the_variable_of_keys_has_one_key_or_an_array(text: str, keys: tuple[str
 def test_misspelled_variables_are_named() -> None:
     (line,) = environment_warnings(Config, {"PROA_TIMEOUTS": "5", "PROA_TIMEOUT": "5"})
     assert line.startswith("PROA_TIMEOUTS is ignored: ")
+
+
+def test_the_fields_of_a_group_stand_beside_the_others() -> None:
+    config = Config(name="n", one="x", limits=Limits(seconds=2.0))
+    values = flat(config)
+    assert values == flat(Config(name="n", one="x")) | {"seconds": 2.0}
+    assert values.keys() == flat_hints(Config).keys()
+    assert "limits" not in values
+    assert flat_hints(Config)["seconds"] is float
+    assert from_flat(Config, values) == config
+    assert from_flat(Config, {"name": "n"}) == Config(name="n")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"second": 1.0}, TypeError, "'second'"),
+        ({"seconds": -1.0}, ValueError, r"seconds must be at least 0, got -1\.0"),
+        ({"size": 1}, ValueError, "size must be at least 2, got 1"),
+    ],
+)
+def test_wrong_values_by_field_name_are_rejected(values: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_flat(Config, {"name": "n"} | values)
 
 
 def test_flags_are_listed() -> None:

@@ -20,6 +20,7 @@ from proa.options import from_arguments
 from proa.tls import TlsFiles
 from proa_engine.cli import main, make_parser
 from proa_engine.config import FITTING_LENGTH, EngineConfig, PeerTls
+from proa_engine.option_groups import Parallel
 from proa_engine.server.options import ServeOptions
 from support.processes import free_port
 
@@ -48,8 +49,7 @@ def test_flags_carry_vllms_names() -> None:
         gpu_memory_utilization=0.5,
         scheduling_policy="priority",
         dtype="bfloat16",
-        tensor_parallel_size=3,
-        worker_sockets=("/a", "/b"),
+        parallel=Parallel(tensor_parallel_size=3, worker_sockets=("/a", "/b")),
         skip_tokenizer_init=True,
     )
 
@@ -146,7 +146,7 @@ def test_adapters_are_given_in_vllms_forms() -> None:
     given = ["--lora-modules", "a=/a", '{"name": "b", "path": "/b"}', "--lora-modules", "c=/c"]
     arguments = make_parser().parse_args(["serve", "--model", "m", "--enable-lora", *given])
 
-    modules = from_arguments(ServeOptions, arguments).config.lora_modules
+    modules = from_arguments(ServeOptions, arguments).config.lora.lora_modules
 
     assert [(each.name, each.path) for each in modules] == [("a", "/a"), ("b", "/b"), ("c", "/c")]
 

@@ -10,6 +10,7 @@ from proa.contract import CheckpointRule, Role
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.engine_parts import assemble_engine
+from proa_engine.option_groups import KvTiers
 from proa_engine.server.loaded_engine import make_model_info
 from support.engine_server import LoadedFakeExecutor
 
@@ -55,7 +56,9 @@ def test_engines_with_windows_or_states_have_a_checkpoint_rule(
 @pytest.mark.parametrize("role", ["both", "prefill", "decode"])
 def test_the_role_is_that_of_the_configuration(role: Any) -> None:
     config = EngineConfig(
-        model="fake", block_size=4, role=role, kv_offloading_size=1.0, kv_transfer_address="127.0.0.1:0"
+        model="fake",
+        block_size=4,
+        kv_tiers=KvTiers(role=role, kv_offloading_size=1.0, kv_transfer_address="127.0.0.1:0"),
     )
     info = make_model_info(assemble_engine(config, LoadedFakeExecutor(), None), tokenizer_digest="")
     assert info.role is Role[role.upper()]

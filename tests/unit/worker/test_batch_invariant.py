@@ -23,7 +23,7 @@ def test_unsupported_settings_are_rejected_on_a_gpu_when_the_engine_starts(
     architecture: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path, architecture)
-    worker = MetaWorker(EngineConfig(model=str(folder), batch_invariant=True, **settings))
+    worker = MetaWorker(EngineConfig.from_options(model=str(folder), batch_invariant=True, **settings))
     with pytest.raises(ValueError, match=message):
         worker.init_device()
 
@@ -39,7 +39,9 @@ def test_latent_attention_is_rejected_on_a_gpu_in_a_model_without_experts(tmp_pa
 def test_it_changes_nothing_on_a_cpu(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture)
     worker = Worker(
-        EngineConfig(model=str(folder), device="cpu", batch_invariant=True, **settings), 0, lambda line: None
+        EngineConfig.from_options(model=str(folder), device="cpu", batch_invariant=True, **settings),
+        0,
+        lambda line: None,
     )
     worker.init_device()
     without = read_config.from_folder(folder, settings.get("quantization"))

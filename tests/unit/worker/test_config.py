@@ -9,6 +9,7 @@ from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.executor import make_executor
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.option_groups import Parallel
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ from proa_engine.json_configs import SpeculativeConfig
 )
 def test_value_out_of_range_is_rejected(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        EngineConfig(model="m", **{field: value})
+        EngineConfig.from_options(model="m", **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_value_out_of_range_is_rejected(field: str, value: Any, message: str) ->
 )
 def test_what_does_not_work_on_several_nodes_is_refused(fields: dict[str, Any], message: str) -> None:
     nodes: dict[str, Any] = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "10.0.0.1"}
-    assert EngineConfig(model="m", kv_offloading_size=1.0, **nodes).ranks_here == 1
+    assert EngineConfig.from_options(model="m", kv_offloading_size=1.0, **nodes).parallel.ranks_here == 1
     with pytest.raises(ValueError, match=message):
-        EngineConfig(model="m", **(nodes | fields))
+        EngineConfig.from_options(model="m", **(nodes | fields))
 
 
 @pytest.mark.parametrize(
@@ -65,17 +66,17 @@ def test_what_does_not_work_on_several_nodes_is_refused(fields: dict[str, Any], 
     ],
 )
 def test_what_does_not_work_with_pipeline_stages_is_refused(fields: dict[str, Any]) -> None:
-    EngineConfig(model="m", **fields)
+    EngineConfig.from_options(model="m", **fields)
     with pytest.raises(ValueError, match=f"{next(iter(fields))} cannot be used with pipeline_parallel_size above 1"):
-        EngineConfig(model="m", pipeline_parallel_size=2, **fields)
+        EngineConfig.from_options(model="m", pipeline_parallel_size=2, **fields)
 
 
 def test_each_stage_has_the_tensor_parallel_ranks() -> None:
     sizes: dict[str, Any] = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
-    assert EngineConfig(model="m", **sizes).num_ranks == 6
-    EngineConfig(model="m", worker_sockets=tuple(f"/run/{rank}" for rank in range(1, 6)), **sizes)
+    assert EngineConfig.from_options(model="m", **sizes).parallel.num_ranks == 6
+    EngineConfig.from_options(model="m", worker_sockets=tuple(f"/run/{rank}" for rank in range(1, 6)), **sizes)
     with pytest.raises(ValueError, match="5 of 6 ranks, got 1"):
-        EngineConfig(model="m", worker_sockets=("/run/1",), **sizes)
+        EngineConfig.from_options(model="m", worker_sockets=("/run/1",), **sizes)
 
 
 def test_sizes_are_unset_by_default() -> None:
@@ -96,13 +97,15 @@ def test_encoder_cache_holds_the_largest_image_and_a_step_unless_its_size_is_set
     fields: dict[str, Any], num_tokens: int
 ) -> None:
     images = ImageInput(token_id=9, token="<image>", placeholder="<image>", unit=32, max_pixels=512 * 512, resample=3)
-    config = EngineConfig(model="m", **fields)
+    config = EngineConfig.from_options(model="m", **fields)
     assert config.num_encoder_cache_tokens(images) == num_tokens
     assert config.num_encoder_cache_tokens(replace(images, max_pixels=0, side=512)) == num_tokens
     assert config.num_encoder_cache_tokens(None) == 0
 
 
 def test_only_node_0_is_an_engine() -> None:
-    other = EngineConfig(model="m", tensor_parallel_size=2, nnodes=2, node_rank=1, master_addr="10.0.0.1")
+    other = EngineConfig(
+        model="m", parallel=Parallel(tensor_parallel_size=2, nnodes=2, node_rank=1, master_addr="10.0.0.1")
+    )
     with pytest.raises(ValueError, match="node_rank must be 0 for an engine: node 1 is run by `proa-engine serve`"):
         make_executor(other, print)

@@ -12,6 +12,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.memory.cache_plan import plan_caches
 from proa_engine.memory.fingerprint import cache_fingerprint
+from proa_engine.option_groups import KvTiers
 from proa_engine.worker.worker import Worker
 from support.tiny_models import make_tiny_model
 
@@ -28,7 +29,7 @@ def fingerprint(**changed: Any) -> bytes:
         "num_positions": changed.pop("num_positions", 512),
         "device": torch.device("cpu"),
     }
-    config = EngineConfig(**{"model": "builtin", **changed})
+    config = EngineConfig.from_options(**{"model": "builtin", **changed})
     return cache_fingerprint(config, folder, weights, layers, plan, **others)
 
 
@@ -104,7 +105,10 @@ def test_weights_that_changed_while_the_engine_slept_are_refused_if_its_blocks_o
     path = folder / "model.safetensors"
     before, host = path.read_bytes(), tmp_path / "host"
     config = EngineConfig(
-        model=str(folder), device="cpu", max_model_len=64, kv_offloading_size=0.01, kv_offloading_path=str(host)
+        model=str(folder),
+        device="cpu",
+        max_model_len=64,
+        kv_tiers=KvTiers(kv_offloading_size=0.01, kv_offloading_path=str(host)),
     )
     worker = Worker(config, 0, lambda _: None)
     worker.init_device()

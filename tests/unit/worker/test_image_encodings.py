@@ -17,6 +17,7 @@ from proa_engine.framing import encode
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.kv_cache import cpu_encoder_bytes, encoder_cache_bytes, image_of, most_image_tokens
 from proa_engine.models.pooling_config import PoolingConfig
+from proa_engine.option_groups import ImageOptions
 from proa_engine.ranks import wire
 from proa_engine.step.images import EncoderWork, ImageEncodings, ImagePart, for_rank
 from proa_engine.worker.warmup import WarmUp
@@ -118,7 +119,7 @@ def test_kept_images_and_the_largest_one_take_memory() -> None:
     assert cpu_encoder_bytes(config, images, 256, 2) == 300 * WIDTH * 2 + 100 * 50 * 2
     assert encoder_cache_bytes(config, None, 2) == cpu_encoder_bytes(config, None, 256, 2) == 0
     assert most_image_tokens(config, images.input, 80) == 80
-    assert most_image_tokens(replace(config, encoder_cache_size=70), images.input, 80) == 70
+    assert most_image_tokens(replace(config, images=ImageOptions(encoder_cache_size=70)), images.input, 80) == 70
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 200])

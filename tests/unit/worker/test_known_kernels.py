@@ -4,13 +4,15 @@ import errno
 import os
 import pwd
 import subprocess
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from proa.options import flat, flat_hints
 from proa_engine.config import EngineConfig
+from proa_engine.option_groups import KvTiers
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.known_kernels import UNRELATED, GpuKind, KnownKernels, _triton_cache
 from support.tiny_models import make_tiny_model
@@ -53,7 +55,7 @@ def test_a_model_may_have_links_to_nothing(config: EngineConfig) -> None:
     "other", [{"dtype": "float16"}, {"max_num_seqs": 7}, {"enable_lora": True}, {"tensor_parallel_size": 2}]
 )
 def test_another_configuration_has_its_own_list(config: EngineConfig, other: dict[str, Any]) -> None:
-    known = KnownKernels(replace(config, **other))
+    known = KnownKernels(EngineConfig.from_options(**flat(config) | other))
     assert not known.may_be_complete()
     assert known.count(H100) is None
 
@@ -96,10 +98,11 @@ def test_a_cache_that_was_moved_is_not_used(config: EngineConfig, cache: Path, m
 
 
 def test_fields_that_decide_no_kernel_exist_and_do_not_change_the_list(config: EngineConfig) -> None:
-    assert {field.name for field in fields(EngineConfig)} >= UNRELATED
-    moved = replace(config, kv_offloading_size=1.0, kv_transfer_address="10.0.0.1:1")
+    assert flat_hints(EngineConfig).keys() >= UNRELATED
+    moved = replace(config, kv_tiers=KvTiers(kv_offloading_size=1.0, kv_transfer_address="10.0.0.1:1"))
     KnownKernels(moved).remember(H100, KERNELS)
-    assert KnownKernels(replace(moved, kv_transfer_address="10.0.0.2:2", seed=3)).count(H100) == 2
+    other = replace(moved, kv_tiers=replace(moved.kv_tiers, kv_transfer_address="10.0.0.2:2"), seed=3)
+    assert KnownKernels(other).count(H100) == 2
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_list(config: EngineConfig, cache: Path) -> None:

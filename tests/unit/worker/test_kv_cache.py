@@ -23,6 +23,7 @@ from proa_engine.memory.kv_cache import (
     with_host,
 )
 from proa_engine.memory.requirements import check_weights, weights_room
+from proa_engine.option_groups import KvTiers, Parallel
 
 GIB = 2**30
 CONFIG = EngineConfig(model="m", max_num_seqs=4)
@@ -113,7 +114,7 @@ def test_room_for_weights_is_the_container_limit_or_available_memory_divided_by_
 
 
 def test_the_host_tier_has_pages_and_states_of_its_share() -> None:
-    config = replace(CONFIG, kv_offloading_size=1.0, tensor_parallel_size=2)
+    config = replace(CONFIG, kv_tiers=KvTiers(kv_offloading_size=1.0), parallel=Parallel(tensor_parallel_size=2))
     sizes = CacheSizes(9, 0, 4)
     assert with_host(sizes, CONFIG, plan()) is sizes
     assert with_host(sizes, config, plan()) == replace(sizes, num_host_pages=GIB // 2 // 1024)
@@ -123,18 +124,18 @@ def test_the_host_tier_has_pages_and_states_of_its_share() -> None:
 
 
 def test_a_host_tier_that_would_hold_nothing_is_refused() -> None:
-    sizes, small = CacheSizes(9, 0, 4), replace(CONFIG, kv_offloading_size=1e-6)
+    sizes, small = CacheSizes(9, 0, 4), replace(CONFIG, kv_tiers=KvTiers(kv_offloading_size=1e-6))
     with pytest.raises(ValueError, match=r"kv_offloading_size is 1e-06 GiB, \d.* on this rank, but .* raise it"):
-        with_host(sizes, replace(small, tensor_parallel_size=2), plan())
+        with_host(sizes, replace(small, parallel=Parallel(tensor_parallel_size=2)), plan())
     with pytest.raises(ValueError, match="raise it"):
         with_host(sizes, small, plan(state_bytes=4096))
     with pytest.raises(ValueError, match="kv_offloading_size is set, but the model keeps no KV cache"):
-        with_host(sizes, replace(CONFIG, kv_offloading_size=1.0), replace(plan(), block_bytes=0))
+        with_host(sizes, replace(CONFIG, kv_tiers=KvTiers(kv_offloading_size=1.0)), replace(plan(), block_bytes=0))
 
 
 def test_copies_of_a_step_are_limited_by_the_rank_with_the_largest_blocks() -> None:
     sizes = CacheSizes(9, 4, 4, num_host_pages=100, num_host_states=5)
-    config = replace(CONFIG, kv_offloading_size=1.0, pipeline_parallel_size=2)
+    config = replace(CONFIG, kv_tiers=KvTiers(kv_offloading_size=1.0), parallel=Parallel(pipeline_parallel_size=2))
     states = WorkerSizes(sizes, block_bytes=1, weight_bytes=1, tables=(), state_bytes=1 << 20)
     blocks = WorkerSizes(replace(sizes, num_host_pages=90), 1 << 18, weight_bytes=1, tables=(0,), state_bytes=0)
 
@@ -154,7 +155,7 @@ def sizes_of_rank(block_bytes: int = 1, tables: tuple[int, ...] = (0, 1, 1)) -> 
 
 
 def test_ranks_whose_layers_are_in_other_tables_are_refused() -> None:
-    config = replace(CONFIG, tensor_parallel_size=2)
+    config = replace(CONFIG, parallel=Parallel(tensor_parallel_size=2))
     first, second = sizes_of_rank(), sizes_of_rank(tables=(0, 1, 2))
     check_ranks(config, [first, first, second, second])
     with pytest.raises(ValueError, match=r"not divisible by tensor_parallel_size \(2\): use a size that divides them"):
@@ -162,8 +163,8 @@ def test_ranks_whose_layers_are_in_other_tables_are_refused() -> None:
 
 
 def test_host_memory_is_not_adopted_by_ranks_with_unequal_blocks() -> None:
-    config = replace(CONFIG, tensor_parallel_size=2)
-    adopting = replace(config, kv_offloading_size=1.0, kv_offloading_path="/host")
+    config = replace(CONFIG, parallel=Parallel(tensor_parallel_size=2))
+    adopting = replace(config, kv_tiers=KvTiers(kv_offloading_size=1.0, kv_offloading_path="/host"))
     check_ranks(config, [sizes_of_rank(3), sizes_of_rank(2)])
     check_ranks(adopting, [sizes_of_rank(3), sizes_of_rank(3)])
     with pytest.raises(ValueError, match="kv_offloading_path is set, but the ranks have KV caches of different sizes"):

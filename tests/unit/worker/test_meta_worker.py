@@ -11,6 +11,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.memory.kv_cache import CacheSizes
 from proa_engine.models import read_config
+from proa_engine.option_groups import Parallel
 from proa_engine.worker.meta_worker import MetaWorker, run_starts, with_one_layer_of_each_kind
 from support import shape_models
 from support.tiny_models import make_tiny_model
@@ -41,7 +42,7 @@ def test_the_last_rank_is_started_too_if_its_matrices_have_other_shapes(
         started.append(worker._rank)
 
     monkeypatch.setattr(MetaWorker, "start", start)
-    run_starts(EngineConfig(model=str(make_tiny_model(tmp_path, **fields)), tensor_parallel_size=2))
+    run_starts(EngineConfig(model=str(make_tiny_model(tmp_path, **fields)), parallel=Parallel(tensor_parallel_size=2)))
     assert started == ranks
 
 
@@ -53,7 +54,7 @@ def test_each_pipeline_stage_is_started(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MetaWorker, "start", start)
     folder = make_tiny_model(tmp_path, num_hidden_layers=4)
-    run_starts(EngineConfig(model=str(folder), tensor_parallel_size=2, pipeline_parallel_size=3))
+    run_starts(EngineConfig(model=str(folder), parallel=Parallel(tensor_parallel_size=2, pipeline_parallel_size=3)))
     assert started == [(0, 0), (2, 1), (4, 2)]
 
 
@@ -74,7 +75,9 @@ def test_published_models_are_loaded_by_ranks_that_do_not_divide_their_kv_heads(
 ) -> None:
     folder = str(shape_models.make_shape_model(tmp_path, model))
     for rank, expected in zip((0, num_ranks - 1), kv_heads, strict=True):
-        worker = MetaWorker(EngineConfig(model=folder, dtype="bfloat16", tensor_parallel_size=num_ranks), rank)
+        worker = MetaWorker(
+            EngineConfig(model=folder, dtype="bfloat16", parallel=Parallel(tensor_parallel_size=num_ranks)), rank
+        )
         worker.init_device()
         worker.load_model()
         assert worker._loaded is not None

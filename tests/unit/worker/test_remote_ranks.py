@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
+from proa.options import flat
 from proa_engine.config import EngineConfig, PeerTls
 from proa_engine.executor import remote_ranks
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.framing import Stream
+from proa_engine.option_groups import Parallel
 from proa_engine.ranks.connect import NodeRank, RankRefused, connect
 from proa_engine.ranks.handshake import make_hello
 from support.certificates import Certificate, signed
 from support.processes import free_port
 
 DEADLINE = 30.0
-CONFIG = EngineConfig(model="m", tensor_parallel_size=4, nnodes=2, master_addr="127.0.0.1")
+CONFIG = EngineConfig(model="m", parallel=Parallel(tensor_parallel_size=4, nnodes=2, master_addr="127.0.0.1"))
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,10 @@ class Node0:
 
     def connect(self, rank: int = 2, tls: PeerTls | None = None, **fields: Any) -> Stream:
         """Connect as a rank of a node with these fields in its configuration."""
-        hello = make_hello(replace(self.config, **fields), rank)
-        return connect(NodeRank(hello, "127.0.0.1", self.config.master_port, tls or self.config.peer_tls), print)
+        hello = make_hello(EngineConfig.from_options(**flat(self.config) | fields), rank)
+        return connect(
+            NodeRank(hello, "127.0.0.1", self.config.parallel.master_port, tls or self.config.peer_tls), print
+        )
 
     def take(self, rank: int = 2) -> Stream:
         deadline = time.monotonic() + DEADLINE
@@ -64,7 +68,7 @@ class Node0:
 
 @contextmanager
 def node_0(**fields: Any) -> Iterator[Node0]:
-    node = Node0(replace(CONFIG, master_port=free_port(), **fields))
+    node = Node0(EngineConfig.from_options(**flat(CONFIG) | {"master_port": free_port()} | fields))
     with closing(node.ranks):
         yield node
 
@@ -88,8 +92,8 @@ def test_a_rank_of_another_node_is_accepted(made: tuple[PeerTls, PeerTls], with_
 
 def test_a_rank_waits_until_node_0_listens() -> None:
     lines: list[str] = []
-    config = replace(CONFIG, master_port=free_port())
-    rank = NodeRank(make_hello(config, 2), "127.0.0.1", config.master_port)
+    config = replace(CONFIG, parallel=replace(CONFIG.parallel, master_port=free_port()))
+    rank = NodeRank(make_hello(config, 2), "127.0.0.1", config.parallel.master_port)
 
     def listen_once_logged(line: str) -> None:
         lines.append(line)
@@ -98,7 +102,7 @@ def test_a_rank_waits_until_node_0_listens() -> None:
     nodes: list[Node0] = []
     connect(rank, listen_once_logged).close()
 
-    assert lines == [f"waiting for node 0 at 127.0.0.1:{config.master_port}: Connection refused"]
+    assert lines == [f"waiting for node 0 at 127.0.0.1:{config.parallel.master_port}: Connection refused"]
     nodes[0].ranks.close()
 
 
@@ -116,7 +120,7 @@ def test_a_rank_of_another_engine_is_refused_on_both_sides(fields: dict[str, Any
     with node_0() as node:
         with pytest.raises(RankRefused, match=f"node 0 at .* refuses rank {rank}: {reason}"):
             node.connect(rank, **fields)
-        node.wait_for_line(f"refused a connection from 127.0.0.1 to port {node.config.master_port}: {reason}")
+        node.wait_for_line(f"refused a connection from 127.0.0.1 to port {node.config.parallel.master_port}: {reason}")
         assert_accepts_rank_2(node)
 
 
@@ -125,7 +129,7 @@ def test_a_rank_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
         hello = make_hello(node.config, 2)
         monkeypatch.setattr("proa_engine.ranks.handshake.version", lambda _: "9.9")
         with pytest.raises(RankRefused, match=f"version is {hello.version} on its node and 9.9 on node 0"):
-            connect(NodeRank(hello, "127.0.0.1", node.config.master_port), print)
+            connect(NodeRank(hello, "127.0.0.1", node.config.parallel.master_port), print)
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -162,7 +166,7 @@ def test_a_rank_does_not_believe_a_node_0_of_another_authority(made: tuple[PeerT
 
 def test_a_rank_in_plaintext_is_refused_by_a_node_0_with_tls(made: tuple[PeerTls, PeerTls]) -> None:
     with node_0(peer_tls=made[0]) as node:
-        plaintext = NodeRank(make_hello(node.config, 2), "127.0.0.1", node.config.master_port)
+        plaintext = NodeRank(make_hello(node.config, 2), "127.0.0.1", node.config.parallel.master_port)
         with pytest.raises(RankRefused, match="node 0 demands TLS: give --tls-cert"):
             connect(plaintext, print)
         assert_accepts_rank_2(node)
@@ -179,7 +183,7 @@ def test_a_rank_with_tls_is_refused_by_a_node_0_in_plaintext(made: tuple[PeerTls
 def test_a_peer_that_is_no_rank_is_logged_once_and_does_no_harm(sent: bytes) -> None:
     with node_0() as node:
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", node.config.master_port), DEADLINE) as peer:
+            with socket.create_connection(("127.0.0.1", node.config.parallel.master_port), DEADLINE) as peer:
                 peer.sendall(sent)
                 peer.shutdown(socket.SHUT_WR)
                 while peer.recv(4096):
@@ -194,7 +198,7 @@ def test_peers_that_say_nothing_are_dropped_and_delay_no_rank(
 ) -> None:
     monkeypatch.setattr(remote_ranks, "SECONDS", 1.0)
     with node_0(peer_tls=made[0] if with_tls else None) as node:
-        peers = [socket.create_connection(("127.0.0.1", node.config.master_port), DEADLINE) for _ in range(8)]
+        peers = [socket.create_connection(("127.0.0.1", node.config.parallel.master_port), DEADLINE) for _ in range(8)]
         assert_accepts_rank_2(node)
         for peer in peers:
             with peer:
@@ -206,14 +210,17 @@ def test_peers_that_say_nothing_give_way_to_ranks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(remote_ranks, "_MAX_HANDSHAKES", 4)
     monkeypatch.setattr(remote_ranks, "SECONDS", 1000.0)
     with node_0() as node, ExitStack() as stack:
-        port = node.config.master_port
+        port = node.config.parallel.master_port
         peers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)) for _ in range(8)]
         assert_accepts_rank_2(node)
         assert not peers[0].recv(1), "the oldest is closed"
 
 
 def test_a_port_in_use_is_named_with_its_flag() -> None:
-    with node_0() as node, pytest.raises(ValueError, match=rf"port {node.config.master_port} \(--master-port\): "):
+    with (
+        node_0() as node,
+        pytest.raises(ValueError, match=rf"port {node.config.parallel.master_port} \(--master-port\): "),
+    ):
         RemoteRanks(node.config, print)
 
 

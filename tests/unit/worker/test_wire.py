@@ -10,6 +10,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
 from proa_engine.framing import encode
 from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
+from proa_engine.option_groups import Parallel
 from proa_engine.ranks import wire
 
 SCHEDULER_OUTPUT = SchedulerOutput(
@@ -44,7 +45,12 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [
-    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/1.sock",)), 2**62, "10.0.0.1", 4711),
+    wire.Init(
+        EngineConfig(model="m", parallel=Parallel(tensor_parallel_size=2, worker_sockets=("/1.sock",))),
+        2**62,
+        "10.0.0.1",
+        4711,
+    ),
     wire.Start(CacheSizes(12, 3, 2)),
     wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
