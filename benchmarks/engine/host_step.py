@@ -120,7 +120,7 @@ class HostFuture:
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         started = time.thread_time()
-        output = collect(StepTensors(self.token_ids, None, []), self.inputs)
+        output = collect(StepTensors(self.token_ids), self.inputs)
         self.executor.seconds += time.thread_time() - started
         return output
 

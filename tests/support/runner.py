@@ -16,10 +16,12 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.async_output import collect
+from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.step.drafts import DraftColumns
 from proa_engine.step.images import ImageColumns, ImageEncodings
-from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.input_batch import InputBatch
+from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
@@ -42,21 +44,28 @@ def make_batch(
     loras: LoraAdapters | None = None,
     images: ImageConfig | None = None,
     encodings: ImageEncodings | None = None,
+    compute_logits: Callable[[Tensor], Tensor] | None = None,
+    max_logprobs: int = 5,
 ) -> InputBatch:
+    """`compute_logits` is the model's, for log probabilities of prompts."""
     tables = SlotTables(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         block_size=block_size,
         vocab_size=vocab_size,
         device=torch.device("cpu"),
+        has_position_deltas=images is not None and images.has_three_positions,
     )
-    features = Features(
-        sampling=SamplingColumns(tables, [EOS]),
-        images=None if images is None or encodings is None else ImageColumns(tables, images, encodings),
-        drafts=None if drafts is None else DraftColumns(tables, drafts),
-        loras=None if loras is None else LoraColumns(tables, loras),
-    )
-    return InputBatch(tables, features)
+    features: list[Columns] = []
+    if compute_logits is not None:
+        features.append(PromptLogprobColumns(tables, compute_logits, max_logprobs))
+    if images is not None:
+        features.append(ImageColumns(tables, images, encodings))
+    if drafts is not None:
+        features.append(DraftColumns(tables, drafts))
+    if loras is not None:
+        features.append(LoraColumns(tables, loras))
+    return InputBatch(tables, SamplingColumns(tables, [EOS]), features)
 
 
 class FakeModel:
@@ -148,7 +157,13 @@ class RunnerHarness:
     ) -> None:
         self.model = model or FakeModel()
         self.batch = make_batch(
-            max_num_seqs=max_num_seqs, drafts=drafts, loras=loras, images=images, encodings=encodings
+            max_num_seqs=max_num_seqs,
+            drafts=drafts,
+            loras=loras,
+            images=images,
+            encodings=encodings,
+            compute_logits=self.model.compute_logits,
+            max_logprobs=max_logprobs,
         )
         max_drafts = 0 if drafts is None else drafts.num_speculative_tokens
         shapes = graph_shapes(max_num_seqs, max_drafts, with_loras=loras is not None)

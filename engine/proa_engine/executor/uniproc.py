@@ -95,7 +95,7 @@ class UniProcExecutor:
             torch.cuda.set_device(self._worker.device)
             self._guarded(lambda: self._execute(copies, inputs))
         else:
-            wake = inputs is None or not self._is_small(inputs)
+            wake = inputs is None or not (inputs.is_small and self._may_help)
             self._device_thread.submit(lambda: self._guarded(lambda: self._execute(copies, inputs)), wake=wake)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
@@ -116,7 +116,7 @@ class UniProcExecutor:
             return self._launch_sampling(inputs, masks)
         with self._lock:
             self._pending.add(future)
-        is_small = self._is_small(inputs)
+        is_small = inputs.is_small and self._may_help
         job = self._device_thread.submit(
             lambda: self._guarded(lambda: self._resolve(future, inputs, masks)), wake=not is_small
         )
@@ -239,9 +239,6 @@ class UniProcExecutor:
         self._worker.begin_step(copies)
         if inputs is not None:
             self._worker.model_runner.execute_model(inputs)
-
-    def _is_small(self, inputs: StepInputs) -> bool:
-        return self._may_help and self._worker.model_runner.is_small(inputs)
 
     def _guarded(self, job: Callable[[], object]) -> None:
         """Run device work unless the executor has failed. An exception fails the executor."""

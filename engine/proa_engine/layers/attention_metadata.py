@@ -38,12 +38,13 @@ class EmbeddedRows:
     embeddings: torch.Tensor  # [N, width] in the model's type
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
 
     A request's tokens are its last ones: those that end at seq_len. Where decodes have more than one token, some may
-    lie before the request's beginning or have slot -1: these are padding.
+    lie before the request's beginning or have slot -1: these are padding. The features of a step set the fields behind
+    `decode_width` before its layers run; layers only read.
     """
 
     query_start_loc: torch.Tensor  # [R + 1] int32: request r's tokens are query_start_loc[r] … query_start_loc[r + 1]

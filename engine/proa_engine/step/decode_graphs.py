@@ -131,14 +131,14 @@ class DecodeGraphs:
             others = [] if draw is None else [partial(draw, rows)]
             self._graphs[shape] = capture.capture(partial(decode, rows, shape), *others)
 
-    def shape_for(self, num_rows: int, most_tokens: int, *, has_loras: bool = False) -> GraphShape | None:
-        """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is
-        none."""
+    def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
+        """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens, without adapters;
+        None if there is none."""
         width = min((width for width in self._sizes if width >= most_tokens), default=None)
         if not self._graphs or width is None or num_rows > self._sizes[width][-1]:
             return None
         sizes = self._sizes[width]
-        return GraphShape(sizes[bisect_left(sizes, num_rows)], width, has_loras)
+        return GraphShape(sizes[bisect_left(sizes, num_rows)], width)
 
     def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
         """Run the graph of the layers of this shape on `rows`, as returned by `pad_rows`.

@@ -138,16 +138,13 @@ class SmallSteps:
     """
 
     def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
         self._num_threads = torch.get_num_threads()
-        self._max_tokens = max_tokens
-
-    def include(self, num_tokens: int) -> bool:
-        return num_tokens <= self._max_tokens
 
     @contextmanager
-    def one_thread(self, num_tokens: int) -> Iterator[None]:
+    def one_thread(self, is_small: bool) -> Iterator[None]:
         """Limit torch to one thread if the step is small. The count is process-wide, so it is restored afterwards."""
-        if self._num_threads == 1 or not self.include(num_tokens):
+        if self._num_threads == 1 or not is_small:
             yield
             return
         torch.set_num_threads(1)

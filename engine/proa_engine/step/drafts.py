@@ -7,44 +7,71 @@ before the forward pass, where attention and penalties read them like any token,
 cache entries of rejected draft tokens are overwritten when the request reaches their positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from proa_engine.core.types import NewRequestData
+from proa_engine.core.types import Drafts, NewRequestData
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngrams
-from proa_engine.step.columns import Columns, Rows, Samples, TokenRows
+from proa_engine.step.columns import Columns, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
 from proa_engine.step.decode_graphs import pad_rows
-from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.slots import Edits, SlotTables
-from proa_engine.step.staging import IntArray, Packer
-
-
-@dataclass(frozen=True, slots=True)
-class DraftInputs:
-    """A step's draft tokens: staged indices and host values. A row that samples is a decode or a prompt's last
-    chunk."""
-
-    num_planned: list[int]  # draft tokens of each of the step's rows, at most
-    first_samples: int  # [sampling rows]
-    num_before: int  # [samples]: samples of the row before each
-    moves: "TokenMoves | None"  # None: a graph computes the positions
+from proa_engine.step.staging import Packer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMoves:
     """Staged indices that correct the positions of a batch of TokenRows."""
 
+    of: TokenRows
     rows: int  # [3 * rows], as `propose_ngrams` takes them
     token_rows: int  # [tokens]: the step's row of each token
 
 
+@dataclass(frozen=True, slots=True)
+class DraftPart(StepPart):
+    """A step's draft tokens: a row samples after each of them, and after the token before them."""
+
+    columns: "DraftColumns"
+    request_ids: list[str]  # by row
+    num_samples: list[int]  # by row, at most: the device may propose fewer drafts than the step has room for
+    samples: Samples | None
+    first_samples: int  # staged index: [sampling rows]
+    num_before: int  # staged index: [samples], samples of the row before each
+    moves: TokenMoves | None  # None: a graph computes the positions
+
+    def before_forward(self, arrays: list[Tensor]) -> None:
+        """Move the step's samples and tokens to their true positions. A graph proposes the draft tokens of its rows."""
+        if self.samples is not None:
+            self.columns.move_samples(self.samples, self.num_before, arrays)
+        if self.moves is not None:
+            self.columns.move_tokens(self.moves, arrays)
+
+    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+        """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; nothing if no row has
+        drafts."""
+        if self.samples is None or token_ids is None:
+            return []
+        counts = self.columns.accept(token_ids, arrays[self.samples.slots], arrays[self.first_samples])
+        return [counts] if any(count > 1 for count in self.num_samples) else []
+
+    def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
+        (counts,) = results
+        sampling_rows = [row for row, num_samples in enumerate(self.num_samples) if num_samples]
+        for row, (num_accepted, num_proposed) in zip(sampling_rows, counts.tolist(), strict=True):
+            outputs.num_kept[row] = num_accepted + 1
+            if (num_planned := self.num_samples[row] - 1) > 0:
+                outputs.others[self.request_ids[row]].drafts = Drafts(num_planned, num_proposed)
+
+
 class DraftColumns(Columns):
-    """Drafts by slot. For each step call `begin` before its forward pass, and `accept` after its sampling if it
-    samples."""
+    """Drafts by slot."""
+
+    adds_drafts = True
 
     def __init__(self, tables: SlotTables, config: SpeculativeConfig) -> None:
         self._tables = tables
@@ -59,48 +86,56 @@ class DraftColumns(Columns):
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
 
-    def count_planned(self, rows: Rows) -> IntArray:
-        """Return the maximum number of draft tokens of each row, [rows]: what a decode computes beside its last known
-        token."""
-        num_tokens = self._tables.num_tokens[rows.slots]
-        is_decode = (rows.ends >= num_tokens) & (rows.starts + 1 >= num_tokens)
-        return np.where(is_decode, rows.counts - 1, 0)
-
-    def lay_out_samples(
-        self, rows: Rows, sampled: IntArray, num_planned: IntArray, moves: TokenMoves | None, packer: Packer
-    ) -> tuple[DraftInputs, Samples]:
-        """Return a step's drafts and the samples of its rows `sampled`: one after each draft token and one after the
-        token before them."""
-        num_samples = num_planned[sampled] + 1
-        sample_rows = np.repeat(sampled, num_samples)
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> DraftPart:
+        rows = step.rows
+        num_samples = rows.num_samples[rows.num_samples > 0]
         first_samples = np.cumsum(num_samples) - num_samples
-        num_before = np.arange(sample_rows.size) - np.repeat(first_samples, num_samples)
-        inputs = DraftInputs(num_planned.tolist(), packer.add(first_samples), packer.add(num_before), moves)
-        num_after = num_planned[sample_rows] - num_before
-        samples = Samples(
-            rows=sample_rows,
-            positions=rows.ends[sample_rows] - num_after,
-            hidden_rows=rows.query_start_loc[1:][sample_rows] - 1 - num_after,
+        num_before = np.arange(num_samples.sum()) - np.repeat(first_samples, num_samples)
+        return DraftPart(
+            columns=self,
+            request_ids=rows.request_ids,
+            num_samples=rows.num_samples.tolist(),
+            samples=step.samples,
+            first_samples=packer.add(first_samples),
+            num_before=packer.add(num_before),
+            moves=None if step.token_rows is None else _token_moves(rows, step.token_rows, packer),
         )
-        return inputs, samples
 
-    def begin(
-        self, inputs: DraftInputs, sampling: SamplingInputs | None, rows: TokenRows | None, arrays: list[Tensor]
-    ) -> None:
-        """Move the step's samples to their true positions, in the step's staged `arrays`.
+    def before_decodes(self, columns: Tensor) -> None:
+        self._propose(columns[:3])
 
-        Also calls `propose` for TokenRows. `rows` None: a CUDA graph calls it.
+    def move_samples(self, samples: Samples, num_before: int, arrays: list[Tensor]) -> None:
+        """Move samples to their true positions, in the step's staged `arrays`."""
+        slots = arrays[samples.slots]
+        positions = self._lengths.index_select(0, slots) + arrays[num_before]
+        arrays[samples.positions] = positions
+        arrays[samples.write_to] = torch.add(positions, slots, alpha=self._tables.token_width)
+
+    def move_tokens(self, moves: TokenMoves, arrays: list[Tensor]) -> None:
+        """Propose the draft tokens of a batch, and move all its positions in the step's staged `arrays`."""
+        rows, proposed = moves.of, arrays[moves.rows].view(3, -1)
+        self._propose(proposed)
+        shift = proposed[1] - arrays[rows.seq_lens]  # [rows]
+        arrays[rows.seq_lens] = proposed[1]
+        token_rows = arrays[moves.token_rows]
+        of_tokens = shift.index_select(0, token_rows)
+        positions = arrays[rows.positions] + of_tokens
+        arrays[rows.positions] = positions
+        arrays[rows.token_positions] = arrays[rows.token_positions] + of_tokens
+        first_blocks = arrays[rows.slots].index_select(0, token_rows) * self._tables.max_blocks
+        arrays[rows.block_positions] = first_blocks + positions // self._tables.block_size
+        arrays[rows.block_offsets] = positions % self._tables.block_size
+
+    def accept(self, token_ids: Tensor, slots: Tensor, first_samples: Tensor) -> Tensor:
+        """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64, and store their requests'
+        true lengths.
+
+        `token_ids` and `slots` [samples] int64 are of the step's samples, `first_samples` [sampling rows] the first of
+        each row. A row keeps the samples of its accepted draft tokens, which come first, and the one after them.
         """
-        if sampling is not None:
-            slots = arrays[sampling.slots]
-            positions = self._lengths.index_select(0, slots) + arrays[inputs.num_before]
-            arrays[sampling.positions] = positions
-            arrays[sampling.write_to] = torch.add(positions, slots, alpha=self._tables.token_width)
-        if rows is not None:
-            assert inputs.moves is not None
-            self._move(rows, inputs.moves, arrays)
+        return accept_drafts(token_ids, slots, first_samples, self._drafts, self._lengths)
 
-    def propose(self, rows: Tensor) -> None:
+    def _propose(self, rows: Tensor) -> None:
         """Write draft tokens to the token table and move the rows to their true ends.
 
         `rows` [3, rows] int64 are slots, ends and numbers of tokens, as `propose_ngrams` takes them. Can be captured.
@@ -114,38 +149,11 @@ class DraftColumns(Columns):
             max_ngram=self._config.prompt_lookup_max,
         )
 
-    def accept(
-        self, inputs: DraftInputs, sampling: SamplingInputs, arrays: list[Tensor], token_ids: Tensor
-    ) -> Tensor | None:
-        """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; None if no row has
-        drafts.
 
-        `token_ids` [samples] int64 are the step's samples. A row keeps the samples of its accepted draft tokens, which
-        come first, and the one after them.
-        """
-        first_samples = arrays[inputs.first_samples]
-        counts = accept_drafts(token_ids, arrays[sampling.slots], first_samples, self._drafts, self._lengths)
-        return counts if any(inputs.num_planned) else None
-
-    def _move(self, rows: TokenRows, moves: TokenMoves, arrays: list[Tensor]) -> None:
-        """Call `propose`, and move all positions of the batch in `arrays`."""
-        proposed = arrays[moves.rows].view(3, -1)
-        self.propose(proposed)
-        shift = proposed[1] - arrays[rows.seq_lens]  # [rows]
-        arrays[rows.seq_lens] = proposed[1]
-        token_rows = arrays[moves.token_rows]
-        of_tokens = shift.index_select(0, token_rows)
-        positions = arrays[rows.positions] + of_tokens
-        arrays[rows.positions] = positions
-        arrays[rows.token_positions] = arrays[rows.token_positions] + of_tokens
-        first_blocks = arrays[rows.slots].index_select(0, token_rows) * self._tables.max_blocks
-        arrays[rows.block_positions] = first_blocks + positions // self._tables.block_size
-        arrays[rows.block_offsets] = positions % self._tables.block_size
-
-
-def token_moves(rows: Rows, num_planned: IntArray, packer: Packer) -> TokenMoves:
+def _token_moves(rows: Rows, token_rows: TokenRows, packer: Packer) -> TokenMoves:
     counts = rows.counts
     return TokenMoves(
-        rows=packer.add(pad_rows(rows.slots, rows.ends, 1 + num_planned, counts.size)),
+        of=token_rows,
+        rows=packer.add(pad_rows(rows.slots, rows.ends, np.maximum(rows.num_samples, 1), counts.size)),
         token_rows=packer.add(np.repeat(np.arange(counts.size), counts)),
     )

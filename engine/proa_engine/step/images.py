@@ -14,7 +14,8 @@ from proa_engine.layers.attention_metadata import EmbeddedRows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import ImageEncoder
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.step.columns import Columns, ForwardInputs, Rows
+from proa_engine.step.columns import Columns, ForwardInputs, Rows, StepLayout, StepPart
+from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
@@ -170,10 +171,24 @@ class ImageInputs:
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
         if self.tokens is not None:
             if self.encodings is not None:
-                forward.images = EmbeddedRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
-            forward.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
+                embeddings = self.encodings.embeddings(self.tokens.parts)
+                forward.metadata.images = EmbeddedRows(arrays[self.tokens.rows], embeddings)
+            forward.metadata.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
         if self.offsets is not None:
             forward.positions = forward.positions + arrays[self.offsets].view(3, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPart(StepPart):
+    """The encoder's work before a step's forward pass."""
+
+    is_large = True
+
+    encodings: ImageEncodings
+    work: EncoderWork
+
+    def before_forward(self, arrays: list[Tensor]) -> None:
+        self.encodings.update(self.work)
 
 
 class ImageColumns(Columns):
@@ -181,19 +196,11 @@ class ImageColumns(Columns):
 
     def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings | None) -> None:
         """`encodings` None: this rank encodes no images, because only the first pipeline stage reads them."""
-        self.encodings = encodings
+        self._tables = tables
         self._config = config
+        self._encodings = encodings
         self._images: dict[int, ImagePositions] = {}  # by slot
         self._ends = np.zeros(tables.num_slots, np.int64)  # prompt tokens up to the last image's end
-        # [slots] int64, for models with three positions: what is added to the places of tokens behind all images.
-        self.position_deltas: Tensor | None = None
-        if config.has_three_positions:
-            self.position_deltas = torch.zeros(tables.num_slots, dtype=torch.int64, device=tables.device)
-
-    def update(self, work: EncoderWork) -> None:
-        """Free and encode images. Device work."""
-        if self.encodings is not None:
-            self.encodings.update(work)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         images: ImagePositions | None = None
@@ -202,23 +209,30 @@ class ImageColumns(Columns):
             positions = three_positions(request.images, config.input.unit) if config.has_three_positions else None
             images = self._images[slot] = ImagePositions(request.images, positions)
         self._ends[slot] = 0 if images is None else images.end
-        if self.position_deltas is not None:
-            edits.write(self.position_deltas, (slot,), (0 if images is None else images.delta,))
+        if self._tables.position_deltas is not None:
+            edits.write(self._tables.position_deltas, (slot,), (0 if images is None else images.delta,))
 
     def remove(self, slot: int) -> None:
         self._images.pop(slot, None)
 
-    def can_replay(self, rows: Rows) -> bool:
-        """Return False if a row computes a token of an image, or one before a later image: its positions are not a
+    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape | None:
+        """Return None if a row computes a token of an image, or one before a later image: its positions are not a
         decode's."""
-        return not self._images or bool((rows.starts >= self._ends[rows.slots]).all())
+        return None if self._images and (rows.starts < self._ends[rows.slots]).any() else shape
 
     def lay_out(self, rows: Rows, packer: Packer) -> ImageInputs | None:
         if not self._images:
             return None
         places = rows.token_positions()
         tokens, offsets = self._tokens(rows, places, packer), self._offsets(rows, places, packer)
-        return None if tokens is None and offsets is None else ImageInputs(self.encodings, tokens, offsets)
+        return None if tokens is None and offsets is None else ImageInputs(self._encodings, tokens, offsets)
+
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> EncoderPart | None:
+        """Return the encoder's work; None if there is none, or if another pipeline stage does it."""
+        plan = step.plan
+        if self._encodings is None or not (plan.freed_images or plan.encoder_inputs):
+            return None
+        return EncoderPart(self._encodings, EncoderWork(plan.freed_images, plan.encoder_inputs))
 
     def _tokens(self, rows: Rows, places: IntArray, packer: Packer) -> ImageTokens | None:
         """Return the step's tokens that belong to images; None if there are none. `places` [tokens]: each token's index
@@ -246,7 +260,7 @@ class ImageColumns(Columns):
     def _offsets(self, rows: Rows, places: IntArray, packer: Packer) -> int | None:
         """Return `ImageTokens.offsets`: None if no row's request has images, or if the model has one position a
         token."""
-        if self.position_deltas is None:
+        if self._tables.position_deltas is None:
             return None
         of_rows = [self._images.get(slot) for slot in rows.slots.tolist()]
         if not any(of_rows):

@@ -1,50 +1,27 @@
 """InputBatch: a worker's requests by slot, with the columns of every feature, in memory that is allocated once."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.step.columns import Columns, Rows
-from proa_engine.step.drafts import DraftColumns
-from proa_engine.step.images import ImageColumns
-from proa_engine.step.loras import LoraColumns
-from proa_engine.step.pooling import PoolingColumns
-from proa_engine.step.prompt_embeds import PromptEmbedsColumns
 from proa_engine.step.sampling import SamplingColumns
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray
-from proa_engine.step.states import StateColumns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """The features of an engine, None if a feature is off; no request may use it then. CUDA graphs have their columns
-    in this order."""
-
-    sampling: SamplingColumns
-    pooling: PoolingColumns | None = None
-    images: ImageColumns | None = None
-    prompt_embeds: PromptEmbedsColumns | None = None
-    drafts: DraftColumns | None = None
-    states: StateColumns | None = None
-    loras: LoraColumns | None = None
-
-    def __iter__(self) -> Iterator[Columns]:
-        """Iterate over the features that are on."""
-        features = (getattr(self, field.name) for field in fields(self))
-        return (feature for feature in features if feature is not None)
 
 
 class InputBatch:
     """The requests in slots 0 … max_num_seqs - 1. The scheduler never runs more than `max_num_seqs` requests, so a slot
     is always free."""
 
-    def __init__(self, tables: SlotTables, features: Features) -> None:
+    def __init__(self, tables: SlotTables, sampling: SamplingColumns, features: Sequence[Columns] = ()) -> None:
+        """`features`: those of the engine. CUDA graphs have their columns in this order."""
         self.tables = tables
+        self.sampling = sampling
         self.features = features
-        self.active: tuple[Columns, ...] = tuple(features)
+        self.used_features = [feature for feature in features if feature.is_used]
+        self.has_drafts = any(feature.adds_drafts for feature in features)
         self._num_blocks = [[0] * tables.block_tables.shape[0] for _ in range(tables.num_slots)]
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(tables.num_slots))[::-1]
@@ -57,13 +34,13 @@ class InputBatch:
 
     def apply(self, scheduler_output: SchedulerOutput) -> Edits:
         """Remove finished and preempted requests and add new ones on the host. Returns the edits for the device."""
-        edits = Edits()
-        for request_id in scheduler_output.finished_request_ids:
-            self._remove(request_id)
-        for request_id in scheduler_output.preempted_request_ids:
+        edits, removed = Edits(), (*scheduler_output.finished_request_ids, *scheduler_output.preempted_request_ids)
+        for request_id in removed:
             self._remove(request_id)
         for new in scheduler_output.new_requests:
             self._add(new, edits)
+        if removed or scheduler_output.new_requests:
+            self.used_features = [feature for feature in self.features if feature.is_used]
         self.update(scheduler_output.cached_requests, edits)
         return edits
 
@@ -86,13 +63,14 @@ class InputBatch:
         counts = np.ones(len(request_ids), np.int64)
         counts[len(scheduler_output.decode_request_ids) :] = list(scheduler_output.num_chunk_tokens.values())
         slots = self.slots_of(request_ids)
-        starts = self.tables.num_computed_tokens[slots]
+        starts, num_tokens = self.tables.num_computed_tokens[slots], self.tables.num_tokens[slots]
         ends = starts + counts
-        has_tokens = self.features.drafts is not None or (ends <= self.tables.num_tokens[slots]).all()
-        assert has_tokens, "a step cannot compute tokens that do not exist"
+        assert self.has_drafts or (ends <= num_tokens).all(), "a step cannot compute tokens that do not exist"
+        # Where a row begins with its request's last known token, the tokens behind are drafts.
+        num_samples = np.where(starts + 1 >= num_tokens, counts, ends >= num_tokens)
         query_start_loc = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=query_start_loc[1:])
-        return Rows(request_ids, slots, starts, ends, counts, query_start_loc, scheduler_output.states)
+        return Rows(request_ids, slots, starts, ends, counts, num_samples, query_start_loc, scheduler_output.states)
 
     def _add(self, request: NewRequestData, edits: Edits) -> None:
         """Assign the request a slot and write all of the slot's state."""
@@ -107,14 +85,14 @@ class InputBatch:
         block_ids: list[int] = []
         self._append_blocks(slot, request.block_ids, positions, block_ids)
         edits.write(tables.flat_block_tables, positions, block_ids)
-        for feature in self.active:
+        for feature in (self.sampling, *self.features):
             feature.add(request, slot, edits)
 
     def _remove(self, request_id: str) -> None:
         """Free the request's slot. Ids of requests that were never scheduled are ignored."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
-            for feature in self.active:
+            for feature in (self.sampling, *self.features):
                 feature.remove(slot)
             self._free_slots.append(slot)
 

@@ -3,7 +3,7 @@ token of a step. A slot here belongs to an adapter, not to a request; requests s
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -130,19 +130,22 @@ class LoraColumns(Columns):
         if request.lora is not None:
             edits.run(self._adapters.assign(request.lora))
 
-    def are_used(self, rows: Rows) -> bool:
-        return bool(self._slots[rows.slots].max() != NO_LORA)
+    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape:
+        return replace(shape, has_loras=True) if self._are_used(rows) else shape
 
     def lay_out(self, rows: Rows, packer: Packer) -> LoraInputs:
-        if not self.are_used(rows):
+        if not self._are_used(rows):
             return LoraInputs(self._adapters, None)
         return LoraInputs(self._adapters, packer.add(np.repeat(self._slots[rows.slots], rows.counts)))
 
     def lay_out_decodes(self, rows: Rows) -> IntArray | None:
-        return self._slots[rows.slots][None] if self.are_used(rows) else None
+        return self._slots[rows.slots][None] if self._are_used(rows) else None
 
     def fill_decodes(self, forward: ForwardInputs, columns: torch.Tensor, shape: GraphShape) -> None:
         self._adapters.use(columns[-1].repeat_interleave(shape.width) if shape.has_loras else None)
+
+    def _are_used(self, rows: Rows) -> bool:
+        return bool(self._slots[rows.slots].max() != NO_LORA)
 
 
 def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:

@@ -20,17 +20,13 @@ from proa_engine.step.columns import ForwardInputs, TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.step.device_thread import SmallSteps
 from proa_engine.step.input_batch import InputBatch
-from proa_engine.step.logprobs import PromptLogprobRows
+from proa_engine.step.logprobs import LogprobTensors
 from proa_engine.step.pipeline import StageIO, WholeModel
-from proa_engine.step.pooling import PoolingInputs
 from proa_engine.step.prompt_graphs import PromptGraphs
-from proa_engine.step.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
+from proa_engine.step.sampler import SampledTokens, Sampler, ship_masks
 from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.staging import Staging
 from proa_engine.step.step_inputs import DecodeRows, InputBuilder, PromptRows, StepInputs
-
-# Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
-_PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +67,17 @@ class ModelRunner:
         self._model = model
         self._batch = batch
         self._tables = batch.tables
-        self._features = batch.features
-        self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.tables.vocab_size))
         self._parallel = parallel or ParallelContext()
         self._stage = stage or WholeModel()
         self._sampler = Sampler(batch, max_logprobs)
-        self._input_builder = InputBuilder(batch, graphs, prompt_graphs)
         self._staging = Staging(self.device)
         self._graphs = graphs
         self._prompt_graphs = prompt_graphs
         self._small_steps = small_steps or SmallSteps(0)
+        self._input_builder = InputBuilder(batch, graphs, prompt_graphs, self._small_steps.max_tokens)
         self._tracer = tracer
-        self._graphs_draw = self._stage.is_whole and self._features.drafts is None  # whether graphs sample
+        # Whether graphs sample.
+        self._graphs_draw = graphs is not None and self._stage.is_whole and not batch.has_drafts
         self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
@@ -91,22 +86,14 @@ class ModelRunner:
             self._tracer.update(scheduler_output)
         return self._input_builder.build(scheduler_output)
 
-    def is_small(self, inputs: StepInputs) -> bool:
-        """Whether the step, on a CPU, is too small to be worth waking another thread."""
-        return inputs.encoder_work is None and self._small_steps.include(inputs.num_tokens)
-
     @torch.inference_mode()
     def execute_model(self, inputs: StepInputs) -> None:
         """Run this rank's layers over the step's tokens and keep the result for `sample_tokens`."""
-        if inputs.encoder_work is not None:
-            assert self._features.images is not None, "the model reads no images"
-            self._features.images.update(inputs.encoder_work)
-        with self._small_steps.one_thread(inputs.num_tokens):
+        with self._small_steps.one_thread(inputs.is_small):
             arrays = list(self._staging.ship(inputs.arrays))
             inputs.edits.apply(arrays)
-            if self._features.drafts is not None and inputs.drafts is not None:
-                token_rows = inputs.rows if isinstance(inputs.rows, TokenRows) else None
-                self._features.drafts.begin(inputs.drafts, inputs.sampling, token_rows, arrays)
+            for part in inputs.parts:
+                part.before_forward(arrays)
             received = self._stage.receive(inputs)
             match inputs.rows:
                 case TokenRows() as rows:
@@ -124,15 +111,15 @@ class ModelRunner:
     @torch.inference_mode()
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
         """Sample the tokens of the oldest executed step that is not sampled, and write them to the token table for
-        later ones. Pool the hidden states of pooled requests.
+        later ones. Also compute the results of features.
 
         A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples. One of a
         later pipeline stage does nothing.
         """
         if not self._stage.samples:
-            return StepTensors(None, None, [])
+            return StepTensors()
         step = self._results.popleft()
-        with self._small_steps.one_thread(step.inputs.num_tokens):
+        with self._small_steps.one_thread(step.inputs.is_small):
             hidden, inputs = self._stage.finish(step.result, step.inputs)
             return self._sample_step(inputs, step.arrays, hidden, masks)
 
@@ -160,25 +147,17 @@ class ModelRunner:
     ) -> StepTensors:
         if self._graphs_draw and (shape := inputs.draw_shape) is not None:
             assert self._graphs is not None, "only captured graphs have DecodeRows"
-            token_ids = self._graphs.draw(shape)[: len(inputs.request_ids)]
-            return StepTensors(token_ids.clone(), None, [])  # the next draw may run before the copy to the host
-        prompt_rows = inputs.prompt_logprobs
-        prompt_logprobs = [] if prompt_rows is None else self._prompt_logprobs(prompt_rows, arrays, hidden)
-        pooled = [] if inputs.pooling is None else self._pool(inputs.pooling, arrays, hidden)
-        sampling = inputs.sampling
-        if sampling is None:
-            return StepTensors(None, None, prompt_logprobs, pooled=pooled)
-        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
-        sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
-        self._tables.flat_token_ids.index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
-        drafts: Tensor | None = None
-        if self._features.drafts is not None and inputs.drafts is not None:
-            drafts = self._features.drafts.accept(inputs.drafts, sampling, arrays, sampled.token_ids)
-        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
-
-    def _pool(self, inputs: PoolingInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
-        assert self._features.pooling is not None, "the model has no pooling tasks"
-        return self._features.pooling.pool(inputs, arrays, hidden)
+            drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
+            return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
+        token_ids: Tensor | None = None
+        logprobs: LogprobTensors | None = None
+        if (sampling := inputs.sampling) is not None:
+            rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
+            sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
+            token_ids, logprobs = sampled.token_ids, sampled.logprobs
+            self._tables.flat_token_ids.index_copy_(0, arrays[sampling.write_to], token_ids.int())
+        results = [part.after_sample(arrays, hidden, token_ids) for part in inputs.parts]
+        return StepTensors(token_ids, logprobs, results)
 
     def _sample(
         self,
@@ -209,58 +188,43 @@ class ModelRunner:
         num_blocks = -(-rows.max_seq_len // tables.block_size)
         block_tables = tables.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * tables.block_size + arrays[rows.block_offsets]
-        forward = ForwardInputs(model_inputs, arrays[rows.positions], arrays[rows.query_start_loc].int())
-        for feature in rows.features:
-            feature.fill(forward, arrays)
         metadata = AttentionMetadata(
-            query_start_loc=forward.query_start_loc,
+            query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
             tables=table_rows(block_tables, slot_mappings),
             num_decodes=rows.num_decodes,
-            states=forward.states,
-            token_types=forward.token_types,
-            images=forward.images,
-            prompt_embeds=forward.prompt_embeds,
-            ends=forward.ends,
         )
+        forward = ForwardInputs(model_inputs, arrays[rows.positions], metadata)
+        for feature in rows.features:
+            feature.fill(forward, arrays)
         return self._model(forward.inputs, forward.positions, self.caches, metadata)
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
-        [columns, rows]. With speculation, propose drafts and move the rows to their true ends.
+        [columns, rows].
 
         Can be captured: it reads fixed memory and does not synchronize with the host.
         """
-        tables, features, num_rows, width = self._tables, self._features, rows.shape[1], shape.width
-        if features.drafts is not None:
-            features.drafts.propose(rows[:3])
-        deltas = None if features.images is None else features.images.position_deltas
-        inputs = decode_inputs(rows[:3], tables.token_ids, tables.block_tables, tables.block_size, width, deltas)
-        starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
-        received = self._stage.graph_input(num_rows * width)
-        forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, starts)
-        for feature in self._batch.active:
-            feature.fill_decodes(forward, rows, shape)
+        tables, num_rows, width = self._tables, rows.shape[1], shape.width
+        for feature in self._batch.features:
+            feature.before_decodes(rows)
+        inputs = decode_inputs(
+            rows[:3], tables.token_ids, tables.block_tables, tables.block_size, width, tables.position_deltas
+        )
         metadata = AttentionMetadata(
-            query_start_loc=starts,
+            query_start_loc=torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device),
             seq_lens=inputs.seq_lens,
             tables=table_rows(inputs.block_tables, inputs.slot_mappings),
             num_decodes=num_rows,
             decode_width=width,
-            states=forward.states,
         )
-        return self._model(forward.inputs, inputs.positions, self.caches, metadata)
+        received = self._stage.graph_input(num_rows * width)
+        forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, metadata)
+        for feature in self._batch.features:
+            feature.fill_decodes(forward, rows, shape)
+        return self._model(forward.inputs, forward.positions, self.caches, metadata)
 
     def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.
         Can be captured."""
         return self._sampler.draw_decodes(self._model.compute_logits(hidden), rows[:3])
-
-    def _prompt_logprobs(self, rows: PromptLogprobRows, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
-        """Compute the log probabilities of the step's prompt tokens, in slices of `_PROMPT_LOGITS_BYTES`."""
-        targets = self._tables.flat_token_ids[arrays[rows.targets]].long()
-        slices = zip(arrays[rows.hidden_rows].split(self._prompt_slice), targets.split(self._prompt_slice), strict=True)
-        return [
-            self._sampler.token_logprobs(self._model.compute_logits(hidden.index_select(0, hidden_rows)), ids)
-            for hidden_rows, ids in slices
-        ]

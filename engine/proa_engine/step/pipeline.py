@@ -138,7 +138,7 @@ def _own_memory(result: Tensor, inputs: StepInputs) -> Tensor:
 
 def _returns_samples(inputs: StepInputs) -> bool:
     """Whether the last stage returns the rows that are sampled and no others."""
-    return inputs.pooling is None and inputs.prompt_logprobs is None
+    return not any(part.reads_hidden for part in inputs.parts)
 
 
 def _num_returned(inputs: StepInputs) -> int:

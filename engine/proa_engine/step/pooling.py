@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from proa.contract import PoolingParams, PoolingTask
-from proa_engine.core.types import NewRequestData
+from proa_engine.core.types import NewRequestData, PooledRows
 from proa_engine.models.base import CausalLM
 from proa_engine.models.pooling_config import PoolingConfig, PoolingKind
 from proa_engine.models.pooling_heads import PoolingHeads
-from proa_engine.step.columns import Columns, ForwardInputs, Rows
+from proa_engine.step.columns import Columns, ForwardInputs, Rows, StepLayout, StepOutputs, StepPart
+from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
@@ -41,9 +42,26 @@ class PooledGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingInputs:
+class PoolingPart(StepPart):
+    """What a step pools."""
+
+    reads_hidden = True
+
+    columns: "PoolingColumns"
     sums: Sums | None
     groups: list[PooledGroup]
+
+    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+        """Return the rows of each group, [rows, values] float32."""
+        return self.columns.pool(self, arrays, hidden)
+
+    def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
+        for values, group in zip(results, self.groups, strict=True):
+            rows, end = values.numpy().astype("<f4", copy=False), 0
+            for request_id, num_before, num_rows, num_values in group.requests:
+                start, end = end, end + num_rows
+                pooled = PooledRows(num_before, num_rows, rows[start:end, : num_values or None].tobytes())
+                outputs.others[request_id].pooled = pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,7 @@ class TokenTypes:
     index: int
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        forward.token_types = arrays[self.index]
+        forward.metadata.token_types = arrays[self.index]
 
 
 @dataclass(slots=True)
@@ -95,6 +113,10 @@ class PoolingColumns(Columns):
         if config.needs_sums:
             self._sums = torch.zeros(tables.num_slots, hidden_size, device=tables.device)
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._params)
+
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         if request.pooling_params is not None:
             self._params[slot] = request.pooling_params
@@ -103,10 +125,12 @@ class PoolingColumns(Columns):
     def remove(self, slot: int) -> None:
         self._params.pop(slot, None)
 
+    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape | None:
+        """Return None if a row's hidden states are pooled."""
+        return None if any(slot in self._params for slot in rows.slots.tolist()) else shape
+
     def lay_out(self, rows: Rows, packer: Packer) -> TokenTypes | None:
         """Return the types of the step's tokens; None if the step has no pair of texts."""
-        if not self._params:
-            return None
         pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
         starts = [None if params is None else params.second_segment_start for params in pooling]
         if all(start is None for start in starts):
@@ -115,10 +139,9 @@ class PoolingColumns(Columns):
         first = np.array([never if start is None else start for start in starts], np.int64)
         return TokenTypes(packer.add((rows.token_positions() >= np.repeat(first, rows.counts)).astype(np.int64)))
 
-    def lay_out_results(self, rows: Rows, packer: Packer) -> PoolingInputs | None:
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> PoolingPart | None:
         """Return what the step pools; None if it neither returns nor sums hidden states of a pooled request."""
-        if not self._params:
-            return None
+        rows = step.rows
         groups: dict[tuple[object, ...], _Group] = {}
         parts: list[IntArray] = []  # of the sums
         slots: list[int] = []
@@ -153,18 +176,14 @@ class PoolingColumns(Columns):
                 group.token_ids.append(params.score_token_ids)
         if not (groups or parts):
             return None
-        return PoolingInputs(
-            _pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()]
-        )
+        sums = _pack_sums(parts, slots, is_first, packer)
+        return PoolingPart(self, sums, [group.pack(packer) for group in groups.values()])
 
-    def pool(self, inputs: PoolingInputs, arrays: Sequence[Tensor], hidden: Tensor) -> list[Tensor]:
-        """Return the results of each group, [rows, values] float32, the same on every rank.
-
-        `arrays` are the step's staged arrays, `hidden` [tokens, hidden_size] its hidden states.
-        """
-        if inputs.sums is not None:
-            self._add(inputs.sums, arrays, hidden)
-        return [self._results(group, arrays, hidden) for group in inputs.groups]
+    def pool(self, part: PoolingPart, arrays: Sequence[Tensor], hidden: Tensor) -> list[Tensor]:
+        """See `PoolingPart.after_sample`."""
+        if part.sums is not None:
+            self._add(part.sums, arrays, hidden)
+        return [self._results(group, arrays, hidden) for group in part.groups]
 
     def _add(self, sums: Sums, arrays: Sequence[Tensor], hidden: Tensor) -> None:
         assert self._sums is not None

@@ -11,6 +11,7 @@ from proa.contract import EmbeddingType, PromptEmbeds
 from proa_engine.core.types import NewRequestData
 from proa_engine.layers.attention_metadata import EmbeddedRows
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
+from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
@@ -46,7 +47,7 @@ class PromptEmbedsInputs:
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
         rows = arrays[self.rows]
         forward.inputs.index_fill_(0, rows, 0)  # any token that can be looked up
-        forward.prompt_embeds = EmbeddedRows(rows, self._on(rows.device))
+        forward.metadata.prompt_embeds = EmbeddedRows(rows, self._on(rows.device))
 
     def _on(self, device: torch.device) -> Tensor:
         """Copy the embeddings to the device, [N, hidden_size], without waiting: pinned memory is not reused before it
@@ -71,6 +72,10 @@ class PromptEmbedsColumns(Columns):
         self._pieces: dict[int, list[_Piece]] = {}  # by slot, by ascending offset
         self._ends = np.zeros(tables.num_slots, np.int64)  # tokens up to the last embedding
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._pieces)
+
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         self._ends[slot] = 0
         if not request.prompt_embeds:
@@ -84,13 +89,11 @@ class PromptEmbedsColumns(Columns):
     def remove(self, slot: int) -> None:
         self._pieces.pop(slot, None)
 
-    def can_replay(self, rows: Rows) -> bool:
-        """Return False if a row may compute an embedded token."""
-        return not self._pieces or bool((rows.starts >= self._ends[rows.slots]).all())
+    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape | None:
+        """Return None if a row may compute an embedded token."""
+        return shape if (rows.starts >= self._ends[rows.slots]).all() else None
 
     def lay_out(self, rows: Rows, packer: Packer) -> PromptEmbedsInputs | None:
-        if not self._pieces:
-            return None
         parts: list[Tensor] = []
         token_rows: list[IntArray] = []
         for row in np.flatnonzero(rows.starts < self._ends[rows.slots]).tolist():

@@ -119,7 +119,7 @@ class PromptGraphs:
         The largest shape is captured first, so that the smaller graphs reuse its memory.
         """
         tables, none = self._tables, np.zeros(0, np.int64)
-        nothing = Rows([], none, none, none, none, np.zeros(1, np.int64), {})
+        nothing = Rows([], none, none, none, none, none, np.zeros(1, np.int64), {})
         max_seq_len = tables.max_blocks * tables.block_size
         for shape in reversed(self._shapes):
             values = self._values[: shape.size]

@@ -19,25 +19,10 @@ from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens
 from proa_engine.kernels.sampling.sampling_params import LIMITS, SamplingOperation
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.step.input_batch import InputBatch
-from proa_engine.step.logprobs import LogprobInputs
+from proa_engine.step.logprobs import LogprobInputs, LogprobTensors
 from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.staging import PackedArrays, RowSet, Staging
 from proa_engine.step.token_rules import PackedRules
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Log probabilities of some rows' tokens, [rows], and of their most likely tokens, [rows, num_top].
-
-    `named` are those of the tokens that requests name, [rows, width]; None if no request names any.
-    """
-
-    token_ids: Tensor
-    logprobs: Tensor
-    ranks: Tensor
-    top_token_ids: Tensor
-    top_logprobs: Tensor
-    named: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +56,7 @@ class Sampler:
     whatever number its request has, so that its result does not depend on other rows."""
 
     def __init__(self, batch: InputBatch, num_top: int) -> None:
-        self._params = batch.features.sampling.params
+        self._params = batch.sampling.params
         self._tables = batch.tables
         self._num_top = num_top
 
@@ -95,6 +80,8 @@ class Sampler:
         if masks is not None:
             token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
+        if raw is None or inputs.logprobs is None:
+            return SampledTokens(token_ids, None)
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def draw_decodes(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -104,11 +91,6 @@ class Sampler:
         `rows` [3, rows] are columns of `pad_rows`. Can be captured: everything else is read from the device's tables.
         """
         return draw_decodes(logits, self._params, rows, self._tables.token_ids)
-
-    def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
-        """Return the log probabilities of `token_ids` [rows] int64 and of each row's most likely tokens. Logits: [rows,
-        vocab]."""
-        return LogprobTensors(token_ids, *sampling.token_logprobs(logits.float(), token_ids, self._num_top))
 
     def _choose(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
         """Draw a token for each row of processed logits, [rows] int64; the most likely one if the temperature is 0."""
@@ -150,35 +132,33 @@ class Sampler:
 
     def _apply_bias(self, logits: Tensor, rules: PackedRules, arrays: Sequence[Tensor]) -> None:
         if rules.bias is not None:
-            positions, values = arrays[rules.bias[0]], arrays[rules.bias[1]].view(torch.float64)
-            logits.view(-1).index_add_(0, positions, values.float())
+            values = arrays[rules.bias.values].view(torch.float64).float()
+            logits.view(-1).index_add_(0, arrays[rules.bias.positions], values)
 
     def _forbid(self, logits: Tensor, rules: PackedRules, arrays: Sequence[Tensor]) -> None:
         flat = logits.view(-1)
         if rules.allowed is not None:
-            rows, positions = arrays[rules.allowed[0]], arrays[rules.allowed[1]]
+            rows, positions = arrays[rules.allowed.rows], arrays[rules.allowed.positions]
             kept = flat[positions]
             logits.index_fill_(0, rows, -math.inf)
             flat.index_copy_(0, positions, kept)
         if rules.forbidden is not None:
             flat.index_fill_(0, arrays[rules.forbidden], -math.inf)
         if rules.phrases is not None:
-            last, history, expected = (arrays[index] for index in rules.phrases)
-            tokens = self._tables.flat_token_ids[history]
-            completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrase_width).all(1)
+            last, expected = arrays[rules.phrases.last], arrays[rules.phrases.expected]
+            tokens = self._tables.flat_token_ids[arrays[rules.phrases.history]]
+            completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrases.width).all(1)
             flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
 
     def _logprobs(
-        self, raw: Tensor | None, token_ids: Tensor, inputs: LogprobInputs | None, arrays: Sequence[Tensor]
-    ) -> LogprobTensors | None:
-        """Return the log probabilities of the rows of `inputs`. `raw` are these rows' logits before any operation. None
-        if no row requests any."""
-        if raw is None or inputs is None:
-            return None
-        logprobs = self.token_logprobs(raw, _take(token_ids, inputs.rows, arrays))
+        self, raw: Tensor, token_ids: Tensor, inputs: LogprobInputs, arrays: Sequence[Tensor]
+    ) -> LogprobTensors:
+        """Return the log probabilities of the rows of `inputs`. `raw` are these rows' logits before any operation."""
+        raw, chosen = raw.float(), _take(token_ids, inputs.rows, arrays)
+        logprobs = LogprobTensors(chosen, *sampling.token_logprobs(raw, chosen, self._num_top))
         if (named := inputs.named_tokens) is None:
             return logprobs
-        return replace(logprobs, named=sampling.named_logprobs(raw.float(), arrays[named.index].view(-1, named.width)))
+        return replace(logprobs, named=sampling.named_logprobs(raw, arrays[named.index].view(-1, named.width)))
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:

@@ -13,22 +13,16 @@ from proa_engine.kernels.sampling.sampling_params import LIMITS, SamplingOperati
 from proa_engine.step.columns import Columns, Rows, Samples
 from proa_engine.step.logprobs import LogprobColumns, LogprobInputs
 from proa_engine.step.slots import Edits, SlotTables
-from proa_engine.step.staging import IntArray, Packer, RowSet
+from proa_engine.step.staging import Packer, RowSet
 from proa_engine.step.token_rules import PackedRules, RuleColumns
 
 _IS_LIMIT = [operation in LIMITS for operation in SamplingOperation]
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingInputs:
-    """The tokens sampled in this step, one row of logits each, and the operations that they need."""
+class SamplingInputs(Samples):
+    """A step's samples, and the operations that they need."""
 
-    num_rows: int
-    rows: IntArray  # [num_rows], on the host: the step's row of each sample, ascending
-    hidden_rows: int | None  # staged index; None: a token is sampled after every token of the step
-    slots: int  # staged index
-    positions: int  # staged index: position of the new token in its request
-    write_to: int  # staged index: its flat position in the token table
     max_num_tokens: int  # most tokens before a sample, for penalties; 0 if no row has any
     random: RowSet
     needs: list[RowSet]  # by operation: of all rows, for LIMITS of the random rows
@@ -51,7 +45,7 @@ class SamplingColumns(Columns):
 
     def __init__(self, tables: SlotTables, eos_token_ids: Collection[int]) -> None:
         self.params = torch.zeros(tables.num_slots, columns.NUM_COLUMNS, dtype=torch.float64, device=tables.device)
-        self.logprobs = LogprobColumns(tables)
+        self._logprobs = LogprobColumns(tables)
         self._rules = RuleColumns(tables, eos_token_ids)
         self._tables = tables
         self._is_random = np.zeros(tables.num_slots, bool)
@@ -61,16 +55,23 @@ class SamplingColumns(Columns):
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         self._is_random[slot] = request.sampling_params.temperature >= columns.MIN_TEMPERATURE
         edits.write(self.params, (slot,), self._add_params(request, slot))
-        self.logprobs.add(request, slot, edits)
-        self._rules.add(request, slot, edits)
+        self._logprobs.add(request, slot)
+        self._rules.add(request, slot)
 
     def remove(self, slot: int) -> None:
-        self.logprobs.remove(slot)
+        self._logprobs.remove(slot)
         self._rules.remove(slot)
 
-    def lay_out_samples(self, rows: Rows, samples: Samples, packer: Packer) -> SamplingInputs:
-        slots = rows.slots[samples.rows]
-        positions = samples.positions
+    def lay_out_samples(self, rows: Rows, packer: Packer) -> SamplingInputs | None:
+        """Return the step's samples; None if no row samples."""
+        sample_rows = np.repeat(np.arange(rows.slots.size), rows.num_samples)
+        if not sample_rows.size:
+            return None
+        # Of each sample: the row's samples behind it.
+        num_after = np.repeat(np.cumsum(rows.num_samples), rows.num_samples) - np.arange(1, sample_rows.size + 1)
+        slots = rows.slots[sample_rows]
+        positions = rows.ends[sample_rows] - num_after
+        hidden_rows = rows.query_start_loc[1:][sample_rows] - 1 - num_after
         is_random = self._is_random[slots]
         random_slots = slots[is_random]
         needs = [
@@ -79,16 +80,16 @@ class SamplingColumns(Columns):
         ]
         return SamplingInputs(
             num_rows=slots.size,
-            rows=samples.rows,
-            hidden_rows=None if slots.size == rows.query_start_loc[-1] else packer.add(samples.hidden_rows),
+            rows=sample_rows,
+            hidden_rows=None if slots.size == rows.query_start_loc[-1] else packer.add(hidden_rows),
             slots=packer.add(slots),
             positions=packer.add(positions),
             write_to=packer.add(slots * self._tables.token_width + positions),
             max_num_tokens=int(positions.max()) if needs[SamplingOperation.PENALTIES].count else 0,
             random=RowSet.of(is_random, packer),
             needs=needs,
-            logprobs=self.logprobs.lay_out_samples(rows, samples, packer),
-            rules=self._rules.lay_out_samples(slots, positions, packer),
+            logprobs=self._logprobs.lay_out_samples(rows, sample_rows, packer) if self._logprobs.users else None,
+            rules=self._rules.lay_out_samples(slots, positions, packer) if self._rules.by_slot else None,
         )
 
     def _add_params(self, request: NewRequestData, slot: int) -> list[float]:

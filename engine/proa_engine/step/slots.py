@@ -30,6 +30,7 @@ class SlotTables:
         vocab_size: int,
         device: torch.device,
         num_tables: int = 1,
+        has_position_deltas: bool = False,
     ) -> None:
         self.num_slots = self.padding_slot = max_num_seqs  # padding has token 0 everywhere, and block 0 in every table
         self.block_size = block_size
@@ -43,6 +44,10 @@ class SlotTables:
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self.token_ids = torch.zeros(max_num_seqs + 1, self.token_width, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(num_tables, max_num_seqs + 1, self.max_blocks, dtype=torch.int32, device=device)
+        # [slots] int64, for models with three positions a token: added to the places of tokens behind all images.
+        self.position_deltas: Tensor | None = None
+        if has_position_deltas:
+            self.position_deltas = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.flat_token_ids = self.token_ids.view(-1)
         self.flat_block_tables = self.block_tables.view(-1)
 

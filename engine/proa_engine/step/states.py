@@ -29,7 +29,7 @@ class StateInputs:
     indices: list[int]  # staged: the arrays of `Segments`
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        forward.states = StateRows(*(arrays[index].int() for index in self.indices))
+        forward.metadata.states = StateRows(*(arrays[index].int() for index in self.indices))
 
 
 class StateColumns(Columns):
@@ -47,7 +47,8 @@ class StateColumns(Columns):
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
         read, write = columns[STATE_COLUMNS].int()
-        forward.states = StateRows(read, write, forward.query_start_loc, forward.query_start_loc)
+        starts = forward.metadata.query_start_loc
+        forward.metadata.states = StateRows(read, write, starts, starts)
 
     def cut_into_segments(self, rows: Rows) -> Segments:
         """Return the segments of a step. A row without an entry in `rows.states` is one segment, which reads and writes

@@ -10,20 +10,16 @@ from typing import Any
 import numpy as np
 
 from proa_engine.core.types import CachedRequestData, SchedulerOutput
-from proa_engine.step.columns import Rows, TokenRows, last_samples
+from proa_engine.step.columns import Rows, StepLayout, StepPart, TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape, pad_rows
-from proa_engine.step.drafts import DraftInputs, token_moves
-from proa_engine.step.images import EncoderWork
 from proa_engine.step.input_batch import InputBatch
-from proa_engine.step.logprobs import PromptLogprobRows
-from proa_engine.step.pooling import PoolingInputs
 from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.slots import Edits, PackedEdits
 from proa_engine.step.staging import IntArray, PackedArrays, Packer
 
 # Fields of `StepInputs` that differ between a step and one that continues it.
-_CHANGED = {"arrays", "edits", "sampling", "is_constrained", "encoder_work"}
+_CHANGED = {"arrays", "edits", "sampling", "is_constrained"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +44,19 @@ class StepInputs:
 
     arrays: PackedArrays
     num_tokens: int
+    is_small: bool  # whether the step, on a CPU, is too small to be worth waking another thread
     edits: PackedEdits
     request_ids: list[str]
-    is_sampled: list[bool]  # by row: whether it samples a token in this step
+    num_samples: list[int]  # by row
     rows: TokenRows | DecodeRows | PromptRows
     sampling: SamplingInputs | None  # None: no row samples
     is_constrained: bool  # whether a row samples under a grammar
-    prompt_logprobs: PromptLogprobRows | None
-    drafts: DraftInputs | None  # None: speculation is off
-    pooling: PoolingInputs | None
-    encoder_work: EncoderWork | None  # before the forward pass
+    parts: list[StepPart]  # what features do before the forward pass and after the sampling
 
     @property
     def draw_shape(self) -> GraphShape | None:
         """The shape whose graph samples the step's tokens, one for each row; None if the sampler does."""
-        if not isinstance(self.rows, DecodeRows) or self.drafts is not None or self.is_constrained:
+        if not isinstance(self.rows, DecodeRows) or self.parts or self.is_constrained:
             return None
         return self.rows.shape if self.sampling is not None and self.sampling.is_plain else None
 
@@ -72,82 +66,65 @@ def build_step_inputs(
     batch: InputBatch,
     graphs: DecodeGraphs | None = None,
     prompt_graphs: PromptGraphs | None = None,
+    max_small_tokens: int = 0,
 ) -> StepInputs | None:
     """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens.
 
-    Afterwards `batch` counts the step's tokens as computed and its samples as tokens.
+    Afterwards `batch` counts the step's tokens as computed and its samples as tokens. `max_small_tokens` is the most
+    that a small step computes.
     """
     edits = batch.apply(scheduler_output)
     if scheduler_output.is_empty:
         return None
-    features, tables, packer = batch.features, batch.tables, Packer()
+    packer = Packer()
     rows = batch.rows(scheduler_output)
-    is_sampled = rows.ends >= tables.num_tokens[rows.slots]
-    sampled_rows = np.flatnonzero(is_sampled)
-    prompt_logprobs = features.sampling.logprobs.lay_out_prompts(rows, packer)
-    pooling = None if features.pooling is None else features.pooling.lay_out_results(rows, packer)
-    num_planned = None if features.drafts is None else features.drafts.count_planned(rows)
-    shape = None
-    if prompt_logprobs is None and pooling is None and all(feature.can_replay(rows) for feature in batch.active):
-        shape = _graph_shape(rows, num_planned, batch, graphs)
+    shape = None if graphs is None else _graph_shape(rows, batch, graphs)
     token_rows: TokenRows | DecodeRows | PromptRows
     if shape is None:
         token_rows = _token_rows(rows, batch, packer, prompt_graphs)
     else:
         token_rows = _decode_rows(rows, shape, batch, packer)
         rows = replace(rows, query_start_loc=np.arange(0, (rows.slots.size + 1) * shape.width, shape.width))
-    drafts, samples = None, last_samples(rows, sampled_rows)
-    if features.drafts is not None and num_planned is not None:
-        moves = token_moves(rows, num_planned, packer) if shape is None else None
-        drafts, samples = features.drafts.lay_out_samples(rows, sampled_rows, num_planned, moves, packer)
-    sampling = features.sampling.lay_out_samples(rows, samples, packer) if sampled_rows.size else None
-    packed_edits = edits.pack(packer)
+    sampling = batch.sampling.lay_out_samples(rows, packer)
+    layout = StepLayout(scheduler_output, rows, token_rows if isinstance(token_rows, TokenRows) else None, sampling)
+    parts = [part for each in batch.used_features if (part := each.lay_out_part(layout, packer)) is not None]
+    packed_edits, num_tokens = edits.pack(packer), int(rows.counts.sum())
     inputs = StepInputs(
         arrays=packer.pack(),
-        num_tokens=scheduler_output.total_num_scheduled_tokens,
+        num_tokens=num_tokens,
+        is_small=num_tokens <= max_small_tokens and not any(part.is_large for part in parts),
         edits=packed_edits,
         request_ids=rows.request_ids,
-        is_sampled=is_sampled.tolist(),
+        num_samples=rows.num_samples.tolist(),
         rows=token_rows,
         sampling=sampling,
         is_constrained=bool(scheduler_output.grammar_rows),
-        prompt_logprobs=prompt_logprobs,
-        drafts=drafts,
-        pooling=pooling,
-        encoder_work=encoder_work(scheduler_output),
+        parts=parts,
     )
-    tables.num_computed_tokens[rows.slots] = rows.ends
-    tables.num_tokens[rows.slots[sampled_rows]] += 1
+    batch.tables.num_computed_tokens[rows.slots] = rows.ends
+    batch.tables.num_tokens[rows.slots] += rows.num_samples > 0
     return inputs
 
 
-def encoder_work(scheduler_output: SchedulerOutput) -> EncoderWork | None:
-    """Return the images that the step encodes before its forward pass, and those whose encodings it frees."""
-    if not scheduler_output.freed_images and not scheduler_output.encoder_inputs:
+def _graph_shape(rows: Rows, batch: InputBatch, graphs: DecodeGraphs) -> GraphShape | None:
+    """Return the shape of the graph for a step. None if not all rows are decodes, if no shape for as many was captured,
+    or if a feature's rows have no graph."""
+    if (rows.counts > np.maximum(rows.num_samples, 1)).any():
         return None
-    return EncoderWork(scheduler_output.freed_images, scheduler_output.encoder_inputs)
-
-
-def _graph_shape(
-    rows: Rows, num_planned: IntArray | None, batch: InputBatch, graphs: DecodeGraphs | None
-) -> GraphShape | None:
-    """Return the shape of the graph for a step. None if not all rows are decodes, or if no shape for as many was
-    captured."""
-    counts, loras = rows.counts, batch.features.loras
-    num_drafts = 0 if num_planned is None else num_planned.sum()
-    if graphs is None or counts.size + num_drafts != counts.sum():
-        return None
-    has_loras = loras is not None and loras.are_used(rows)
-    return graphs.shape_for(counts.size, int(counts.max()), has_loras=has_loras)
+    shape = graphs.shape_for(rows.counts.size, int(rows.counts.max()))
+    for feature in batch.used_features:
+        if shape is not None:
+            shape = feature.graph_shape(rows, shape)
+    return shape
 
 
 def _decode_rows(rows: Rows, shape: GraphShape, batch: InputBatch, packer: Packer) -> DecodeRows:
-    columns = [columns for feature in batch.active if (columns := feature.lay_out_decodes(rows)) is not None]
+    columns = [columns for feature in batch.used_features if (columns := feature.lay_out_decodes(rows)) is not None]
     return DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, rows.counts, shape.num_rows, columns)))
 
 
 def _token_rows(rows: Rows, batch: InputBatch, packer: Packer, graphs: PromptGraphs | None) -> TokenRows | PromptRows:
-    features = [inputs for feature in batch.active if (inputs := feature.lay_out(rows, packer)) is not None]
+    features = [inputs for feature in batch.used_features if (inputs := feature.lay_out(rows, packer)) is not None]
     if graphs is not None and not features and (laid_out := graphs.lay_out(rows)) is not None:
         shape, values = laid_out
         return PromptRows(shape, packer.add(values))
@@ -185,19 +162,28 @@ class InputBuilder:
     """Builds steps' inputs. Call `build` for every step, in order: the batch counts each step's tokens as computed."""
 
     def __init__(
-        self, batch: InputBatch, graphs: DecodeGraphs | None, prompt_graphs: PromptGraphs | None = None
+        self,
+        batch: InputBatch,
+        graphs: DecodeGraphs | None,
+        prompt_graphs: PromptGraphs | None = None,
+        max_small_tokens: int = 0,
     ) -> None:
         self._batch = batch
         self._graphs = graphs
         self._prompt_graphs = prompt_graphs
+        self._max_small_tokens = max_small_tokens
         self._last: _Decodes | None = None
 
     def build(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens."""
         if self._last is not None and _continues(scheduler_output, self._last.request_ids):
             return self._build_next(scheduler_output, self._last)
-        inputs = build_step_inputs(scheduler_output, self._batch, self._graphs, self._prompt_graphs)
-        self._last = None if inputs is None or scheduler_output.states else self._decodes(inputs)
+        inputs = build_step_inputs(
+            scheduler_output, self._batch, self._graphs, self._prompt_graphs, self._max_small_tokens
+        )
+        self._last = None
+        if inputs is not None and isinstance(inputs.rows, DecodeRows) and not scheduler_output.states:
+            self._last = self._decodes(inputs, inputs.rows)
         return inputs
 
     def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:
@@ -216,7 +202,6 @@ class InputBuilder:
             edits=edits,
             sampling=last.sampling,
             is_constrained=bool(scheduler_output.grammar_rows),
-            encoder_work=encoder_work(scheduler_output),
         )
 
     def _append_edits(self, changed: list[CachedRequestData], arrays: PackedArrays) -> tuple[PackedArrays, PackedEdits]:
@@ -225,13 +210,10 @@ class InputBuilder:
         packed = edits.pack(packer)
         return packer.pack(), packed
 
-    def _decodes(self, inputs: StepInputs) -> _Decodes | None:
+    def _decodes(self, inputs: StepInputs, rows: DecodeRows) -> _Decodes | None:
         """Return the step in the form that the next one may continue. None if more than positions will change."""
-        rows, sampling = inputs.rows, inputs.sampling
-        if not isinstance(rows, DecodeRows) or sampling is None or sampling.rules is not None or inputs.drafts:
-            return None
-        num_rows = len(inputs.request_ids)
-        if sampling.num_rows < num_rows:
+        sampling, num_rows = inputs.sampling, len(inputs.request_ids)
+        if sampling is None or sampling.rules is not None or sampling.num_rows < num_rows or inputs.parts:
             return None
         first_edit = inputs.edits.first_array
         lengths = inputs.arrays.lengths[:first_edit]
@@ -255,4 +237,6 @@ def _continues(scheduler_output: SchedulerOutput, request_ids: list[str]) -> boo
         or scheduler_output.finished_request_ids
         or scheduler_output.preempted_request_ids
         or scheduler_output.states
+        or scheduler_output.freed_images
+        or scheduler_output.encoder_inputs
     )

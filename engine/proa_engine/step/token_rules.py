@@ -5,15 +5,14 @@ The host turns the rules of the samples that have some into index arrays; the sa
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from proa.contract import SamplingParams
 from proa_engine.core.types import NewRequestData
-from proa_engine.step.columns import Columns
-from proa_engine.step.slots import Edits, SlotTables
+from proa_engine.step.slots import SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
 _ANY = -1  # matches any token: padding before a bad word that is shorter than the longest
@@ -51,17 +50,33 @@ class TokenRules:
         )
 
 
+class PackedBias(NamedTuple):
+    positions: int  # flat
+    values: int  # float64
+
+
+class PackedAllowed(NamedTuple):
+    rows: int
+    positions: int  # flat
+
+
+class PackedPhrases(NamedTuple):
+    """Bad words of two or more tokens."""
+
+    last: int  # [phrases]: flat positions of their last tokens
+    history: int  # [phrases, width]: flat positions in the token table of the tokens before the last one
+    expected: int  # [phrases, width]: the tokens that complete the phrase if they are there
+    width: int
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRules:
     """Staged indices of one step's rules; None if no row has such a rule. A flat position is row * vocab_size + id."""
 
-    bias: tuple[int, int] | None  # flat positions, values
-    allowed: tuple[int, int] | None  # rows, flat positions
+    bias: PackedBias | None
+    allowed: PackedAllowed | None
     forbidden: int | None  # flat positions
-    # Flat positions of last tokens [phrases]; then, [phrases, phrase_width]: flat positions in the token table of the
-    # tokens before them, and the tokens expected there.
-    phrases: tuple[int, int, int] | None
-    phrase_width: int
+    phrases: PackedPhrases | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +90,24 @@ class _RuleRow:
     rules: TokenRules
 
 
-class RuleColumns(Columns):
-    """The token rules of the slots that have some."""
+class RuleColumns:
+    """The token rules of the slots that have some. Owned by `SamplingColumns`: the sampler applies them."""
 
     def __init__(self, tables: SlotTables, eos_token_ids: Collection[int]) -> None:
         self._tables = tables
         self._eos_token_ids = eos_token_ids
-        self._rules: dict[int, TokenRules] = {}  # by slot
+        self.by_slot: dict[int, TokenRules] = {}
 
-    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+    def add(self, request: NewRequestData, slot: int) -> None:
         rules = TokenRules.of(request.sampling_params, self._eos_token_ids)
         if rules is not None:
-            self._rules[slot] = rules
+            self.by_slot[slot] = rules
 
     def remove(self, slot: int) -> None:
-        self._rules.pop(slot, None)
+        self.by_slot.pop(slot, None)
 
     def lay_out_samples(self, slots: IntArray, positions: IntArray, packer: Packer) -> PackedRules | None:
         """Return the rules of samples in these slots, at these positions in their requests; None if no slot has any."""
-        if not self._rules:
-            return None
         tables = self._tables
         rows = [
             _RuleRow(
@@ -105,7 +118,7 @@ class RuleColumns(Columns):
                 rules=rules,
             )
             for row, slot in enumerate(slots.tolist())
-            if (rules := self._rules.get(slot)) is not None
+            if (rules := self.by_slot.get(slot)) is not None
         ]
         return _pack_rules(rows, tables.vocab_size, packer) if rows else None
 
@@ -115,23 +128,21 @@ def _pack_rules(rows: list[_RuleRow], vocab_size: int, packer: Packer) -> Packed
     with_allowed = [r for r in rows if r.rules.allowed_ids.size]
     forbidden = [r.row * vocab_size + ids for r in rows for ids in _forbidden(r)]
     phrases = [(r, phrase) for r in rows for phrase in r.rules.phrases if len(phrase) <= r.num_tokens + 1]
-    width = max((len(phrase) - 1 for _, phrase in phrases), default=0)
     return PackedRules(
-        bias=(
+        bias=PackedBias(
             packer.add(np.concatenate([r.row * vocab_size + r.rules.bias_ids for r in with_bias])),
             packer.add_floats(np.concatenate([r.rules.bias_values for r in with_bias])),
         )
         if with_bias
         else None,
-        allowed=(
+        allowed=PackedAllowed(
             packer.add(_ids(r.row for r in with_allowed)),
             packer.add(np.concatenate([r.row * vocab_size + r.rules.allowed_ids for r in with_allowed])),
         )
         if with_allowed
         else None,
         forbidden=packer.add(np.concatenate(forbidden)) if forbidden else None,
-        phrases=_pack_phrases(phrases, width, vocab_size, packer) if phrases else None,
-        phrase_width=width,
+        phrases=_pack_phrases(phrases, vocab_size, packer) if phrases else None,
     )
 
 
@@ -142,9 +153,8 @@ def _forbidden(row: _RuleRow) -> Iterable[IntArray]:
         yield row.rules.end_ids
 
 
-def _pack_phrases(
-    phrases: list[tuple[_RuleRow, IntArray]], width: int, vocab_size: int, packer: Packer
-) -> tuple[int, int, int]:
+def _pack_phrases(phrases: list[tuple[_RuleRow, IntArray]], vocab_size: int, packer: Packer) -> PackedPhrases:
+    width = max(len(phrase) - 1 for _, phrase in phrases)
     last = _ids(row.row * vocab_size + phrase[-1] for row, phrase in phrases)
     expected = np.full((len(phrases), width), _ANY, np.int64)
     for index, (_, phrase) in enumerate(phrases):
@@ -152,7 +162,7 @@ def _pack_phrases(
     ends = _ids(row.history_start + row.num_tokens for row, _ in phrases)
     starts = _ids(row.history_start for row, _ in phrases)
     history = np.maximum(ends[:, None] + np.arange(-width, 0), starts[:, None])
-    return packer.add(last), packer.add(history.reshape(-1)), packer.add(expected.reshape(-1))
+    return PackedPhrases(packer.add(last), packer.add(history.reshape(-1)), packer.add(expected.reshape(-1)), width)
 
 
 def _ids(values: Iterable[int]) -> IntArray:

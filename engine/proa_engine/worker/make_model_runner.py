@@ -14,11 +14,13 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
+from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
 from proa_engine.step.drafts import DraftColumns
 from proa_engine.step.images import ImageColumns, ImageEncodings
-from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.input_batch import InputBatch
+from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.pipeline import make_stage_io
@@ -80,7 +82,8 @@ def make_model_runner(
         num_state_slots=sizes.num_state_slots,
         whole_blocks=sizes.num_host_pages > 0,
     )
-    batch = _make_batch(config, loaded, placement, plan)
+    max_logprobs = config.num_top_logprobs(model_config.vocab_size)
+    batch = _make_batch(config, loaded, placement, plan, max_logprobs)
     stage = make_stage_io(
         model,
         model_config.stage,
@@ -92,18 +95,20 @@ def make_model_runner(
         model,
         memory,
         batch,
-        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
+        max_logprobs=max_logprobs,
         parallel=placement.parallel,
         stage=stage,
-        graphs=DecodeGraphs(shapes, device, has_states=batch.features.states is not None) if shapes else None,
+        graphs=DecodeGraphs(shapes, device, has_states=bool(plan.state_bytes)) if shapes else None,
         prompt_graphs=PromptGraphs(prompt_shapes, batch.tables) if prompt_shapes else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,
     )
 
 
-def _make_batch(config: EngineConfig, loaded: LoadedModel, placement: Placement, plan: CachePlan) -> InputBatch:
-    model, model_config = loaded.model, loaded.config
+def _make_batch(
+    config: EngineConfig, loaded: LoadedModel, placement: Placement, plan: CachePlan, max_logprobs: int
+) -> InputBatch:
+    model, model_config, images = loaded.model, loaded.config, loaded.config.images
     tables = SlotTables(
         max_num_seqs=config.max_num_seqs,
         max_model_len=model_config.max_position_embeddings,
@@ -111,30 +116,25 @@ def _make_batch(config: EngineConfig, loaded: LoadedModel, placement: Placement,
         vocab_size=model_config.vocab_size,
         device=placement.device,
         num_tables=1 + len(plan.windows),
+        has_position_deltas=images is not None and images.has_three_positions,
     )
-    images: ImageColumns | None = None
-    if model_config.images is not None:
+    features: list[Columns] = [PromptLogprobColumns(tables, model.compute_logits, max_logprobs)]
+    if model_config.pooling.kinds:
+        features.append(PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size))
+    if images is not None:
         encodings: ImageEncodings | None = None
         if model_config.stage.is_first:
             assert isinstance(model, ImageReader)
             encodings = ImageEncodings(
-                model.image_encoder, model_config.images, placement.dtype, placement.device, placement.parallel
+                model.image_encoder, images, placement.dtype, placement.device, placement.parallel
             )
-        images = ImageColumns(tables, model_config.images, encodings)
-    pooling: PoolingColumns | None = None
-    if model_config.pooling.kinds:
-        pooling = PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size)
-    prompt_embeds: PromptEmbedsColumns | None = None
+        features.append(ImageColumns(tables, images, encodings))
     if config.enable_prompt_embeds and model_config.stage.is_first:
-        prompt_embeds = PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype)
-    drafts, loras = config.speculative_config, loaded.loras
-    features = Features(
-        sampling=SamplingColumns(tables, model_config.eos_token_ids),
-        pooling=pooling,
-        images=images,
-        prompt_embeds=prompt_embeds,
-        drafts=None if drafts is None else DraftColumns(tables, drafts),
-        states=StateColumns(tables) if plan.state_bytes else None,
-        loras=None if loras is None else LoraColumns(tables, loras),
-    )
-    return InputBatch(tables, features)
+        features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
+    if config.speculative_config is not None:
+        features.append(DraftColumns(tables, config.speculative_config))
+    if plan.state_bytes:
+        features.append(StateColumns(tables))
+    if loaded.loras is not None:
+        features.append(LoraColumns(tables, loaded.loras))
+    return InputBatch(tables, SamplingColumns(tables, model_config.eos_token_ids), features)

@@ -17,6 +17,7 @@ from proa_engine.core.types import ImageSpan
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
+from proa_engine.step.drafts import DraftColumns
 from proa_engine.step.images import ImageEncodings, ImagePositions, three_positions
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult
@@ -168,7 +169,8 @@ def test_drafts_behind_images_are_rotated_from_the_true_end(graphs: bool) -> Non
     first = [position, position + 1, position + 2]
     assert model.positions[-1].tolist() == (first if graphs else [first] * 3)
     # The host plans from an upper bound: as if both drafts had been accepted.
-    length = int(harness.batch.features.drafts._lengths[harness.batch.slots_of(["a"])[0]])  # type: ignore[union-attr]
+    (drafts,) = (feature for feature in harness.batch.features if isinstance(feature, DraftColumns))
+    length = int(drafts._lengths[harness.batch.slots_of(["a"])[0]])
     harness.step(known={"a": 19}, scheduled={"a": 3})
     second = [length - 1 + DELTA + index for index in range(3)]
     assert model.positions[-1].tolist() == (second if graphs else [second] * 3)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from proa.contract import SamplingParams
 from proa_engine.core.types import NewRequestData
 from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
-from proa_engine.step.input_batch import Features, InputBatch
+from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
@@ -134,7 +134,7 @@ class MarkInputs:
     slots: int
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        forward.token_types = self.table[arrays[self.slots]]
+        forward.metadata.token_types = self.table[arrays[self.slots]]
 
 
 class MarkColumns(Columns):
@@ -154,17 +154,11 @@ class MarkColumns(Columns):
         return MarkInputs(self.table, packer.add(np.repeat(rows.slots, rows.counts)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarkedFeatures(Features):
-    marks: MarkColumns
-
-
 def test_a_new_input_of_requests_is_one_class_and_reaches_the_model() -> None:
     harness = RunnerHarness(max_num_seqs=2)
     plain = make_batch(max_num_seqs=2)
     marks = MarkColumns(plain.tables)
-    features = {field.name: getattr(plain.features, field.name) for field in fields(plain.features)}
-    batch = InputBatch(plain.tables, MarkedFeatures(**features, marks=marks))
+    batch = InputBatch(plain.tables, plain.sampling, [marks])
     harness.runner = ModelRunner(harness.model, CacheMemory(), batch, max_logprobs=0)  # type: ignore[arg-type]
     greedy = SamplingParams(temperature=0)
     harness.step({"a": ([7, 8, 9], 3, greedy), "b": ([5, 6], 2, greedy)}, scheduled={"a": 2})

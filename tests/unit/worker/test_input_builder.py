@@ -65,7 +65,7 @@ def tables(batch: InputBatch, inputs: StepInputs | None) -> list[Any]:
     """What is on the device after the step's edits."""
     if inputs is not None:
         inputs.edits.apply(Staging(torch.device("cpu")).ship(inputs.arrays))
-    params = batch.features.sampling.params
+    params = batch.sampling.params
     return [table.tolist() for table in (batch.tables.token_ids, batch.tables.block_tables, params)]
 
 

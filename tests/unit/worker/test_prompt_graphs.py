@@ -25,9 +25,8 @@ def rows(*lengths: tuple[int, int]) -> Rows:
     """Rows of slots 0, 1, …: (computed tokens, tokens to compute) each."""
     starts, counts = np.array(lengths).T
     first = np.cumsum([0, *counts])
-    return Rows(
-        [str(i) for i in range(counts.size)], np.arange(counts.size), starts, starts + counts, counts, first, {}
-    )
+    names, slots = [str(i) for i in range(counts.size)], np.arange(counts.size)
+    return Rows(names, slots, starts, starts + counts, counts, np.ones_like(slots), first, {})
 
 
 def captured(shapes: Sequence[PromptShape]) -> PromptGraphs:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proa.contract import SamplingParams
 from proa_engine.kernels.sampling.sampling_reference import gumbel
-from proa_engine.step import model_runner
+from proa_engine.step import logprobs
 from support.runner import EOS, VOCAB_SIZE, FakeModel, RunnerHarness
 
 MODEL = FakeModel()
@@ -215,13 +215,13 @@ def test_named_tokens_are_the_same_in_each_step() -> None:
 def test_prompt_logprobs_are_computed_in_chunks_and_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_runner, "_PROMPT_LOGITS_BYTES", 9 * 4 * VOCAB_SIZE)
+    monkeypatch.setattr(logprobs, "_PROMPT_LOGITS_BYTES", 9 * 4 * VOCAB_SIZE)
     harness = RunnerHarness(FakeModel())
     prompt = random.Random(1).choices(range(VOCAB_SIZE), k=23)
     params = SamplingParams(temperature=0, prompt_logprobs=2)
     parts = harness.step({"p": (prompt, 23, params)}, scheduled={"p": 10}).prompt_logprobs["p"]
     parts = [*parts, *harness.step(known={"p": 10}, scheduled={"p": 13}).prompt_logprobs["p"]]
-    assert harness.model.logit_rows == [9, 1, 9, 3, 1]  # 10 positions; then 12, and the sampled one
+    assert harness.model.logit_rows == [9, 1, 1, 9, 3]  # 10 positions; then the sampled one, and 12 positions
     assert [part.token_id for part in parts] == prompt[1:]
     for index, part in enumerate(parts):
         own = MODEL.logits_after(prompt[: index + 1]).log_softmax(-1)

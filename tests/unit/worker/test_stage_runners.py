@@ -68,7 +68,7 @@ class Stages:
             runner = ModelRunner(
                 model,
                 CacheMemory(nan_caches(model, 200, BLOCK_SIZE)),
-                make_batch(max_num_seqs=MAX_NUM_SEQS, vocab_size=VOCAB_SIZE),
+                make_batch(max_num_seqs=MAX_NUM_SEQS, vocab_size=VOCAB_SIZE, compute_logits=model.compute_logits),
                 max_logprobs=5,
                 stage=make_stage_io(
                     model, config.stage, links, max_graph_tokens=MAX_NUM_SEQS, example=torch.empty(0, 64)

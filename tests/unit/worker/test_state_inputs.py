@@ -24,7 +24,9 @@ def rows_of(
 ) -> Rows:
     first, last = np.array(starts), np.array(ends)
     starts_of_rows = np.concatenate(([0], np.cumsum(last - first)))
-    return Rows(list(slots), np.array(list(slots.values())), first, last, last - first, starts_of_rows, states)
+    num_samples = np.zeros_like(first)
+    slots_of_rows = np.array(list(slots.values()))
+    return Rows(list(slots), slots_of_rows, first, last, last - first, num_samples, starts_of_rows, states)
 
 
 def test_rows_without_steps_read_and_write_their_own_slots() -> None:

@@ -78,10 +78,7 @@ class FakeWorker:
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         self.log.append("prepare")
-        return build_step_inputs(scheduler_output, self.batch)
-
-    def is_small(self, inputs: StepInputs) -> bool:
-        return self.steps_are_small
+        return build_step_inputs(scheduler_output, self.batch, max_small_tokens=100 if self.steps_are_small else 0)
 
     def execute_model(self, inputs: StepInputs) -> None:
         assert self.gate.wait(DEADLINE)
@@ -93,7 +90,7 @@ class FakeWorker:
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
         self.log.append("sample")
         self.masks.append(masks)
-        return StepTensors(torch.tensor([7]), None, [])
+        return StepTensors(torch.tensor([7]))
 
     def load_lora(self, lora_id: int, path: str) -> str:
         if path == "hangs":
