@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         first, second = engines(Path(directory), arguments.requests, arguments.tokens)
         try:
-            transfer = first.executor.kv_transfer
+            transfer = first.executor.started.kv_transfer
             assert transfer is not None
             source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports))
             streams = Streams(make_requests(arguments.requests, arguments.tokens, arguments.seed))

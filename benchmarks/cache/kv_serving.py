@@ -127,7 +127,7 @@ def serve(parts: EngineParts, rows: random.Random) -> Served:
     for block in range(NUM_TOKENS // BLOCK_SIZE):
         parent = hash_block(parent, prompt[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE], ())
         chain.append(parent.hex())
-    transfer = parts.executor.kv_transfer
+    transfer = parts.executor.started.kv_transfer
     host = parts.core.cache_occupancy().host
     assert transfer is not None
     assert host is not None

@@ -91,7 +91,7 @@ class Prompts:
 def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int, disk: Path) -> dict[str, list[float]]:
     """Milliseconds by tier, one for each round."""
     prompts, of_peer = Prompts(parts, seed=length), Prompts(peer, seed=length)
-    transfer = parts.executor.kv_transfer
+    transfer = parts.executor.started.kv_transfer
     assert transfer is not None
     source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports))
     capacity = parts.limits.lengths.cache_capacity

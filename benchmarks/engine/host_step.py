@@ -33,6 +33,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
+from proa_engine.executor.started import StartedRanks
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make_model_info
@@ -64,26 +65,27 @@ class NoCapture:
 class HostExecutor:
     """Does a worker's host work and samples the same token for every row. `seconds` is its CPU time so far."""
 
-    model_config = FakeModelConfig(151_936)
-    max_model_len = 4096
-    cache_groups = CacheGroups(num_blocks=40_000, block_size=16)
-    eos_token_ids = frozenset({151_645})
-    step_costs = StepCosts()
-    replays_decodes = False
     failure: str | None = None
-    host_tier = mover = kv_transfer = None
 
     def __init__(self, config: EngineConfig, token_id: int) -> None:
         self.seconds = 0.0
-        self.max_num_seqs = config.max_num_seqs
+        self.started = StartedRanks(
+            description="host",
+            model_config=FakeModelConfig(151_936),
+            max_model_len=4096,
+            max_num_seqs=config.max_num_seqs,
+            eos_token_ids=frozenset({151_645}),
+            cache_groups=CacheGroups(num_blocks=40_000, block_size=16),
+            step_costs=StepCosts(),
+        )
         self._token_ids = torch.full((config.max_num_seqs,), token_id)
         graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
         graphs.capture(lambda rows, _: rows, NoCapture())
         batch = make_batch(
             max_num_seqs=config.max_num_seqs,
-            max_model_len=self.max_model_len,
+            max_model_len=self.started.max_model_len,
             block_size=config.block_size,
-            vocab_size=self.model_config.vocab_size,
+            vocab_size=self.started.model_config.vocab_size,
         )
         self._builder = InputBuilder(batch, graphs)
 
@@ -198,7 +200,7 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     metrics = EngineMetrics(
         CollectorRegistry(),
         config,
-        cache_groups=executor.cache_groups,
+        cache_groups=executor.started.cache_groups,
         max_model_len=parts.limits.lengths.max_model_len,
     )
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")

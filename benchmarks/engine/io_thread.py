@@ -20,6 +20,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
+from proa_engine.executor.started import StartedRanks
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
 from support.fake_executor import FakeModelConfig
@@ -42,14 +43,15 @@ class InstantFuture:
 class InstantExecutor:
     """Samples the same token for every row."""
 
-    model_config = FakeModelConfig(1000)
-    max_model_len = MAX_MODEL_LEN
-    cache_groups = CacheGroups(num_blocks=1 << 16, block_size=16)
-    max_num_seqs = NUM_REQUESTS
-    eos_token_ids: frozenset[int] = frozenset()
-    step_costs = StepCosts()
-    host_tier = mover = kv_transfer = None
-    replays_decodes = False
+    started = StartedRanks(
+        description="instant",
+        model_config=FakeModelConfig(1000),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=NUM_REQUESTS,
+        eos_token_ids=frozenset(),
+        cache_groups=CacheGroups(num_blocks=1 << 16, block_size=16),
+        step_costs=StepCosts(),
+    )
     failure: str | None = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

@@ -10,6 +10,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import triton
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.launch import Kernel
+from proa_engine.memory.kv_cache import cache_groups
 from proa_engine.models.config import ModelConfig
+from proa_engine.worker.make_model_runner import make_model_runner
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import prefill_step
 from proa_engine.worker.worker import Worker
@@ -59,8 +62,10 @@ def launches_of_a_step() -> list[Launch]:
         worker = WholeMetaWorker(EngineConfig(model=model, dtype="bfloat16"))
         worker.init_device()
         sizes = worker.load_model().cache
-        runner = worker._make_model_runner(sizes, [])
-    inputs = runner.prepare_inputs(prefill_step(LENGTHS, worker.cache_groups(sizes)))
+        plan = replace(worker._plan_runner(sizes), shapes=(), prompt_shapes=())
+        runner = make_model_runner(plan, worker.weights.loaded)
+    groups = cache_groups(plan.config, plan.caches, plan.sizes)
+    inputs = runner.prepare_inputs(prefill_step(LENGTHS, groups))
     assert inputs is not None
     launch = Kernel._launch
     Kernel._launch = note  # type: ignore[assignment, method-assign]

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from benchmarks.real_shapes import write_model
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import record
+from proa_engine.memory.kv_cache import cache_groups
 from proa_engine.models.config import ModelConfig
 from proa_engine.step.decode_graphs import Graph, GraphShape
+from proa_engine.worker.make_model_runner import make_model_runner
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import Worker
@@ -85,8 +87,9 @@ class _AllLayers(MetaWorker):
         steps = [Step.of_workload(workload, CONTEXT) for workload in WORKLOADS]
         shapes = [GraphShape(step.rows, 1) for step in steps if step.context]
         sizes = self.load_model().cache
-        self.groups = self.cache_groups(sizes)
-        self._runner = self._make_model_runner(sizes, shapes)
+        plan = replace(self._plan_runner(sizes), shapes=shapes, prompt_shapes=())
+        self.groups = cache_groups(plan.config, plan.caches, plan.sizes)
+        self._runner = make_model_runner(plan, self.weights.loaded)
         self.captured = _RunAgain()
         self.model_runner.capture_graphs(self.captured)
 
@@ -95,9 +98,8 @@ class _AllLayers(MetaWorker):
 
     def fixed_memory(self) -> set[int]:
         """Storages of the weights and the KV cache."""
-        assert self._loaded is not None
         caches = [tensor for cache in self.model_runner.caches for tensor in cache.tensors]
-        tensors = [*self._loaded.model.parameters(), *caches]
+        tensors = [*self.weights.loaded.model.parameters(), *caches]
         return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 

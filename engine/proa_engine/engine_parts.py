@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
-from proa.contract import KvTransfer
 from proa.tokenizer_files import load_tokenizer
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission.validation import LengthLimits, ModelLimits
@@ -19,87 +18,25 @@ from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.images import Images, ImageStore
-from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
-from proa_engine.core.kv.mover import Mover
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.executor.started import StartedRanks
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.preflight import check_start
 from proa_engine.sources.folders import read_tokenizer_files
 from proa_engine.sources.resolve import resolve_model_of, resolve_tokenizer
 
 
-class LoadedModelConfig(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def model_type(self) -> str: ...
-
-    @property
-    def has_lm_head(self) -> bool: ...
-
-    @property
-    def is_encoder(self) -> bool: ...
-
-    @property
-    def pooling(self) -> PoolingConfig: ...
-
-    @property
-    def images(self) -> ImageConfig | None: ...
-
-
 class LoadedExecutor(Executor, Protocol):
-    """An executor with its model in memory, and the properties of the two."""
+    """An executor that can run steps: its model is loaded and warmed up."""
 
     @property
-    def model_config(self) -> LoadedModelConfig: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def cache_groups(self) -> CacheGroups: ...
-
-    @property
-    def host_tier(self) -> HostTierConfig | None: ...
-
-    @property
-    def mover(self) -> Mover | None: ...
-
-    @property
-    def kv_transfer(self) -> KvTransfer | None:
-        """How other engines fetch blocks from this one; None: they cannot."""
-        ...
-
-    @property
-    def max_num_seqs(self) -> int:
-        """At most as configured: fewer if states of recurrent layers take too much memory."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-
-    @property
-    def replays_decodes(self) -> bool:
-        """Whether a step of decodes alone is replayed as a CUDA graph."""
-        ...
-
-    @property
-    def step_costs(self) -> StepCosts:
-        """How long steps take, as timed in the warm-up."""
-        ...
+    def started(self) -> StartedRanks: ...
 
     @property
     def failure(self) -> str | None:
@@ -159,13 +96,14 @@ def load_engine(
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
         tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights
         executor = start_executor(report)
+    started = executor.started
     folder, tokenizer = tokenizer_loading.result()
     grammars = None
     if tokenizer is not None:
         grammars = LLGuidanceGrammars(
             tokenizer,
-            executor.eos_token_ids,
-            max_num_seqs=executor.max_num_seqs,
+            started.eos_token_ids,
+            max_num_seqs=started.max_num_seqs,
             make_buffer=executor.make_host_buffer,
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
@@ -186,31 +124,32 @@ def assemble_engine(
     loras: Loras | None = None,
 ) -> EngineParts:
     """Build an engine on an executor that has loaded its model. Without `grammars` or `loras` it refuses them."""
+    started = executor.started
     manager = KVCacheManager(
-        executor.cache_groups,
-        hash_block=hash_block if config.enable_prefix_caching and not executor.model_config.is_encoder else None,
+        started.cache_groups,
+        hash_block=hash_block if config.enable_prefix_caching and not started.model_config.is_encoder else None,
         root_hash=root_hash(config.model, config.revision or ""),
         checkpoint_positions=checkpoint_positions,
-        host=executor.host_tier,
-        mover=executor.mover,
+        host=started.host_tier,
+        mover=started.mover,
         has_disk=config.kv_tiers.kv_disk_path is not None,
         has_sources=config.kv_tiers.kv_transfer_address is not None,
     )
-    images = None if config.images.language_model_only else executor.model_config.images
+    images = None if config.images.language_model_only else started.model_config.images
     scheduler = Scheduler(
-        scheduler_config(config, executor),
+        scheduler_config(config, started),
         manager,
         grammars=grammars,
         loras=loras,
         images=make_images(config, images),
     )
     core = EngineCore(scheduler, trace_steps(executor))
-    if executor.mover is not None:
-        executor.mover.listen(core.take_from_mover)
-    model = executor.model_config
+    if started.mover is not None:
+        started.mover.listen(core.take_from_mover)
+    model = started.model_config
     limits = ModelLimits(
         vocab_size=model.vocab_size,
-        lengths=LengthLimits(executor.max_model_len, executor.cache_groups.capacity),
+        lengths=LengthLimits(started.max_model_len, started.cache_groups.capacity),
         max_logprobs=config.num_top_logprobs(model.vocab_size),
         grammars=grammars is not None,
         prefix_caching=config.enable_prefix_caching and not model.is_encoder,
@@ -219,7 +158,7 @@ def assemble_engine(
         pooling_only=not model.has_lm_head,
         embedding_size=model.pooling.embedding_size,
         images=None if images is None else images.input,
-        max_image_tokens=max_image_tokens(config, images, max_num_seqs=executor.max_num_seqs),
+        max_image_tokens=max_image_tokens(config, images, max_num_seqs=started.max_num_seqs),
         prompt_embeds_size=model.hidden_size if config.enable_prompt_embeds else 0,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
@@ -261,21 +200,21 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     return folder, of_grammars
 
 
-def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> SchedulerConfig:
+def scheduler_config(config: EngineConfig, started: StartedRanks) -> SchedulerConfig:
     """The scheduler's configuration, from the engine's and from what the loaded model decides."""
     return SchedulerConfig(
-        max_model_len=executor.max_model_len,
-        max_num_seqs=executor.max_num_seqs,
+        max_model_len=started.max_model_len,
+        max_num_seqs=started.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting_requests=config.max_waiting_requests,
         scheduling_policy=config.scheduling_policy,
         async_scheduling=config.async_scheduling,
         pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         num_speculative_tokens=config.num_speculative_tokens,
-        compute_forced_tokens=not executor.replays_decodes,
-        eos_token_ids=frozenset(executor.eos_token_ids),
-        last_token_tasks=executor.model_config.pooling.last_token_tasks,
-        whole_prompts=executor.model_config.is_encoder,
+        compute_forced_tokens=not started.replays_decodes,
+        eos_token_ids=started.eos_token_ids,
+        last_token_tasks=started.model_config.pooling.last_token_tasks,
+        whole_prompts=started.model_config.is_encoder,
     )
 
 

@@ -72,7 +72,7 @@ def test_embeddings_of_tokens_of_late_interaction_models(tmp_path: Path, saved_b
     linear = torch.randn(24, model.config.hidden_size, generator=torch.Generator().manual_seed(5))
     (add_pylate_modules if saved_by == "PyLate" else save_as_colbert)(folder, linear)
     with build_core(folder, **SETTINGS) as engine:
-        assert [*engine.executor.model_config.pooling.kinds] == [PoolingTask.TOKEN_EMBED]
+        assert [*engine.executor.started.model_config.pooling.kinds] == [PoolingTask.TOKEN_EMBED]
         params = PoolingParams(task=PoolingTask.TOKEN_EMBED)
         results = run(engine, [pooled(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)])
     for number, prompt in enumerate(PROMPTS):
@@ -147,6 +147,6 @@ def features(prompt: list[int]) -> dict[str, Tensor]:
 def test_a_prompt_that_does_not_fit_into_a_step_is_too_long(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "bert", auto_class="AutoModel", **MODELS["bert"])
     with build_core(folder, max_num_batched_tokens=64, max_num_seqs=4) as engine:
-        assert engine.executor.max_model_len == 64
+        assert engine.executor.started.max_model_len == 64
     with pytest.raises(ValueError, match="max_model_len 100 of an encoder exceeds max_num_batched_tokens 64"):
         build_core(folder, max_num_batched_tokens=64, max_model_len=100).__enter__()

@@ -11,6 +11,8 @@ from proa.contract import KvSource, SamplingParams
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import PeerTls
 from proa_engine.core.operations import ResetPrefixCache
+from proa_engine.memory.mover_process import MoverProcess
+from proa_engine.memory.rank_tiers import HostTiers
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.certificates import signed
 from support.engine import Engine, Result, build_core, request, run
@@ -26,7 +28,7 @@ PARAMS = SamplingParams(temperature=0.7, seed=5, max_tokens=12, ignore_eos=True,
 
 
 def source_of(engine: Engine, *, wait_ms: int = 20_000) -> KvSource:
-    transfer = engine.executor.kv_transfer
+    transfer = engine.executor.started.kv_transfer
     assert transfer is not None
     return KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=wait_ms)
 
@@ -41,8 +43,10 @@ def ask(engine: Engine, name: str, source: KvSource | None = None) -> Result:
 
 
 def kill_mover(engine: Engine) -> None:
-    mover = engine.executor._worker.mover
-    assert mover is not None
+    tiers = engine.executor._worker.tiers
+    assert isinstance(tiers, HostTiers)
+    mover = tiers.mover
+    assert isinstance(mover, MoverProcess)
     mover._process.kill()
     mover._process.wait()
 

@@ -69,7 +69,7 @@ def test_an_adapter_is_loaded_replaced_and_unloaded_while_the_engine_runs(
             assert_equal(results, {"x": expected[name]})
             assert lora.path == str(folder / name)
         operate(engine, UnloadLora("x"))
-        assert list(engine.executor._worker._loras._loaded) == [0], "its memory is freed"  # type: ignore[union-attr]
+        assert list(engine.executor._worker.weights._loras._loaded) == [0], "its memory is freed"  # type: ignore[union-attr]
 
 
 def copy_of(folder: Path, to: Path, **config: Any) -> Path:

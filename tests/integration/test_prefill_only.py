@@ -38,7 +38,7 @@ def generate(engine: Engine, wanted: EngineCoreRequest) -> Result:
 
 def generate_on_two(prefiller: Engine, decoder: Engine, wanted: EngineCoreRequest) -> Result:
     """Send the request to one engine and its prompt to another, at the same time."""
-    transfer = prefiller.executor.kv_transfer
+    transfer = prefiller.executor.started.kv_transfer
     assert transfer is not None
     source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=20_000)
     result = Result()

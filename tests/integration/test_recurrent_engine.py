@@ -43,8 +43,8 @@ def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path,
     config = EngineConfig.from_options(model=str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
     parts = load_engine(config, lines.append)
     try:
-        assert parts.executor.max_num_seqs == CACHE_BYTES // (2 * 23_424) - 1 == 5
-        assert parts.executor.cache_groups.num_state_slots == 5 + 1 + 1
+        assert parts.executor.started.max_num_seqs == CACHE_BYTES // (2 * 23_424) - 1 == 5
+        assert parts.executor.started.cache_groups.num_state_slots == 5 + 1 + 1
         assert any("7 states, at most 5 requests at a time" in line for line in lines), lines
         assert make_model_info(parts, tokenizer_digest="").max_num_seqs == 5
     finally:

@@ -73,7 +73,7 @@ def test_a_sleeping_engine_has_no_kv_cache() -> None:
 def test_level_2_drops_the_weights_and_level_1_keeps_them() -> None:
     with build_core("builtin") as engine:
         worker: Any = engine.executor._worker
-        model = weakref.ref(worker._loaded.model)
+        model = weakref.ref(worker.weights.loaded.model)
         gc.collect()
         gc.disable()  # the engine's objects are frozen: what only a collection would free stays
         try:

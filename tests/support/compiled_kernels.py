@@ -22,7 +22,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant, record
-from proa_engine.memory.kv_cache import CacheSizes, image_of
+from proa_engine.memory.kv_cache import CacheSizes, cache_groups, image_of
 from proa_engine.step.loras import EMPTY_LORA
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.worker.meta_worker import MetaWorker
@@ -136,7 +136,8 @@ def variants_of(case: Case) -> set[Variant]:
 def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot | None) -> None:
     num_drafts = min(case.num_drafts, 2)
     runner = worker.model_runner
-    groups = worker.cache_groups(CacheSizes(num_blocks=999, num_state_slots=999, max_num_seqs=999))
+    sizes = CacheSizes(num_blocks=999, num_state_slots=999, max_num_seqs=999)
+    groups = cache_groups(worker._config, worker._caches, sizes)
     masks = masks_of({0: [1, 5]}, worker.model_config.vocab_size)
     for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):

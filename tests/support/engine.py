@@ -63,13 +63,12 @@ class Watched:
         blocks = [block for cached in plan.cached_requests for table in cached.new_block_ids for block in table]
         for new in plan.new_requests:
             for table in new.block_ids:
-                blocks += table[new.num_computed_tokens // self.inner.cache_groups.block_size :]
+                blocks += table[new.num_computed_tokens // self.inner.started.cache_groups.block_size :]
         return blocks
 
     def _fill(self, blocks: list[int], states: list[int]) -> None:
-        loaded = self.inner._worker._loaded
-        assert loaded is not None
-        for layer, cache in zip(loaded.model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
+        model = self.inner._worker.weights.loaded.model
+        for layer, cache in zip(model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
             for tensor in cache.tensors:
                 tensor[states if isinstance(layer, StateLayer) else blocks] = torch.nan
 
@@ -134,30 +133,32 @@ def engine_over(
     """A new core for an executor, which must be idle and may have run another core before."""
     order = None
     if block_seed is not None:
-        num_blocks = executor.cache_groups.num_blocks
+        num_blocks = executor.started.cache_groups.num_blocks
         order = random.Random(block_seed).sample(range(num_blocks), num_blocks)
     watched = Watched(executor, poison=poison)
     manager = KVCacheManager(
-        executor.cache_groups,
-        hash_block=hash_block if config.enable_prefix_caching and not executor.model_config.is_encoder else None,
+        executor.started.cache_groups,
+        hash_block=hash_block
+        if config.enable_prefix_caching and not executor.started.model_config.is_encoder
+        else None,
         root_hash=root_hash(config.model, ""),
         checkpoint_positions=checkpoint_positions,
         block_order=order,
-        host=executor.host_tier,
-        mover=executor.mover,
+        host=executor.started.host_tier,
+        mover=executor.started.mover,
         has_disk=config.kv_tiers.kv_disk_path is not None,
         has_sources=config.kv_tiers.kv_transfer_address is not None,
     )
     scheduler = Scheduler(
-        replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),
+        replace(scheduler_config(config, executor.started), compute_forced_tokens=compute_forced_tokens),
         manager,
         grammars=grammars,
         loras=make_loras(config, executor),
-        images=make_images(config, executor.model_config.images),
+        images=make_images(config, executor.started.model_config.images),
     )
     core = EngineCore(scheduler, watched)
-    if executor.mover is not None:
-        executor.mover.listen(core.take_from_mover)
+    if executor.started.mover is not None:
+        executor.started.mover.listen(core.take_from_mover)
     return Engine(core, executor, watched)
 
 

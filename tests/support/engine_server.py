@@ -15,9 +15,9 @@ from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.step_costs import StepCosts
 from proa_engine.engine_parts import EngineParts, assemble_engine
+from proa_engine.executor.started import StartedRanks
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
@@ -39,15 +39,21 @@ class LoadedFakeExecutor(FakeExecutor):
     model_config: Any = field(default_factory=lambda: FakeModelConfig())
 
     step_costs: StepCosts = field(default_factory=StepCosts)
-    replays_decodes: bool = False
     failure: str | None = None
-    host_tier: HostTierConfig | None = None
 
     max_num_seqs: int = 256
 
     @property
-    def cache_groups(self) -> CacheGroups:
-        return CacheGroups(num_blocks=self.num_blocks, block_size=self.block_size)
+    def started(self) -> StartedRanks:
+        return StartedRanks(
+            description="fake",
+            model_config=self.model_config,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            eos_token_ids=self.eos_token_ids,
+            cache_groups=CacheGroups(num_blocks=self.num_blocks, block_size=self.block_size),
+            step_costs=self.step_costs,
+        )
 
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason
@@ -105,7 +111,11 @@ def running_server(
     With `tls`, `health_port` is needed to wait for it.
     """
     executor = executor or LoadedFakeExecutor()
-    choices: dict[str, Any] = {"block_size": executor.cache_groups.block_size, "max_num_batched_tokens": 64, **config}
+    choices: dict[str, Any] = {
+        "block_size": executor.started.cache_groups.block_size,
+        "max_num_batched_tokens": 64,
+        **config,
+    }
     if isinstance(executor, LoadedFakeExecutor):
         executor.max_num_seqs = choices.get("max_num_seqs", executor.max_num_seqs)
     options = ServeOptions(

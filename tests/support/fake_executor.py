@@ -208,8 +208,6 @@ class FakeExecutor:
     lora_reads: list[tuple[int, str, Future[str]]] = field(default_factory=list)  # adapters that are being read
     num_slot_fills: int = 0
     host: FakeHost | None = None
-    mover: None = None
-    kv_transfer: None = None
     weights_epoch: int = 0  # a row added in an epoch reads nothing that was computed before it
     encodings: FakeEncodings = field(default_factory=lambda: FakeEncodings(0, 0, attends_within=False))
     num_in_flight: int = 0

@@ -77,7 +77,7 @@ class Case:
 
 
 def image_input_of(engine: Engine) -> ImageInput:
-    images = engine.executor.model_config.images
+    images = engine.executor.started.model_config.images
     assert images is not None
     return images.input
 

@@ -43,7 +43,7 @@ def results(folder: Path, **config: Any) -> tuple[list[Result], int]:
         for number in range(2):
             requests = [request(f"{number}-{index}", prompt, params) for index, prompt in enumerate(PROMPTS)]
             rounds += list(run(engine, requests).values())
-        return rounds, engine.executor.cache_groups.num_tables
+        return rounds, engine.executor.started.cache_groups.num_tables
 
 
 def in_one_table(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, _: int, own: range) -> CachePlan:

@@ -37,14 +37,14 @@ def test_ranks_with_a_share_of_the_latents_each_give_the_tokens_of_one(
 ) -> None:
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = generate(alone, "alone", PROMPTS)
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     parallel: dict[str, Any] = {"tensor_parallel_size": num_ranks, "decode_context_parallel_size": num_ranks}
     with build_core(folder, num_gpu_blocks_override=40, **CONFIG, **parallel, **options) as engine:
         assert_equal_after_preemption_and_hits(engine, expected)
         operate(engine, Sleep(1))
         operate(engine, WakeUp())
         assert_equal_where_sure(generate(engine, "awake", TWO), expected[:2])
-        assert {sizes.block_bytes for sizes in engine.executor.rank_sizes} == {whole.block_bytes // num_ranks}
+        assert {sizes.block_bytes for sizes in engine.executor.started.rank_sizes} == {whole.block_bytes // num_ranks}
 
 
 def test_a_model_without_latent_attention_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_ranks_with_whole_experts_give_the_tokens_of_one(tmp_path: Path) -> None
     settings = CONFIG | {"enable_lora": True, "lora_modules": lora_modules(tmp_path, ATTENTION)}
     with build_core(model, **settings) as alone:
         expected = generate(alone)
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     lines: list[str] = []
     config = EngineConfig.from_options(
         model=str(model),
@@ -43,7 +43,7 @@ def test_ranks_with_whole_experts_give_the_tokens_of_one(tmp_path: Path) -> None
     executor = make_executor(config, lines.append)
     try:
         assert_equal_where_sure(generate(engine_over(executor, config)), expected)
-        first, second = executor.rank_sizes
+        first, second = executor.started.rank_sizes
     finally:
         executor.shutdown()
     assert first.weight_bytes > second.weight_bytes  # 5 and 4 experts

@@ -79,13 +79,13 @@ class Bench:
         self.tokenizer = Tokenizer.from_file(str(files / "tokenizer.json"))
         ll_tokenizer = make_tokenizer(
             (files / "tokenizer.json").read_bytes(),
-            vocab_size=self.executor.model_config.vocab_size,
-            eos_token_ids=self.executor.eos_token_ids,
+            vocab_size=self.executor.started.model_config.vocab_size,
+            eos_token_ids=self.executor.started.eos_token_ids,
         )
         assert ll_tokenizer is not None
         self.grammars = LLGuidanceGrammars(
             ll_tokenizer,
-            self.executor.eos_token_ids,
+            self.executor.started.eos_token_ids,
             max_num_seqs=self.config.max_num_seqs,
             make_buffer=self.executor.make_host_buffer,
             num_threads=2,

@@ -15,9 +15,10 @@ from proa_engine.core.kv.host_tier import HostTier
 from proa_engine.core.kv.mover import FromMover
 from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.executor.movers import RankMovers
+from proa_engine.memory import rank_tiers
 from proa_engine.memory.arena_memory import open_file
+from proa_engine.memory.rank_tiers import HostTiers
 from proa_engine.mover.messages import Adopt
-from proa_engine.worker import worker
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Engine, Result, build_core, request, run
 
@@ -91,9 +92,9 @@ def test_a_damaged_page_ends_the_prefix(folder: str) -> None:
     path = Path(folder) / "rank-0.arena"
     content = bytearray(path.read_bytes())
     with build_core(builtin_model_folder(), **CONFIG) as engine:
-        arena = engine.executor._worker._arena
-        assert arena is not None
-        layout = arena.memory.layout
+        tiers = engine.executor._worker.tiers
+        assert isinstance(tiers, HostTiers)
+        layout = tiers.arena.memory.layout
     start = layout.pages_offset + 4 * layout.page_bytes  # blocks are in pages in a row
     content[start] ^= 1
     path.write_bytes(content)
@@ -102,7 +103,7 @@ def test_a_damaged_page_ends_the_prefix(folder: str) -> None:
 
 
 def test_a_second_engine_on_the_folder_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "open_file", partial(open_file, lock_seconds=0.1))
+    monkeypatch.setattr(rank_tiers, "open_file", partial(open_file, lock_seconds=0.1))
     with (
         build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder),
         pytest.raises(ValueError, match=r"kv_offloading_path: .* is in use by another engine"),
@@ -114,7 +115,7 @@ def test_a_second_engine_on_the_folder_is_refused(folder: str, monkeypatch: pyte
 def test_adopted_blocks_are_reported(folder: str) -> None:
     assert restarted(folder) == 0
     with build_core(builtin_model_folder(), **CONFIG, kv_offloading_path=folder) as engine:
-        assert engine.executor.kv_transfer is None, "its mover serves no other engines"
+        assert engine.executor.started.kv_transfer is None, "its mover serves no other engines"
         engine.core.follow_kv_events()
         stored: dict[bytes, None] = {}
         num_blocks = NUM_CACHED // 16 + 1  # the last one has generated tokens too
@@ -137,7 +138,7 @@ def test_a_mover_that_dies_before_it_answers_adopts_nothing(folder: str) -> None
 def _listen_without_mover(movers: RankMovers, on_message: Callable[[FromMover], None]) -> None:
     """Kill the mover of the only rank before it is asked."""
     movers._on_message = on_message
-    mover = movers._send.__self__._worker.mover  # type: ignore[attr-defined]
+    mover = movers._send.__self__._worker.tiers.mover  # type: ignore[attr-defined]
     mover._process.kill()
     mover._process.wait()
     movers._send(Adopt())

@@ -98,7 +98,7 @@ def test_a_later_engine_continues_with_the_blocks_on_disk(family: str, tmp_path:
 def test_damage_a_salt_and_a_reset(tmp_path: Path) -> None:
     model, disk = builtin_model_folder(), tmp_path / "disk"
     with running(model, disk, kv_disk_size=1.0) as engine:
-        host = engine.engine.executor.host_tier
+        host = engine.engine.executor.started.host_tier
         assert host is not None
         computed = engine.write()
         secret = engine.ask(OTHERS[0], cache_salt="secret")
@@ -126,7 +126,7 @@ def test_damage_a_salt_and_a_reset(tmp_path: Path) -> None:
 def test_blocks_come_from_disk_when_host_memory_has_lost_them(tmp_path: Path) -> None:
     model, disk = builtin_model_folder(), tmp_path / "disk"
     with running(model, disk) as engine:
-        host = engine.engine.executor.host_tier
+        host = engine.engine.executor.started.host_tier
         assert host is not None
         size = 60 * host.page_bytes / 2**30
     with running(model, disk, kv_offloading_size=size) as engine:

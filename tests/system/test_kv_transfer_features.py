@@ -66,7 +66,7 @@ def fetch(
     target: Engine, source: Engine, requests: Sequence[EngineCoreRequest], wait_ms: int = 20_000
 ) -> dict[str, Result]:
     """Run requests whose blocks the source has, or does not get within `wait_ms`."""
-    transfer = source.executor.kv_transfer
+    transfer = source.executor.started.kv_transfer
     assert transfer is not None
     kv_source = KvSource(addresses=tuple(f"127.0.0.1:{port}" for port in transfer.ports), wait_ms=wait_ms)
     return run(target, [replace(each, kv_source=kv_source) for each in requests])

@@ -111,7 +111,7 @@ def test_two_nodes_give_the_tokens_of_one_process(folder: Path, tmp_path: Path, 
         other.wait_for("waiting for node 0 at 127.0.0.1")
         with build_core(folder, **nodes_of(port), kv_offloading_size=0.01) as engine:
             assert_equal_where_sure(generate_all(engine, "two", PROMPTS), expected)
-            assert engine.executor.host_tier is not None
+            assert engine.executor.started.host_tier is not None
         assert other.wait() == 0, other.printed
 
 
@@ -122,7 +122,7 @@ def test_two_nodes_with_a_pipeline_stage_each_meet_over_tls_when_node_0_starts_l
     tls, flags = files_of(made)
     with node(folder, port, tmp_path, *flags, "--pipeline-parallel-size=2", delay=3.0) as other:
         with build_core(folder, **nodes_of(port), pipeline_parallel_size=2, peer_tls=tls) as engine:
-            assert len(engine.executor.rank_sizes) == 4
+            assert len(engine.executor.started.rank_sizes) == 4
             assert_equal_where_sure(generate_all(engine, "four", PROMPTS), expected)
         assert other.wait() == 0, other.printed
 

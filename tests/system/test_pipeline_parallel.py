@@ -80,15 +80,15 @@ def test_two_stages_give_the_tokens_of_one_process(family: str, tmp_path: Path) 
     folder = make_tiny_model(tmp_path, family, **({"seed": 3} | FAMILIES[family]))
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = results(alone, requests())
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     with build_core(folder, pipeline_parallel_size=2, **SMALL_CACHE, **CONFIG) as engine:
         ours = results(engine, requests())
         assert_equal(ours, expected)
         assert_equal_prompt_logprobs(ours, expected)
-        assert engine.core.stats().num_preemptions > 0 or engine.executor.cache_groups.windows
+        assert engine.core.stats().num_preemptions > 0 or engine.executor.started.cache_groups.windows
         again = results(engine, requests("again-")[:2])
         assert_equal(again, expected[:2])
-        first, second = engine.executor.rank_sizes
+        first, second = engine.executor.started.rank_sizes
     assert first.cache.num_blocks == second.cache.num_blocks == 38
     assert first.weight_bytes < whole.weight_bytes > second.weight_bytes
     assert first.weight_bytes + second.weight_bytes < 1.1 * whole.weight_bytes  # rotary angles are on both

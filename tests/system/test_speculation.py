@@ -233,7 +233,7 @@ def test_drafts_change_no_token_with_windows_in_tables(num_blocks: int, tmp_path
         expected = run(engine, wanted)
     settings = {"num_gpu_blocks_override": num_blocks, "max_num_seqs": 12}
     with build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG, **settings) as engine:
-        assert engine.executor.cache_groups.windows == (20,)
+        assert engine.executor.started.cache_groups.windows == (20,)
         for _ in range(2):
             assert_same(run(engine, wanted), expected)
         stats = engine.core.stats()

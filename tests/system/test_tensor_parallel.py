@@ -96,10 +96,10 @@ def step_until_it_fails(engine: Engine) -> None:
 
 def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, single: dict[str, Result]) -> None:
     with build_core(folder, **CONFIG) as alone:
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     with two_ranks(folder) as engine:
         assert_equal_where_sure(run(engine, REQUESTS), single)
-        first, second = engine.executor.rank_sizes
+        first, second = engine.executor.started.rank_sizes
         [pid] = worker_pids()
     assert first.block_bytes == second.block_bytes == whole.block_bytes // 2
     assert first.weight_bytes == second.weight_bytes

@@ -40,7 +40,7 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / family, family, **({"seed": 3} | FAMILIES[family]))
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = generate(alone, "alone", PROMPTS)
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     with build_core(folder, tensor_parallel_size=2, num_gpu_blocks_override=40, **CONFIG) as engine:
         assert_equal_after_preemption_and_hits(engine, expected)
         operate(engine, Sleep(1))
@@ -48,7 +48,7 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
         awake = generate(engine, "awake", TWO)
         assert not any(each.num_cached_tokens for each in awake)
         assert_equal_where_sure(awake, expected[:2])
-        first, second = engine.executor.rank_sizes
+        first, second = engine.executor.started.rank_sizes
     assert first.cache == second.cache
     assert first.block_bytes == second.block_bytes
     assert first.block_bytes == whole.block_bytes // (1 if family in WHOLE_ROWS else 2)
@@ -69,9 +69,9 @@ def test_ranks_with_copies_or_unequal_shares_of_heads_give_the_tokens_of_one(
     folder = make_tiny_model(tmp_path / family, family, **({"seed": 3} | fields))
     with build_core(folder, enable_prefix_caching=False, **CONFIG) as alone:
         expected = generate(alone, "alone", PROMPTS)
-        [whole] = alone.executor.rank_sizes
+        [whole] = alone.executor.started.rank_sizes
     config: dict[str, Any] = {"tensor_parallel_size": len(shares), "num_gpu_blocks_override": 40}
     with build_core(folder, kv_offloading_size=0.01, **CONFIG, **config) as engine:
         assert_equal_after_preemption_and_hits(engine, expected)
-        sizes = engine.executor.rank_sizes
+        sizes = engine.executor.started.rank_sizes
     assert [each.block_bytes for each in sizes] == [share * whole.block_bytes for share in shares]

@@ -21,9 +21,8 @@ from support.fake_grammar import fake_grammar
 def engine_over(run: CoreRun) -> LLMEngine:
     config = EngineConfig(model="m", skip_tokenizer_init=True, block_size=4)
     model_config = SimpleNamespace(pooling=PoolingConfig())
-    executor: Any = SimpleNamespace(
-        cache_groups=run.groups, model_config=model_config, eos_token_ids=frozenset(), shutdown=lambda: None
-    )
+    started = SimpleNamespace(cache_groups=run.groups, model_config=model_config, eos_token_ids=frozenset())
+    executor: Any = SimpleNamespace(started=started, shutdown=lambda: None)
     limits = ModelLimits(vocab_size=VOCAB_SIZE, lengths=LengthLimits(run.max_model_len), grammars=True)
     folder: Path | None = None
     return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, folder))

@@ -16,11 +16,11 @@ def test_folders_of_the_engine_have_few_files() -> None:
 
 def test_few_classes_have_more_than_25_methods() -> None:
     names = list(large_classes(files_of(*PRODUCT), more_than=25))
-    assert len(names) <= 5, names
+    assert names == []
 
 
 def test_the_engine_seldom_asks_whether_something_is_none() -> None:
-    assert count_none_tests(files_of(ENGINE)) <= 1077
+    assert count_none_tests(files_of(ENGINE)) <= 1062
 
 
 def test_few_constants_stand_below_the_first_class_or_function() -> None:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -26,6 +25,7 @@ from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.deferred_sampling import DeferredSampling
 from proa_engine.executor.remote_ranks import RemoteRanks
+from proa_engine.executor.started import StartedRanks
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixEndpoint, WorkerConnection
 from proa_engine.framing import encode
@@ -111,12 +111,13 @@ class MultiProcExecutor(UniProcExecutor):
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start(self, config: EngineConfig) -> None:
+    def _start(self) -> StartedRanks:
         """Load all ranks at the same time."""
+        config = self._config
         self._connections = self._make_connections(config)
         for connection in self._connections:
             try:
-                connection.connect(self._log, self._check)
+                connection.connect(self._log, self._failure.check)
             except ConnectionError as error:
                 raise ExecutorFailed(str(error)) from error
         host = (self._remote_ranks.local_address if self._remote_ranks else None) or distributed.LOOPBACK
@@ -127,24 +128,22 @@ class MultiProcExecutor(UniProcExecutor):
         self._call(lambda: self._worker.init_device(rendezvous, store))
         sizes = [self._call(lambda: self._worker.load_model(compile_pool))]
         for connection in self._connections:
-            ready = self._wait_for(connection.ready)
+            ready = self._failure.wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
         check_ranks(config, sizes)
         disk_folder = self._call(self._worker.take_disk_folder)
         self._broadcast(wire.Start(smallest(size.cache for size in sizes), disk_folder))
-        self._start_worker(sizes)
-        ports = [self._wait_for(connection.started).mover_port for connection in self._connections]
-        if self.kv_transfer is not None:
-            ports_of_ranks = (*self.kv_transfer.ports, *(port for port in ports if port is not None))
-            self.kv_transfer = replace(self.kv_transfer, ports=ports_of_ranks)
+        rank = self._start_worker(sizes, disk_folder)
+        others = [self._failure.wait_for(connection.started).mover_port for connection in self._connections]
+        return self._merge_ranks(rank, sizes, [rank.mover_port, *others])
 
     def _call(self, job: Callable[[], T]) -> T:
         """All ranks refuse a configuration at about the same time. Raise rank 0's `ValueError` then, whichever is
         first."""
         own = self._device_thread.submit(job)
         try:
-            return self._wait_for(own)
+            return self._failure.wait_for(own)
         except ExecutorFailed:
             wait((own,), _LOSS_SECONDS)
             if own.done() and isinstance(error := own.exception(), ValueError):
@@ -157,12 +156,15 @@ class MultiProcExecutor(UniProcExecutor):
         answers = [connection.call(message) for connection in self._connections]
         on_rank_0()
         for answer in answers:
-            self._wait_for(answer)
+            self._failure.wait_for(answer)
 
     def _load_with_other_ranks(self, lora_id: int, path: str, answers: "list[Future[str]]") -> str:
         """Read rank 0's part of the adapter and wait for the other ranks. If one fails, none keeps the adapter."""
         digests, errors = set[str](), list[Exception]()
-        for digest in (partial(self._worker.load_lora, lora_id, path), *(partial(self._wait_for, a) for a in answers)):
+        for digest in (
+            partial(self._worker.weights.load_lora, lora_id, path),
+            *(partial(self._failure.wait_for, a) for a in answers),
+        ):
             try:
                 digests.add(digest())
             except Exception as error:  # wait for the other ranks nevertheless: they read one adapter at a time
@@ -207,7 +209,7 @@ class MultiProcExecutor(UniProcExecutor):
     def _make_connection(
         self, rank: int, endpoint: Endpoint, process: subprocess.Popen[bytes] | None = None
     ) -> WorkerConnection:
-        return WorkerConnection(rank, endpoint, process, self._on_lost, self._on_mover)
+        return WorkerConnection(rank, endpoint, process, self._on_lost, self._movers.take)
 
     def _broadcast(self, message: wire.ToWorker) -> None:
         frame = encode(message)

@@ -1,12 +1,10 @@
-"""UniProcExecutor: runs rank 0 in the engine's process. It owns the thread of the steps, their futures and the
-failure."""
+"""UniProcExecutor: runs rank 0 in the engine's process. It owns the thread of the steps and the order of its work."""
 
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
-from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -14,20 +12,19 @@ from proa.contract import KvTransfer
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
+from proa_engine.executor.failure import Failure
 from proa_engine.executor.movers import RankMovers
-from proa_engine.memory.kv_cache import WorkerSizes, smallest
-from proa_engine.mover.messages import FromCore, ToCore
-from proa_engine.observability.progress import gigabytes
+from proa_engine.executor.started import StartedRanks
+from proa_engine.memory.kv_cache import WorkerSizes, host_tier, smallest
+from proa_engine.mover.messages import FromCore
 from proa_engine.step.async_output import AsyncOutput, collect
 from proa_engine.step.device_thread import DeviceThread, run_beside_steps, within
 from proa_engine.step.step_inputs import StepInputs
 from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
 from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
-from proa_engine.worker.worker import Worker
+from proa_engine.worker.worker import StartedRank, Worker
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
@@ -47,46 +44,35 @@ class UniProcExecutor:
         self, config: EngineConfig, log: Callable[[str], None], compile_pool: CompilePool | None = None
     ) -> None:
         """`compile_pool` is what `begin_compile_pool` returned; None: a pool is started if one is needed."""
-        self.cache_groups: CacheGroups  # set by `_start`, as are the next two
-        self.host_tier: HostTierConfig | None
-        self.max_num_seqs: int
-        self.rank_sizes: list[WorkerSizes] = []  # by rank
-        self.kv_transfer: KvTransfer | None = None  # set by `_start_worker`, if movers listen
-        self.mover: RankMovers | None = None
-        if config.kv_tiers.has_movers:  # before any of them starts, because it sends messages at once
-            adopts = config.kv_tiers.kv_offloading_path is not None
-            self.mover = RankMovers(self._send_to_movers, config.parallel.num_ranks, adopts=adopts)
+        self._config = config
+        # Before any of the movers starts, because it sends messages at once.
+        self._movers = RankMovers(
+            self._send_to_movers, config.parallel.num_ranks, adopts=config.kv_tiers.kv_offloading_path is not None
+        )
         self._worker = Worker(config, 0, log, ranks_here=config.parallel.ranks_here)
         self._log = log
         self._compile_pool = compile_pool
         self._device_thread = DeviceThread("proa-device")
-        self._lock = Lock()
-        self._failed: Future[str] = Future()  # resolves to the reason
-        self._pending: set[Future[ModelRunnerOutput]] = set()
+        self._failure = Failure()
         self._inputs: StepInputs | None = None  # inputs of the step that is executed and not yet sampled
         self._copy_stream: torch.cuda.Stream | None = None
         # A waiting thread that computes a step cannot see another rank's failure.
         self._may_help = config.parallel.num_ranks == 1
         try:
-            self._start(config)
-            self._run_first_steps(min(config.max_num_batched_tokens, self._worker.max_model_len - 1))
+            self.started = self._start()
+            self._run_first_steps()
         except BaseException:
             self.shutdown()
             raise
-        self.model_config = self._worker.model_config
-        self.max_model_len = self._worker.max_model_len
-        self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
-        self.replays_decodes = self._worker.device.type == "cuda" and not config.enforce_eager
-        self.step_costs = self._worker.step_costs.of_stages(config.parallel.pipeline_parallel_size)
-        self._log(f"proa-engine {version('proa-engine')} with {config.model_name}: {self._describe()}")
+        log(f"proa-engine {version('proa-engine')} with {config.model_name}: {self.started}")
 
     @property
     def failure(self) -> str | None:
         """Why the executor failed; None if it has not."""
-        return self._failed.result() if self._failed.done() else None
+        return self._failure.reason
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._check()
+        self._failure.check()
         copies = scheduler_output.copies
         self._inputs = inputs = self._worker.model_runner.prepare_inputs(scheduler_output)
         if inputs is None and not copies:
@@ -100,7 +86,7 @@ class UniProcExecutor:
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         """Sample the step that `execute_model` started. `masks` are read until the future is done."""
-        self._check()
+        self._failure.check()
         inputs, self._inputs = self._inputs, None
         if inputs is None:
             future: Future[ModelRunnerOutput] = Future()
@@ -110,12 +96,10 @@ class UniProcExecutor:
 
     def _start_sampling(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
         """Sample the oldest step that is executed and not sampled, which has these inputs."""
-        self._check()
-        future: Future[ModelRunnerOutput] = Future()
+        self._failure.check()
         if self._worker.device.type == "cuda":
             return self._launch_sampling(inputs, masks)
-        with self._lock:
-            self._pending.add(future)
+        future = self._failure.begin_step()
         is_small = inputs.is_small and self._may_help
         job = self._device_thread.submit(
             lambda: self._guarded(lambda: self._resolve(future, inputs, masks)), wake=not is_small
@@ -124,14 +108,8 @@ class UniProcExecutor:
 
     def fail(self, reason: str) -> None:
         """Make all current and later calls and futures raise ExecutorFailed. Thread-safe; the first reason is kept."""
-        with self._lock:
-            if self._failed.done():
-                return
-            self._failed.set_result(reason)
-            pending, self._pending = self._pending, set()
-        for future in pending:
-            future.set_exception(ExecutorFailed(reason))
-        self._log(reason)
+        if self._failure.fail(reason):
+            self._log(reason)
 
     def make_host_buffer(self, num_bytes: int) -> memoryview:
         is_pinned = self._worker.device.type == "cuda"
@@ -147,10 +125,10 @@ class UniProcExecutor:
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
         """See `LoraStore`."""
-        return self._read_lora(lora_id, path, lambda: self._worker.load_lora(lora_id, path))
+        return self._read_lora(lora_id, path, lambda: self._worker.weights.load_lora(lora_id, path))
 
     def unload_lora(self, lora_id: int) -> None:
-        self._worker.unload_lora(lora_id)
+        self._worker.weights.unload_lora(lora_id)
 
     def _read_lora(self, lora_id: int, path: str, read: Callable[[], str]) -> "Future[str]":
         """Read an adapter on a thread of its own. If reading times out, the adapter is freed when it is read, because
@@ -164,76 +142,63 @@ class UniProcExecutor:
         if self._device_thread.close(_CLOSE_SECONDS):
             self._worker.shutdown()
 
-    def _start(self, config: EngineConfig) -> None:
-        compile_pool = self._call(lambda: start_compile_pool(config, 0, self._compile_pool))
+    def _start(self) -> StartedRanks:
+        """Load the model, allocate the KV cache and warm up."""
+        compile_pool = self._call(lambda: start_compile_pool(self._config, 0, self._compile_pool))
         self._call(self._worker.init_device)
-        sizes = self._call(lambda: self._worker.load_model(compile_pool))
-        self._call(self._worker.take_disk_folder)
-        self._start_worker([sizes])
+        sizes = [self._call(lambda: self._worker.load_model(compile_pool))]
+        rank = self._start_worker(sizes, self._call(self._worker.take_disk_folder))
+        return self._merge_ranks(rank, sizes, [rank.mover_port])
 
-    def _start_worker(self, rank_sizes: list[WorkerSizes]) -> None:
-        """Allocate the KV cache, limited by the rank with the least room, and warm up."""
-        self.rank_sizes = rank_sizes
+    def _start_worker(self, rank_sizes: Sequence[WorkerSizes], disk_folder: str) -> StartedRank:
+        """Start rank 0, with a KV cache that is limited by the rank with the least room."""
         sizes = smallest(each.cache for each in rank_sizes)
-        self._call(lambda: self._worker.start(sizes))
-        self.max_num_seqs = sizes.max_num_seqs
-        self.cache_groups = self._worker.cache_groups(sizes)
-        self.host_tier = self._worker.host_tier(rank_sizes)
-        self._start_mover([each.block_bytes for each in rank_sizes])
+        return self._call(lambda: self._worker.start(sizes, disk_folder, self._movers.take))
 
-    def _start_mover(self, block_bytes: list[int]) -> None:
-        """Start rank 0's mover, and describe all. `block_bytes`: of one block, by rank."""
-        mover = self._call(lambda: self._worker.start_mover(self._on_mover))
-        if mover is None or mover.port is None:
-            return
-        self.kv_transfer = KvTransfer(
-            fingerprint=self._worker.cache_fingerprint, ports=(mover.port,), block_bytes=sum(block_bytes)
+    def _merge_ranks(
+        self, rank: StartedRank, rank_sizes: Sequence[WorkerSizes], mover_ports: Sequence[int | None]
+    ) -> StartedRanks:
+        """Return what all ranks have in common. `rank` is rank 0; sizes and ports are by rank."""
+        config, worker = self._config, self._worker
+        ports = tuple(port for port in mover_ports if port is not None)
+        block_bytes = sum(each.block_bytes for each in rank_sizes)
+        transfer = KvTransfer(fingerprint=rank.fingerprint, ports=ports, block_bytes=block_bytes) if ports else None
+        return StartedRanks(
+            description=rank.description,
+            model_config=worker.model_config,
+            max_model_len=rank.max_model_len,
+            max_num_seqs=smallest(each.cache for each in rank_sizes).max_num_seqs,
+            eos_token_ids=frozenset(worker.model_config.eos_token_ids),
+            cache_groups=rank.cache_groups,
+            step_costs=rank.step_costs.of_stages(config.parallel.pipeline_parallel_size),
+            replays_decodes=worker.device.type == "cuda" and not config.enforce_eager,
+            host_tier=host_tier(config, rank_sizes, worker.device.type, rank.load_rate),
+            mover=self._movers if config.kv_tiers.has_movers else None,
+            kv_transfer=transfer,
+            rank_sizes=rank_sizes,
         )
 
-    def _on_mover(self, message: ToCore) -> None:
-        assert self.mover is not None, "only an engine with movers starts them"
-        self.mover.take(message)
-
     def _send_to_movers(self, message: FromCore) -> None:
-        assert self._worker.mover is not None
-        self._worker.mover.send(message)
+        self._worker.tiers.send(message)
 
-    def _run_first_steps(self, max_num_tokens: int) -> None:
+    def _run_first_steps(self) -> None:
         """Run a request on the calling thread, which launches a GPU's steps.
 
         The warm-up ran on another thread, and cuBLAS allocates a handle and a workspace for each thread.
         """
-        model = self._worker.model_config
+        model, groups = self._worker.model_config, self.started.cache_groups
+        max_num_tokens = min(self._config.max_num_batched_tokens, self.started.max_model_len - 1)
         if model.has_lm_head:
-            plans = first_steps(self.cache_groups, max_num_tokens=max_num_tokens)
+            plans = first_steps(groups, max_num_tokens=max_num_tokens)
         else:
-            plans = first_pooled_steps(self.cache_groups, model.pooling, max_num_tokens=max_num_tokens)
+            plans = first_pooled_steps(groups, model.pooling, max_num_tokens=max_num_tokens)
         for plan in plans:
             self.execute_model(plan)
             self.sample_tokens().result()
 
     def _call(self, job: Callable[[], T]) -> T:
         """Run a job on the device thread and wait until it ends or `fail` is called, as a hung device never ends it."""
-        return self._wait_for(self._device_thread.submit(job))
-
-    def _wait_for(self, future: "Future[T]") -> T:
-        """Return the future's result. Raises ExecutorFailed as soon as the executor fails."""
-        either: tuple[Future[Any], ...] = (future, self._failed)
-        wait(either, return_when=FIRST_COMPLETED)
-        if not future.done():
-            self._check()
-        return future.result()
-
-    def _describe(self) -> str:
-        """Return what the model is and which memory it has, for the log."""
-        ranks = f" x {len(self.rank_sizes)}" if len(self.rank_sizes) > 1 else ""
-        weights = gigabytes(sum(sizes.weight_bytes for sizes in self.rank_sizes))
-        cache = _describe_cache(self.cache_groups, self.host_tier, self.max_num_seqs, self.max_model_len)
-        return f"{self._worker.describe()}{ranks}, {weights} GB of weights, {cache}"
-
-    def _check(self) -> None:
-        if self._failed.done():
-            raise ExecutorFailed(self._failed.result())
+        return self._failure.wait_for(self._device_thread.submit(job))
 
     def _execute(self, copies: Copies, inputs: StepInputs | None) -> None:
         self._worker.begin_step(copies)
@@ -242,7 +207,7 @@ class UniProcExecutor:
 
     def _guarded(self, job: Callable[[], object]) -> None:
         """Run device work unless the executor has failed. An exception fails the executor."""
-        if self._failed.done():
+        if self._failure.reason is not None:
             return
         try:
             job()
@@ -253,12 +218,7 @@ class UniProcExecutor:
         return f"rank 0: {type(error).__name__}: {error}"
 
     def _resolve(self, future: "Future[ModelRunnerOutput]", inputs: StepInputs, masks: GrammarMasks | None) -> None:
-        output = collect(self._worker.model_runner.sample_tokens(masks), inputs)
-        with self._lock:
-            is_pending = future in self._pending
-            self._pending.discard(future)
-        if is_pending:
-            future.set_result(output)
+        self._failure.finish_step(future, collect(self._worker.model_runner.sample_tokens(masks), inputs))
 
     def _launch_sampling(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
         if self._copy_stream is None:
@@ -267,7 +227,7 @@ class UniProcExecutor:
             return AsyncOutput(self._worker.model_runner.sample_tokens(masks), inputs, self._copy_stream)
         except BaseException as error:
             self.fail(self._explain(error))
-            raise ExecutorFailed(self._failed.result()) from error
+            raise ExecutorFailed(self.failure) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +245,3 @@ class _SmallStepFuture:
         if not self.future.done():
             self.thread.help(self.job)
         return self.future.result(timeout)
-
-
-def _describe_cache(groups: CacheGroups, host: HostTierConfig | None, max_num_seqs: int, max_model_len: int) -> str:
-    num_requests = groups.concurrency(max_model_len)
-    text = f"KV cache of {int(num_requests * max_model_len):,} tokens, enough for {num_requests:.1f} requests of "
-    text += f"{max_model_len:,} tokens"
-    if groups.windows:
-        text += f", {len(groups.windows)} tables of windows"
-    if host is not None:
-        text += f", {host.num_pages * groups.block_size:,} tokens in host memory"
-    if groups.num_state_slots:
-        text += f", {groups.num_state_slots} states, at most {max_num_seqs} requests at a time"
-    return text

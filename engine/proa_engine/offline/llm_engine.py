@@ -72,8 +72,8 @@ class LLMEngine:
         parts = load(config, _log.info)
         self._core = parts.core
         self.limits = parts.limits
-        self.eos_token_ids = parts.executor.eos_token_ids
-        self.num_labels = len(parts.executor.model_config.pooling.labels)
+        self.eos_token_ids = parts.executor.started.eos_token_ids
+        self.num_labels = len(parts.executor.started.model_config.pooling.labels)
         files = read_prompt_files(config, parts.tokenizer_folder)
         self.sampling_defaults = sampling_defaults(files)  # the model's own parameters, by name
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)

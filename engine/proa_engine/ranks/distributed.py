@@ -34,6 +34,9 @@ class Rendezvous:
     world_size: int
 
 
+ALONE = Rendezvous(0, "", 0, 0, 1)  # of an engine with one rank, which joins nothing
+
+
 def open_store(host: str, world_size: int) -> TCPStore:
     """Open rank 0's store on a free port (`store.port`) of `host`. It has no authentication, so it listens on no other
     address, as it would by itself."""
@@ -53,6 +56,8 @@ def open_store(host: str, world_size: int) -> TCPStore:
 
 def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = None) -> ParallelContext:
     """Join the process group. Blocks until all ranks have joined. Rank 0 passes the store that it opened."""
+    if rendezvous == ALONE:
+        return ParallelContext(0, 1, None)
     if (interface := interface_to(rendezvous.host)) is not None:  # None: the libraries choose one
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" also names that begin so

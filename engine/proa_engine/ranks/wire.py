@@ -35,7 +35,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     """Allocate the KV cache, of sizes that fit on every rank, and warm up."""
 
     sizes: CacheSizes
-    disk_folder: str | None = None  # where each rank has a folder; None: there is no disk
+    disk_folder: str = ""  # where each rank has a folder; empty: there is no disk
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):

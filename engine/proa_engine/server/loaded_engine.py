@@ -75,7 +75,7 @@ class LoadedEngine:
 
 
 def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
-    config = parts.config
+    config, started = parts.config, parts.executor.started
     return ModelInfo(
         model_name=config.model_name,
         aliases=config.model_aliases,
@@ -84,17 +84,17 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_model_len=parts.limits.lengths.max_model_len,
         vocab_size=parts.limits.vocab_size,
         block_size=config.block_size,
-        num_gpu_blocks=parts.executor.cache_groups.num_blocks,
+        num_gpu_blocks=started.cache_groups.num_blocks,
         block_hash_version=BLOCK_HASH_VERSION,
         tokenizer_digest=tokenizer_digest,
-        eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
-        max_num_seqs=parts.executor.max_num_seqs,
+        eos_token_ids=tuple(sorted(started.eos_token_ids)),
+        max_num_seqs=started.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=parts.limits.max_logprobs,
         max_waiting_requests=config.max_waiting_requests,
-        prefix_caching=config.enable_prefix_caching and not parts.executor.model_config.is_encoder,
+        prefix_caching=config.enable_prefix_caching and not started.model_config.is_encoder,
         grammars=parts.limits.grammars,
-        model_type=parts.executor.model_config.model_type,
+        model_type=started.model_config.model_type,
         max_loras=parts.limits.max_loras,
         images=parts.limits.images,
         prompt_embeds_size=parts.limits.prompt_embeds_size,
@@ -102,11 +102,11 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         pooling_tasks=tuple(sorted(parts.limits.pooling_tasks)),
         pooling_only=parts.limits.pooling_only,
         embedding_size=parts.limits.embedding_size,
-        labels=parts.executor.model_config.pooling.labels,
-        checkpoint_rule=_checkpoint_rule(parts.executor.cache_groups),
+        labels=started.model_config.pooling.labels,
+        checkpoint_rule=_checkpoint_rule(started.cache_groups),
         max_embed_len=_max_embed_len(parts),
-        num_host_blocks=0 if parts.executor.host_tier is None else parts.executor.host_tier.num_pages,
-        kv_transfer=parts.executor.kv_transfer,
+        num_host_blocks=0 if started.host_tier is None else started.host_tier.num_pages,
+        kv_transfer=started.kv_transfer,
         role=Role[config.kv_tiers.role.upper()],
     )
 

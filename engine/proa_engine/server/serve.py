@@ -137,7 +137,7 @@ class EngineServer:
             metrics = EngineMetrics(
                 self._registry,
                 parts.config,
-                cache_groups=parts.executor.cache_groups,
+                cache_groups=parts.executor.started.cache_groups,
                 max_model_len=parts.limits.lengths.max_model_len,
                 occupancy=parts.core.cache_occupancy,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
@@ -160,7 +160,7 @@ class EngineServer:
             raise StartError(str(error)) from error
 
     def _make_watchdog(self, parts: EngineParts) -> Watchdog:
-        costs, core = parts.executor.step_costs, parts.core
+        costs, core = parts.executor.started.step_costs, parts.core
         return Watchdog(
             self._options.step_timeout,
             step_started_at=lambda: core.step_started_at,

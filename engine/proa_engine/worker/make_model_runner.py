@@ -1,4 +1,4 @@
-"""make_model_runner: a ModelRunner and the memory that it uses, from an engine's configuration."""
+"""make_model_runner: a ModelRunner and the memory that it uses, from a plan and the loaded model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,25 +57,41 @@ class LoadedModel:
         move_weights(self.heads, device)
 
 
-def make_model_runner(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    placement: Placement,
-    plan: CachePlan,
-    sizes: CacheSizes,
-    shapes: Sequence[GraphShape],
-    prompt_shapes: Sequence[PromptShape] = (),
-    *,
-    tracer: WorkerTracer | None = None,
-) -> ModelRunner:
-    """Allocate the KV cache, the tables of requests and the columns of the features that the configuration enables.
+@dataclass(frozen=True, slots=True)
+class RunnerPlan:
+    """What a rank's runner is made of beside the model: the same after each sleep."""
 
-    `shapes` and `prompt_shapes` are those of the steps to capture as graphs later.
-    """
+    config: EngineConfig  # with the `max_num_seqs` that the memory has room for
+    placement: Placement
+    caches: CachePlan
+    sizes: CacheSizes
+    tracer: WorkerTracer
+    shapes: Sequence[GraphShape] = ()  # of the steps to capture as graphs
+    prompt_shapes: Sequence[PromptShape] = ()
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self.shapes) + len(self.prompt_shapes)
+
+
+def describe(model: ModelConfig, placement: Placement, quantization: str | None) -> str:
+    """Return what the model is, the types of its weights and activations, and the device."""
+    dtype = str(placement.dtype).removeprefix("torch.") + (f" ({quantization})" if quantization else "")
+    if placement.cache_dtype != placement.dtype:
+        dtype += f", KV cache {str(placement.cache_dtype).removeprefix('torch.')}"
+    device = placement.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{model.architecture}, {dtype}, {name}"
+
+
+def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
+    """Allocate the KV cache, the tables of requests and the columns of the features that the configuration enables. No
+    graph is captured yet."""
+    config, placement, sizes, shapes = plan.config, plan.placement, plan.sizes, plan.shapes
     model, model_config, device = loaded.model, loaded.config, placement.device
     memory = allocate_caches(
         model.cache_layers(),
-        plan,
+        plan.caches,
         sizes.num_blocks,
         placement.cache_dtype,
         device,
@@ -83,7 +99,7 @@ def make_model_runner(
         whole_blocks=sizes.num_host_pages > 0,
     )
     max_logprobs = config.num_top_logprobs(model_config.vocab_size)
-    batch = _make_batch(config, loaded, placement, plan, max_logprobs)
+    batch = _make_batch(plan, loaded, max_logprobs)
     stage = make_stage_io(
         model,
         model_config.stage,
@@ -98,16 +114,15 @@ def make_model_runner(
         max_logprobs=max_logprobs,
         parallel=placement.parallel,
         stage=stage,
-        graphs=DecodeGraphs(shapes, device, has_states=bool(plan.state_bytes)) if shapes else None,
-        prompt_graphs=PromptGraphs(prompt_shapes, batch.tables) if prompt_shapes else None,
+        graphs=DecodeGraphs(shapes, device, has_states=bool(plan.caches.state_bytes)) if shapes else None,
+        prompt_graphs=PromptGraphs(plan.prompt_shapes, batch.tables) if plan.prompt_shapes else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
-        tracer=tracer,
+        tracer=plan.tracer,
     )
 
 
-def _make_batch(
-    config: EngineConfig, loaded: LoadedModel, placement: Placement, plan: CachePlan, max_logprobs: int
-) -> InputBatch:
+def _make_batch(plan: RunnerPlan, loaded: LoadedModel, max_logprobs: int) -> InputBatch:
+    config, placement = plan.config, plan.placement
     model, model_config, images = loaded.model, loaded.config, loaded.config.images
     tables = SlotTables(
         max_num_seqs=config.max_num_seqs,
@@ -115,7 +130,7 @@ def _make_batch(
         block_size=config.block_size,
         vocab_size=model_config.vocab_size,
         device=placement.device,
-        num_tables=1 + len(plan.windows),
+        num_tables=1 + len(plan.caches.windows),
         has_position_deltas=images is not None and images.has_three_positions,
     )
     features: list[Columns] = [PromptLogprobColumns(tables, model.compute_logits, max_logprobs)]
@@ -133,7 +148,7 @@ def _make_batch(
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
     if config.speculative_config is not None:
         features.append(DraftColumns(tables, config.speculative_config))
-    if plan.state_bytes:
+    if plan.caches.state_bytes:
         features.append(StateColumns(tables))
     if loaded.loras is not None:
         features.append(LoraColumns(tables, loaded.loras))

@@ -15,6 +15,7 @@ from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.option_groups import KvTiers
 from proa_engine.ranks.distributed import Rendezvous
 from proa_engine.ranks.stage_links import StageLinks
 from proa_engine.step.decode_graphs import Graph, GraphCapture, GraphShape
@@ -43,11 +44,17 @@ def run_starts(config: EngineConfig) -> None:
 class MetaWorker(Worker):
     """A rank of a GPU engine with this configuration.
 
-    It starts no threads, not even an exporter of spans, because `compile_kernels` forks.
+    It starts no threads, not even an exporter of spans, because `compile_kernels` forks. It has no mover, which would
+    need the weights' digest and open the engine's files.
     """
 
     def __init__(self, config: EngineConfig, rank: int = 0) -> None:
-        config = replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS)
+        config = replace(
+            config,
+            load_format="dummy",
+            num_gpu_blocks_override=_NUM_BLOCKS,
+            kv_tiers=KvTiers(kv_offloading_size=config.kv_tiers.kv_offloading_size),
+        )
         super().__init__(config, rank, lambda line: None, tracer=WorkerTracer(rank))
 
     def run_start(self) -> None:
@@ -58,27 +65,24 @@ class MetaWorker(Worker):
     @property
     def matrix_shapes(self) -> list[torch.Size]:
         """Shapes of the model's parameters, once it is loaded."""
-        assert self._loaded is not None
-        return [parameter.shape for parameter in self._loaded.model.parameters()]
+        return [parameter.shape for parameter in self.weights.loaded.model.parameters()]
 
     def _read_model_config(self) -> ModelConfig:
         return with_one_layer_of_each_kind(super()._read_model_config())
 
-    def _join(self, rendezvous: Rendezvous | None, store: Store | None) -> ParallelContext:
+    def _join(self, rendezvous: Rendezvous, store: Store | None) -> tuple[ParallelContext, StageLinks]:
         size = self._config.parallel.tensor_parallel_size
-        return MetaParallel(self._rank % size, size, None)
-
-    def _join_stages(self, world: ParallelContext) -> tuple[ParallelContext, StageLinks]:
-        return world, MetaLinks()
+        return MetaParallel(self._rank % size, size, None), MetaLinks()
 
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")
 
-    def _graph_shapes(self) -> list[GraphShape]:
-        return [shape for shape in super()._graph_shapes() if shape.num_rows == 1]  # as those of more rows of a width
+    def _graph_shapes(self, config: EngineConfig) -> list[GraphShape]:
+        # One row of each width launches what more rows do.
+        return [shape for shape in super()._graph_shapes(config) if shape.num_rows == 1]
 
-    def _prompt_shapes(self) -> list[PromptShape]:
-        return super()._prompt_shapes()[-2:]  # with decodes and without
+    def _prompt_shapes(self, config: EngineConfig) -> list[PromptShape]:
+        return super()._prompt_shapes(config)[-2:]  # with decodes and without
 
     def _graph_capture(self) -> GraphCapture:
         return _RunOnce()

@@ -18,7 +18,7 @@ import msgspec
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.framing import Stream, encode
-from proa_engine.memory.mover_process import MoverProcess
+from proa_engine.memory.rank_tiers import NoRankTiers, RankTiers
 from proa_engine.ranks import wire
 from proa_engine.ranks.distributed import Rendezvous
 from proa_engine.step.device_thread import run_beside_steps
@@ -38,7 +38,7 @@ class RankServer:
         self._is_started = False
         self._samples_each_step = True  # False with pipeline stages: the first one's ranks are sent Sample
         self._sending = Lock()
-        self._mover: MoverProcess | None = None
+        self._tiers: RankTiers = NoRankTiers()
 
     def serve(self) -> int:
         """Run steps until Shutdown. Returns the exit code. If the engine is lost, the process exits instead."""
@@ -65,10 +65,9 @@ class RankServer:
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
-        worker.start(start.sizes)
-        worker.disk_folder = start.disk_folder
-        mover = self._mover = worker.start_mover(lambda message: self._send(wire.FromMover(message)))
-        self._send(wire.Started(None if mover is None else mover.port))
+        started = worker.start(start.sizes, start.disk_folder, lambda message: self._send(wire.FromMover(message)))
+        self._tiers = worker.tiers
+        self._send(wire.Started(started.mover_port))
         self._is_started = True
         return worker
 
@@ -88,7 +87,7 @@ class RankServer:
                 case wire.LoadLora():
                     run_beside_steps(partial(self._load_lora, worker, message), "proa-lora")
                 case wire.UnloadLora():
-                    worker.unload_lora(message.lora_id)
+                    worker.weights.unload_lora(message.lora_id)
                 case _:
                     raise AssertionError(message)
 
@@ -106,7 +105,7 @@ class RankServer:
         without the adapter."""
         lora_id = message.lora_id
         try:
-            answer = wire.LoraRead(lora_id, worker.load_lora(lora_id, message.path))
+            answer = wire.LoraRead(lora_id, worker.weights.load_lora(lora_id, message.path))
         except LoraError as error:
             answer = wire.LoraRead(lora_id, error=str(error), is_missing=isinstance(error, LoraNotFound))
         except Exception as error:
@@ -128,8 +127,7 @@ class RankServer:
         reader = wire.worker_reader(self._connection)
         while (message := reader.read()) is not None:
             if isinstance(message, wire.ToMover):  # not behind steps
-                assert self._mover is not None, "only an engine with movers sends it messages"
-                self._mover.send(message.message)
+                self._tiers.send(message.message)
                 continue
             self._inbox.put(message)
             if isinstance(message, wire.Shutdown):

@@ -20,6 +20,7 @@ from proa_engine.kernels.sampling.token_bitmask import WORD
 from proa_engine.memory.kv_cache import image_of, most_image_tokens
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from proa_engine.observability.progress import Progress
 from proa_engine.step import token_rules
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
@@ -269,6 +270,15 @@ class WarmUp:
             torch.cuda.synchronize()
         self._on_step()
         return time.monotonic() - started
+
+
+def run_warm_ups(warm_ups: Sequence[WarmUp], log: Callable[[str], None]) -> StepCosts:
+    """Run all, and log the progress of the whole. Returns the longest times of each."""
+    progress = Progress(log, "warming up", sum(each.count_steps() for each in warm_ups), "steps")
+    costs = StepCosts()
+    for warm_up in warm_ups:
+        costs = costs.longest_of(warm_up.run(lambda: progress.add(1)))
+    return costs
 
 
 class _StepCounter:

@@ -41,14 +41,8 @@ def test_engines_with_windows_or_states_have_a_checkpoint_rule(
     groups: CacheGroups, rule: CheckpointRule | None
 ) -> None:
     parts = assemble_engine(EngineConfig(model="fake", block_size=4), LoadedFakeExecutor(), None)
-    executor: Any = SimpleNamespace(
-        cache_groups=groups,
-        host_tier=None,
-        kv_transfer=None,
-        max_num_seqs=8,
-        eos_token_ids=frozenset(),
-        model_config=parts.executor.model_config,
-    )
+    started = replace(parts.executor.started, cache_groups=groups, max_num_seqs=8)
+    executor: Any = SimpleNamespace(started=started)
     info = make_model_info(replace(parts, executor=executor), tokenizer_digest="")
     assert info.checkpoint_rule == rule
 

@@ -64,7 +64,7 @@ def test_out_of_memory_names_what_to_change_and_other_errors_are_unchanged(
     def load(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr("proa_engine.worker.worker.load_model", load)
+    monkeypatch.setattr("proa_engine.worker.weights.load_model", load)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (GIB // 2, 80 * GIB))
     worker = Worker(EngineConfig(model="builtin", device="cpu"), 0, lambda text: None)
     worker.init_device()

@@ -1,6 +1,7 @@
 """The worker that finds out, before the weights are loaded, which kernels to compile."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.memory.kv_cache import CacheSizes
 from proa_engine.models import read_config
-from proa_engine.option_groups import Parallel
+from proa_engine.option_groups import KvTiers, Parallel
+from proa_engine.worker import memory_budget
 from proa_engine.worker.meta_worker import MetaWorker, run_starts, with_one_layer_of_each_kind
 from support import shape_models
 from support.tiny_models import make_tiny_model
@@ -80,8 +82,7 @@ def test_published_models_are_loaded_by_ranks_that_do_not_divide_their_kv_heads(
         )
         worker.init_device()
         worker.load_model()
-        assert worker._loaded is not None
-        layers = worker._loaded.model.cache_layers()
+        layers = worker.weights.loaded.model.cache_layers()
         assert {getattr(layer, "num_kv_heads", None) for layer in layers if not isinstance(layer, StateLayer)} == {
             expected
         }
@@ -100,8 +101,18 @@ def test_a_tiny_model_on_a_gpu_gets_no_more_blocks_than_requests_and_prefixes_us
     worker = MetaWorker(EngineConfig(model="builtin"))
     worker.init_device()
     worker.load_model()
-    monkeypatch.setattr(worker, "device", torch.device("cuda"))
-    monkeypatch.setattr(worker, "_cuda_budget", lambda: 100 * 2**30)
-    plan = worker._plan
-    assert 100 * 2**30 // plan.block_bytes > 2_000_000
-    assert worker._sizes_that_fit(plan).num_blocks == 1 << 17
+    gpu = replace(worker._placement, device=torch.device("cuda"))
+    monkeypatch.setattr(worker, "_placement", gpu)
+    monkeypatch.setattr(memory_budget, "_gpu_bytes", lambda *_: 100 * 2**30)
+    assert 100 * 2**30 // worker._caches.block_bytes > 2_000_000
+    assert worker._sizes_that_fit().num_blocks == 1 << 17
+
+
+def test_an_engine_with_a_mover_has_the_kernels_of_one_without(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model="builtin", kv_tiers=KvTiers(kv_offloading_size=0.01, kv_offloading_path=str(tmp_path / "arenas"))
+    )
+    worker = MetaWorker(config)
+    worker.init_device()
+    assert worker.load_model().cache.num_host_pages > 0
+    assert not (tmp_path / "arenas").exists()

@@ -21,6 +21,7 @@ from proa_engine.mover.messages import ToCore
 from proa_engine.step.async_output import StepTensors
 from proa_engine.step.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
+from proa_engine.worker.worker import StartedRank
 from support.masks import masks_of
 from support.runner import make_batch
 
@@ -33,12 +34,10 @@ class FakeWorker:
     """A worker and its model runner. Every forward pass waits for `gate`; sampling returns token 7."""
 
     model_config = SimpleNamespace(eos_token_ids=[], has_lm_head=True)
-    max_model_len = 16
-    step_costs = StepCosts()
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.model_runner = self
+        self.model_runner = self.weights = self
         self.gate = Event()
         self.gate.set()
         self.unloaded = Event()
@@ -52,25 +51,14 @@ class FakeWorker:
     def init_device(self) -> None:
         pass
 
-    def describe(self) -> str:
-        return "Fake"
-
     def load_model(self, _compile_pool: None) -> WorkerSizes:
         return WorkerSizes(CacheSizes(8, 0, 2), block_bytes=1, weight_bytes=1, tables=(0,))
 
-    def start(self, sizes: CacheSizes) -> None:
-        pass
+    def take_disk_folder(self) -> str:
+        return ""
 
-    def cache_groups(self, _sizes: CacheSizes) -> CacheGroups:
-        return GROUPS
-
-    def host_tier(self, _rank_sizes: list[WorkerSizes]) -> None:
-        return None
-
-    def take_disk_folder(self) -> None: ...
-
-    def start_mover(self, _on_message: Callable[[ToCore], None]) -> None:
-        return None
+    def start(self, sizes: CacheSizes, _disk_folder: str, _on_mover: Callable[[ToCore], None]) -> StartedRank:
+        return StartedRank(16, GROUPS, StepCosts(), load_rate=0.0, mover_port=None, fingerprint=b"", description="Fake")
 
     def begin_step(self, copies: Copies) -> None:
         if copies:
