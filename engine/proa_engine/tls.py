@@ -54,3 +54,18 @@ class Tls:
         context.load_cert_chain(self._files.certificate, self._files.key, password="")
         context.load_verify_locations(self._files.authority)
         return context
+
+
+class Plaintext:
+    """In place of `Tls` where the configuration has no files for it."""
+
+    def accept(self, connection: socket.socket) -> socket.socket:
+        return connection
+
+    def connect(self, connection: socket.socket) -> socket.socket:
+        return connection
+
+
+def make_tls(files: PeerTls | None) -> Tls | Plaintext:
+    """Raises `ValueError` if a file is invalid."""
+    return Tls(files) if files else Plaintext()

@@ -19,9 +19,14 @@ class Failure:
         self._steps: set[Future[ModelRunnerOutput]] = set()  # not done
 
     @property
+    def has_happened(self) -> bool:
+        """False while steps can run."""
+        return self._reason.done()
+
+    @property
     def reason(self) -> str | None:
         """None while steps can run."""
-        return self._reason.result() if self._reason.done() else None
+        return self._reason.result() if self.has_happened else None
 
     def fail(self, reason: str) -> bool:
         """Make all current and later calls and steps raise ExecutorFailed. Returns False if they do so already."""

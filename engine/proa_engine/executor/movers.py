@@ -34,7 +34,7 @@ class RankMovers:
         self._disks = DiskRanks(num_ranks)
         self._lock = Lock()
         self._early: list[FromMover] = []  # messages before there is a listener
-        self._on_message: Callable[[FromMover], None] | None = None
+        self._on_message: Callable[[FromMover], None] = self._early.append
 
     def listen(self, on_message: Callable[[FromMover], None]) -> None:
         with self._lock:
@@ -69,10 +69,7 @@ class RankMovers:
                     merged = self._disks.take(rank, changes)
             if merged is None:
                 return
-            if self._on_message is None:
-                self._early.append(merged)
-            else:  # under the lock, so that changes of the disk stay in order
-                self._on_message(merged)
+            self._on_message(merged)  # under the lock, so that changes of the disk stay in order
 
     def _take_end(self, fetched: Fetched) -> Fetched | None:
         ends = self._ends.setdefault(fetched.job_id, [])

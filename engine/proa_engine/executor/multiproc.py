@@ -7,11 +7,11 @@ A rank whose process ends fails the executor; for one that hangs, the engine's w
 """
 
 import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -27,7 +27,14 @@ from proa_engine.executor.deferred_sampling import DeferredSampling
 from proa_engine.executor.remote_ranks import RemoteRanks
 from proa_engine.executor.started import StartedRanks
 from proa_engine.executor.uniproc import UniProcExecutor
-from proa_engine.executor.worker_connection import Endpoint, NodeEndpoint, UnixEndpoint, WorkerConnection
+from proa_engine.executor.worker_connection import (
+    Endpoint,
+    NodeEndpoint,
+    SpawnedEndpoint,
+    UnixEndpoint,
+    WorkerConnection,
+    wait_for_worker,
+)
 from proa_engine.framing import encode
 from proa_engine.memory.kv_cache import check_ranks, smallest
 from proa_engine.mover.messages import FromCore
@@ -47,9 +54,10 @@ class MultiProcExecutor(UniProcExecutor):
     def __init__(
         self, config: EngineConfig, log: Callable[[str], None], compile_pool: CompilePool | None = None
     ) -> None:
-        self._connections: list[WorkerConnection] = []
+        self._endpoints: Sequence[Endpoint] = ()  # of ranks 1 and up
+        self._connections: list[WorkerConnection] = []  # of those that are connected, by rank
         self._lost = Event()
-        self._directory: Path | None = None
+        self._at_exit = ExitStack()
         self._remote_ranks: RemoteRanks | None = None
         self._is_started = False
         self._deferred = DeferredSampling(config.parallel.pipeline_parallel_size)
@@ -95,32 +103,27 @@ class MultiProcExecutor(UniProcExecutor):
     def fail(self, reason: str) -> None:
         """Also kill spawned workers: one that is stopped by SIGSTOP would not notice that this process ends."""
         super().fail(reason)
-        for connection in self._connections:
-            connection.kill()
+        for endpoint in self._endpoints:
+            endpoint.kill()
 
     def shutdown(self) -> None:
-        has_failed = not self._is_started or self.failure is not None
+        has_failed = not self._is_started or self._failure.has_happened
         for connection in self._connections:
             connection.request_exit(has_failed=has_failed)
+        for endpoint in self._endpoints[len(self._connections) :]:
+            endpoint.join(0)
         for connection in self._connections:
             connection.close()
-        self._connections = []
-        if self._remote_ranks is not None:
-            self._remote_ranks.close()
+        self._endpoints, self._connections = (), []
+        self._at_exit.close()
         super().shutdown()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start(self) -> StartedRanks:
         """Load all ranks at the same time."""
         config = self._config
-        self._connections = self._make_connections(config)
-        for connection in self._connections:
-            try:
-                connection.connect(self._log, self._failure.check)
-            except ConnectionError as error:
-                raise ExecutorFailed(str(error)) from error
-        host = (self._remote_ranks.local_address if self._remote_ranks else None) or distributed.LOOPBACK
+        self._endpoints = self._make_endpoints(config)
+        self._connect()
+        host = self._remote_ranks.local_address if self._remote_ranks else distributed.LOOPBACK
         store = distributed.open_store(host, config.parallel.num_ranks)
         rendezvous = distributed.Rendezvous(time.time_ns(), host, store.port, 0, config.parallel.num_ranks)
         self._broadcast(wire.Init(config, rendezvous.generation, host, rendezvous.port))
@@ -176,40 +179,41 @@ class MultiProcExecutor(UniProcExecutor):
             raise errors[0]
         return digests.pop()
 
-    def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
+    def _make_endpoints(self, config: EngineConfig) -> Sequence[Endpoint]:
+        """Return the endpoints of all ranks but rank 0, and start those of this machine."""
         if config.parallel.worker_sockets:
-            return [
-                self._make_connection(rank, UnixEndpoint(Path(path)))
-                for rank, path in enumerate(config.parallel.worker_sockets, start=1)
-            ]
+            return [UnixEndpoint(Path(path)) for path in config.parallel.worker_sockets]
         if config.parallel.nnodes == 1:
             return self._spawn_workers(config)
         ranks = self._remote_ranks = RemoteRanks(config, self._log)  # before any process, as its port may be in use
+        self._at_exit.callback(ranks.close)
         others = range(config.parallel.ranks_per_node, config.parallel.num_ranks)
-        return [
-            *self._spawn_workers(config),
-            *(self._make_connection(rank, NodeEndpoint(ranks, rank)) for rank in others),
-        ]
+        return [*self._spawn_workers(config), *(NodeEndpoint(ranks, rank) for rank in others)]
 
-    def _spawn_workers(self, config: EngineConfig) -> list[WorkerConnection]:
+    def _spawn_workers(self, config: EngineConfig) -> list[Endpoint]:
         """Start the ranks of this machine, but rank 0."""
-        self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
-        connections = []
+        directory = Path(tempfile.mkdtemp(prefix="proa-"))
+        self._at_exit.callback(shutil.rmtree, directory, ignore_errors=True)
+        endpoints: list[Endpoint] = []
         for rank in range(1, config.parallel.ranks_per_node):
-            path = self._directory / f"rank-{rank}.sock"
+            path = directory / f"rank-{rank}.sock"
             command = ["worker", "--rank", str(rank), "--socket", str(path)]
             command += ["--tensor-parallel-size", str(config.parallel.tensor_parallel_size)]
             command += ["--pipeline-parallel-size", str(config.parallel.pipeline_parallel_size)]
             command += LogOptions.from_environment().arguments()
             # A worker is killed when the thread that spawned it ends. The device thread lives as long as the executor.
             process = self._call(partial(spawn, *command, ranks_here=config.parallel.ranks_here))
-            connections.append(self._make_connection(rank, UnixEndpoint(path), process))
-        return connections
+            endpoints.append(SpawnedEndpoint(path, process))
+        return endpoints
 
-    def _make_connection(
-        self, rank: int, endpoint: Endpoint, process: subprocess.Popen[bytes] | None = None
-    ) -> WorkerConnection:
-        return WorkerConnection(rank, endpoint, process, self._on_lost, self._movers.take)
+    def _connect(self) -> None:
+        """Connect to the other ranks' workers, which start at the same time."""
+        for rank, endpoint in enumerate(self._endpoints, start=1):
+            try:
+                stream = wait_for_worker(rank, endpoint, self._log, self._failure.check)
+            except ConnectionError as error:
+                raise ExecutorFailed(str(error)) from error
+            self._connections.append(WorkerConnection(rank, endpoint, stream, self._on_lost, self._movers.take))
 
     def _broadcast(self, message: wire.ToWorker) -> None:
         frame = encode(message)

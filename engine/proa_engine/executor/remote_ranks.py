@@ -10,10 +10,11 @@ from threading import Lock, Thread
 
 from proa_engine.config import EngineConfig
 from proa_engine.framing import Stream, encode, receive
+from proa_engine.ranks.distributed import LOOPBACK
 from proa_engine.ranks.handshake import MAX_BYTES, SECONDS, Hello, Refused, Welcome, hello_decoder, refusal
 from proa_engine.ranks.tcp import deadline, open_stream
 from proa_engine.strangers import Strangers
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls, make_tls
 
 _MAX_HANDSHAKES = 64  # at once; a rank whose handshake is ended for a newer one tries again
 _MAX_LOGGED = 256  # addresses whose refusal is logged
@@ -30,10 +31,10 @@ class RemoteRanks:
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         """Raises `ValueError` if the port cannot be bound or a TLS file is invalid."""
         assert config.parallel.master_addr is not None, "checked by Parallel"
-        self.local_address: str | None = None  # of this node, as another node reached it; None: none has yet
+        self.local_address = LOOPBACK  # of this node, as the last other node that was accepted reached it
         self._config = config
         self._log = log
-        self._tls = None if config.peer_tls is None else Tls(config.peer_tls)
+        self._tls = make_tls(config.peer_tls)
         self._strangers = Strangers(_MAX_HANDSHAKES)
         self._lock = Lock()
         self._addresses: dict[int, str] = {}  # by rank that is accepted: of its node
@@ -41,7 +42,7 @@ class RemoteRanks:
         self._logged: set[tuple[str, str]] = set()  # addresses and types of errors
         self._is_closed = False
         is_local = _is_loopback(config.parallel.master_addr)
-        if self._tls is None and not is_local:
+        if not config.peer_tls and not is_local:
             log("nodes connect in plaintext and without authentication: give --tls-cert, --tls-key and --tls-ca")
         try:
             self._listener = _listen(config.parallel.master_addr if is_local else "", config.parallel.master_port)
@@ -61,7 +62,7 @@ class RemoteRanks:
         with self._lock:
             address = self._addresses.get(rank)
         node = f"node {rank // self._config.parallel.ranks_per_node}"
-        return node if address is None else f"{node} at {address}"
+        return f"{node} at {address}" if address else node
 
     def close(self) -> None:
         """Accept no more connections, and close those that were not taken. May be called twice."""
@@ -93,9 +94,9 @@ class RemoteRanks:
                 until_known.enter_context(self._strangers.hold(connection))
                 local_address = _plain(connection.getsockname()[0])
                 tls = self._tls
-                if tls is not None and connection.recv(1, socket.MSG_PEEK) != _TLS_HANDSHAKE:
-                    tls = None  # to answer such that the peer understands
-                stream = open_stream(connection, None if tls is None else tls.accept)
+                if isinstance(tls, Tls) and connection.recv(1, socket.MSG_PEEK) != _TLS_HANDSHAKE:
+                    tls = Plaintext()  # to answer such that the peer understands
+                stream = open_stream(connection, tls.accept)
                 unless_accepted.callback(stream.close)
                 try:
                     hello = receive(stream, hello_decoder, max_bytes=MAX_BYTES)
@@ -126,7 +127,7 @@ class RemoteRanks:
     def _reserve(self, hello: Hello, address: str) -> None:
         """Keep a rank for one peer. Raises `ValueError` with the reason if node 0 does not accept it."""
         with self._lock:
-            if (reason := refusal(hello, self._config, self._addresses)) is not None:
+            if reason := refusal(hello, self._config, self._addresses):
                 raise ValueError(reason)
             self._addresses[hello.rank] = address
 

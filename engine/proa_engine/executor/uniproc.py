@@ -207,7 +207,7 @@ class UniProcExecutor:
 
     def _guarded(self, job: Callable[[], object]) -> None:
         """Run device work unless the executor has failed. An exception fails the executor."""
-        if self._failure.reason is not None:
+        if self._failure.has_happened:
             return
         try:
             job()

@@ -193,14 +193,15 @@ class CacheMemory:
     """The memory of a KV cache."""
 
     layers: list[LayerCache] = field(default_factory=list)
-    blocks: Tensor | None = None  # [num_blocks, block_bytes] uint8; None: layers have tensors of their own
+    # [num_blocks, block_bytes] uint8; empty if layers have tensors of their own
+    blocks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     states: list[Tensor] = field(default_factory=list)  # parts of all layers' states, each [num_state_slots, *shape]
 
     def free(self) -> None:
         """Drop the memory. What a step still uses is freed when the step ends."""
         self.layers.clear()
         self.states.clear()
-        self.blocks = None
+        self.blocks = torch.empty(0, dtype=torch.uint8)
 
 
 def allocate_caches(
@@ -236,7 +237,7 @@ def allocate_caches(
                 own = [torch.empty(num_state_slots, *shape, dtype=each, device=device) for shape, each in parts]
                 caches.append(LayerCache(0, tuple(own)))
                 states += own
-    return CacheMemory(caches, memory.bytes if isinstance(memory, _Bytes) else None, states)
+    return CacheMemory(caches, memory.bytes, states)
 
 
 def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
@@ -252,6 +253,7 @@ class _Lanes:
     def __init__(self, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         self._num_blocks, self._dtype, self._device = num_blocks, dtype, device
         self._lanes: dict[int, Tensor] = {}
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=device)  # none in common
 
     def view(self, offset: int, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor [num_blocks, *shape]. It has all keys before all values, so that each block's keys are

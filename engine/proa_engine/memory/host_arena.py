@@ -35,7 +35,6 @@ def arena_layout(
     on_device: CacheMemory, num_pages: int, num_states: int, *, tail_columns: tuple[int, ...], has_directory: bool
 ) -> ArenaLayout:
     """Return the layout of pages and slots of the sizes in `on_device`, whose blocks must be in one tensor."""
-    assert on_device.blocks is not None
     return ArenaLayout(
         num_pages=num_pages,
         page_bytes=on_device.blocks[0].nbytes,
@@ -63,7 +62,6 @@ class HostArena:
 
         `on_copied` is called, from any thread and in order, when a step's copies are complete.
         """
-        assert on_device.blocks is not None
         self.memory = memory
         self._layout = layout = memory.layout
         arena = _host_memory(memory.descriptor, layout.num_bytes, is_pinned=on_device.blocks.is_cuda)
@@ -84,7 +82,6 @@ class HostArena:
 
         Overwrites blocks of the device, so it must be called before the first step.
         """
-        assert on_device.blocks is not None
         page_bytes = self._layout.page_bytes
         count = min(max(_MEASURED_BYTES // page_bytes, 1), len(self._pages), len(on_device.blocks))
         pairs = [(page, count - 1 - page) for page in range(count)]  # one by one, as scattered pages are
@@ -135,7 +132,6 @@ class HostArena:
             self._on_copied(copies)
 
     def _copy(self, copies: Copies, memory: CacheMemory) -> None:
-        assert memory.blocks is not None
         _copy(memory.blocks, self._pages, copies.stores)
         _copy(self._pages, memory.blocks, copies.loads)
         for on_device, on_host in zip(memory.states, self._states, strict=True):

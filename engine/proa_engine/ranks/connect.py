@@ -12,7 +12,7 @@ from proa_engine.config import PeerTls
 from proa_engine.framing import Stream, encode, receive
 from proa_engine.ranks.handshake import MAX_BYTES, SECONDS, Hello, Refused, answer_decoder
 from proa_engine.ranks.tcp import deadline, open_stream
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls, make_tls
 
 _RETRY_SECONDS = 1.0
 _LOG_SECONDS = 30.0
@@ -42,7 +42,7 @@ def connect(rank: NodeRank, log: Callable[[str], None]) -> Stream:
     Raises `RankRefused`, also if one side does not accept the other's certificate, and `ValueError` if a TLS file is
     invalid.
     """
-    tls = None if rank.tls is None else Tls(rank.tls)
+    tls = make_tls(rank.tls)
     logged = float("-inf")
     while True:
         try:
@@ -59,10 +59,10 @@ def connect(rank: NodeRank, log: Callable[[str], None]) -> Stream:
         time.sleep(_RETRY_SECONDS)
 
 
-def _connect_once(rank: NodeRank, tls: Tls | None) -> Stream:
+def _connect_once(rank: NodeRank, tls: Tls | Plaintext) -> Stream:
     connection = socket.create_connection((rank.host, rank.port), SECONDS)
     with deadline(connection, SECONDS), ExitStack() as unless_accepted:
-        stream = open_stream(connection, None if tls is None else tls.connect)
+        stream = open_stream(connection, tls.connect)
         unless_accepted.callback(stream.close)
         stream.sendall(encode(rank.hello))
         try:

@@ -21,12 +21,13 @@ _IDLE_SECONDS = 5  # without traffic, then the kernel asks every `_PROBE_SECONDS
 _PROBE_SECONDS = 3
 
 
-def open_stream(connection: socket.socket, wrap: Callable[[socket.socket], ssl.SSLSocket] | None) -> Stream:
-    """Return a stream over a new connection, which it owns. `wrap` does the TLS handshake; None: in plaintext. Raises
-    `OSError`."""
+def open_stream(connection: socket.socket, wrap: Callable[[socket.socket], socket.socket]) -> Stream:
+    """Return a stream over a new connection, which it owns. `wrap` does the TLS handshake; in plaintext it returns its
+    argument. Raises `OSError`."""
     try:
         _configure(connection)
-        return connection if wrap is None else TlsStream(wrap(connection))
+        wrapped = wrap(connection)
+        return TlsStream(wrapped) if isinstance(wrapped, ssl.SSLSocket) else wrapped
     except BaseException:
         connection.close()
         raise

@@ -276,10 +276,9 @@ class Worker:
         )
 
     def _join(self, rendezvous: Rendezvous, store: Store | None) -> tuple[ParallelContext, StageLinks]:
-        joined = join_ranks(self._config, rendezvous, store, self.device, self._log)
         if rendezvous != ALONE:
-            self._at_exit.callback(leave)
-        return joined
+            self._at_exit.callback(leave)  # also if only some of the groups can be made
+        return join_ranks(self._config, rendezvous, store, self.device, self._log)
 
     def _make_fingerprint(self, layers: Sequence[CacheLayer]) -> bytes:
         return cache_fingerprint(

@@ -133,6 +133,5 @@ def test_what_a_stage_does_not_keep_counts_as_a_byte() -> None:
     assert (second.state_bytes, second.block_bytes) == (1, 8 * KIB)
     assert plan_stages([KeyValueLayer(1, 64)] * 2, 2)[0].state_bytes == 0
     memory = allocate_caches([state, state], first, 5, BFLOAT16, torch.device("cpu"), 3, whole_blocks=True)
-    assert memory.blocks is not None
     assert memory.blocks.shape == (5, 1)
     assert len(memory.states) == 2

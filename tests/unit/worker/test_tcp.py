@@ -13,7 +13,7 @@ import pytest
 from proa_engine.config import PeerTls
 from proa_engine.framing import FrameReader, Stream, encode, receive
 from proa_engine.ranks.tcp import SILENT_SECONDS, deadline, open_stream
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls
 from support.certificates import signed
 
 LARGE = 8 << 20  # bytes, more than the buffers of a connection hold
@@ -42,11 +42,11 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 @contextmanager
-def streams(tls: Tls | None) -> Iterator[tuple[Stream, Stream]]:
+def streams(tls: Tls | Plaintext) -> Iterator[tuple[Stream, Stream]]:
     first, second = connected()
     with ThreadPoolExecutor(1) as pool:
-        accepting = pool.submit(open_stream, second, None if tls is None else tls.accept)
-        opened = open_stream(first, None if tls is None else tls.connect), accepting.result(DEADLINE)
+        accepting = pool.submit(open_stream, second, tls.accept)
+        opened = open_stream(first, tls.connect), accepting.result(DEADLINE)
     try:
         yield opened
     finally:
@@ -70,7 +70,7 @@ def read_all(stream: Stream, count: int) -> list[bytes]:
 def test_both_sides_send_and_read_at_once(tls: Tls, with_tls: bool) -> None:
     generator = random.Random(3)
     contents = [generator.randbytes(size) for size in (1, 70_000, LARGE, 0, 100)]
-    with streams(tls if with_tls else None) as (first, second), ThreadPoolExecutor(4) as pool:
+    with streams(tls if with_tls else Plaintext()) as (first, second), ThreadPoolExecutor(4) as pool:
         reads = [pool.submit(read_all, stream, len(contents)) for stream in (first, second)]
         for done in [pool.submit(send_all, stream, contents) for stream in (first, second)]:
             done.result(DEADLINE)
@@ -79,7 +79,7 @@ def test_both_sides_send_and_read_at_once(tls: Tls, with_tls: bool) -> None:
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_the_end_of_a_stream_reaches_a_thread_that_reads(tls: Tls, with_tls: bool) -> None:
-    with streams(tls if with_tls else None) as (first, second), ThreadPoolExecutor(2) as pool:
+    with streams(tls if with_tls else Plaintext()) as (first, second), ThreadPoolExecutor(2) as pool:
         reading = pool.submit(FrameReader(first, DECODER).read)
         first.sendall(encode(Message(1)))
         assert FrameReader(second, DECODER).read() == Message(1)
@@ -89,7 +89,7 @@ def test_the_end_of_a_stream_reaches_a_thread_that_reads(tls: Tls, with_tls: boo
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_a_stream_that_is_shut_down_here_ends_its_reader(tls: Tls, with_tls: bool) -> None:
-    with streams(tls if with_tls else None) as (first, _), ThreadPoolExecutor(1) as pool:
+    with streams(tls if with_tls else Plaintext()) as (first, _), ThreadPoolExecutor(1) as pool:
         reading = pool.submit(FrameReader(first, DECODER).read)
         first.shutdown(socket.SHUT_RDWR)
         first.close()
@@ -113,7 +113,7 @@ def test_a_closed_tls_stream_cannot_be_used(tls: Tls) -> None:
     ],
 )
 def test_a_message_of_an_unknown_peer_is_limited(sent: bytes, error: str) -> None:
-    with streams(None) as (first, second):
+    with streams(Plaintext()) as (first, second):
         first.sendall(encode(Message(7)))
         assert receive(second, DECODER, max_bytes=64) == Message(7)
         first.sendall(sent)
@@ -122,7 +122,7 @@ def test_a_message_of_an_unknown_peer_is_limited(sent: bytes, error: str) -> Non
 
 
 def test_a_connection_that_ends_before_a_message_is_an_error() -> None:
-    with streams(None) as (first, second):
+    with streams(Plaintext()) as (first, second):
         first.sendall(b"\x05\0")
         first.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError, match="the connection was closed"):
@@ -132,7 +132,7 @@ def test_a_connection_that_ends_before_a_message_is_an_error() -> None:
 def test_a_machine_that_does_not_answer_ends_the_connection() -> None:
     first, second = connected()
     with first, second:
-        open_stream(first, None)
+        open_stream(first, Plaintext().connect)
         options = {
             name: first.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
             for name in ("TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
@@ -143,9 +143,9 @@ def test_a_machine_that_does_not_answer_ends_the_connection() -> None:
     assert options["TCP_KEEPIDLE"] + options["TCP_KEEPINTVL"] < SILENT_SECONDS
 
 
-def receive_within(seconds: float, connection: socket.socket, tls: Tls | None) -> None:
+def receive_within(seconds: float, connection: socket.socket, tls: Tls | Plaintext) -> None:
     with deadline(connection, seconds):
-        stream = open_stream(connection, None if tls is None else tls.accept)
+        stream = open_stream(connection, tls.accept)
         receive(stream, DECODER, max_bytes=64)
 
 
@@ -154,7 +154,7 @@ def test_a_deadline_ends_a_block_that_waits_for_the_peer(tls: Tls, with_tls: boo
     first, second = connected()
     started = time.monotonic()
     with first, second, pytest.raises(OSError, match=r"closed|EOF"):
-        receive_within(0.1, first, tls if with_tls else None)
+        receive_within(0.1, first, tls if with_tls else Plaintext())
     assert time.monotonic() - started < DEADLINE
 
 
@@ -169,7 +169,7 @@ def test_a_block_that_ends_in_time_keeps_its_connection() -> None:
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_a_reset_connection_ends_for_its_reader_after_what_was_sent(tls: Tls, with_tls: bool) -> None:
-    with streams(tls if with_tls else None) as (first, second):
+    with streams(tls if with_tls else Plaintext()) as (first, second):
         reader: FrameReader[Message] = FrameReader(second, DECODER)
         first.sendall(encode(Message(1)) * 2)
         assert reader.read() == Message(1)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from proa_engine.executor.worker_connection import WorkerConnection
+from proa_engine.executor.worker_connection import ForeignEndpoint, WorkerConnection, wait_for_worker
 from proa_engine.framing import encode
 from proa_engine.ranks import wire
 
@@ -23,7 +23,7 @@ class Worker:
         self.lost: Future[str] = Future()
 
 
-class Given:
+class Given(ForeignEndpoint):
     """An endpoint whose connection is there."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -41,8 +41,9 @@ def connected() -> Iterator[tuple[WorkerConnection, Worker]]:
     theirs, ours = socket.socketpair()
     with ours:
         worker = Worker(ours)
-        connection = WorkerConnection(3, Given(theirs), None, worker.lost.set_result, lambda message: None)
-        connection.connect(print, lambda: None)
+        endpoint = Given(theirs)
+        stream = wait_for_worker(3, endpoint, print, lambda: None)
+        connection = WorkerConnection(3, endpoint, stream, worker.lost.set_result, lambda message: None)
         yield connection, worker
         ours.close()
         connection.close()
