@@ -164,7 +164,7 @@ async def test_requests_that_wait_for_blocks_do_not_fill_their_engine() -> None:
         await until(lambda: client.load_stats.num_waiting_reqs == 4)
         tasks += [asyncio.create_task(complete(gateway, [number, *PROMPT])) for number in range(4, 8)]
         await decode.until(lambda engine: len(engine.requests) == 8)
-        await prefill.step()
+        prefill.step_delay = 0.0
         assert await asyncio.gather(*tasks) == [0] * 8
         assert decode.num_computed_tokens < 8 * 32
 
@@ -188,7 +188,7 @@ async def test_choices_of_one_prompt_are_prefilled_once() -> None:
         engines.prefill.step_delay = None
         task = asyncio.create_task(complete(gateway, n=4, temperature=1.0))
         await until(lambda: sum(len(one.requests) for one in engines.decode) == 4)
-        await engines.prefill.step()
+        engines.prefill.step_delay = 0.0
         assert await task == 0
         assert len(engines.prefill.requests) == 1
         sources = [request.kv_source.addresses for one in engines.decode for request in one.requests]
@@ -285,7 +285,7 @@ async def test_a_request_that_needs_a_part_of_a_fetch_does_not_end_it() -> None:
         assert (list(request.kv_source.addresses), request.kv_source.num_blocks) == ([engines.prefill.address], 50)
         assert not engines.prefill.aborted
         assert await outcomes(gateway) == {}
-        await engines.prefill.step()
+        engines.prefill.step_delay = 0.0
         assert await task == 800, "the prefill engine had these"
         assert await outcomes(gateway) == {"used": 1}
         assert not gateway.gateway.pool.exchange.num_open
@@ -300,7 +300,7 @@ async def test_a_request_whose_decode_engine_is_lost_is_prefilled_for_the_next_o
         await holder.stop()
         await other.until(lambda engine: bool(engine.requests))
         await engines.prefill.until(lambda engine: len(engine.requests) == 2)
-        await engines.prefill.step()
+        engines.prefill.step_delay = 0.0
         await task
         assert other.num_computed_tokens == len(PROMPT) - NUM_CACHED
         assert len({request.request_id for request in engines.prefill.requests}) == 2
