@@ -82,7 +82,7 @@ def test_an_answer_goes_to_the_output_and_reasoning_beside_it(
 ) -> None:
     parts: list[dict[str, Any]] = [{"role": "assistant"}, {"reasoning": "Hm"}, {"reasoning": "!"}, {"content": "Pa"}]
     server.responses = [(200, events(*parts, {"content": "ris."}) + DONE)]
-    assert chat(server, "--quick=What?", "--system-prompt=Be brief.") == 0
+    assert chat(server, "--quick=What?", "--system=Be brief.") == 0
     assert capsys.readouterr() == ("Paris.\n", "[reasoning]\nHm!\n[answer]\n")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     assert server.requests == [("/v1/chat/completions", None, {"model": "first", "messages": messages, "stream": True})]
@@ -227,3 +227,98 @@ def test_typed_questions_are_a_conversation_from_which_failures_are_left_out(
     assert printed.err.splitlines()[1:] == ["proa: error: No. (status 500)"]
     messages = server.requests[-1][2]["messages"]
     assert [each["content"] for each in messages] == ["one", "1", "three"]
+
+
+def typed(
+    text: str, server: Server, monkeypatch: pytest.MonkeyPatch, *words: str, command: str = "chat"
+) -> list[dict[str, Any]]:
+    """The bodies of the requests, each of which gets an answer."""
+    monkeypatch.setattr("sys.stdin", Typed(text))
+    answer = {"choices": [{"delta": {"content": "Yes."}, "text": "Yes.", "finish_reason": "stop"}]}
+    server.responses = [(200, f"data: {json.dumps(answer)}\n\n" + DONE)] * 9
+    assert main([command, f"--url={server.url}", *words]) == 0
+    return [{**body, "stream": None} for _, _, body in server.requests]
+
+
+def chat_body(*messages: str, system: str | None = None, **fields: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    first = [] if system is None else [{"role": "system", "content": system}]
+    said = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
+    return {"model": "first", "stream": None, **fields, "messages": first + said}
+
+
+def test_flags_are_fields_of_each_request_until_a_command_sets_them(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "one",
+        "/set temperature 1",
+        "/set max-tokens",
+        '/set stop ["a", "b"]',
+        "/set system Be long,  please.",
+        "/set model second",
+        "two",
+        "/set system",
+        "/set stop END",
+        "three",
+    )
+    flags = ("--temperature=0", "--max-tokens=5", "--system=Be brief.")
+    assert typed("\n".join(lines), server, monkeypatch, *flags) == [
+        chat_body("one", system="Be brief.", temperature=0, max_tokens=5),
+        chat_body("one", "Yes.", "two", system="Be long,  please.", temperature=1, stop=["a", "b"], model="second"),
+        chat_body("one", "Yes.", "two", "Yes.", "three", temperature=1, stop="END", model="second"),
+    ]
+
+
+def test_a_conversation_is_cleared_and_settings_stay(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = typed("one\n/clear\ntwo\n/bye\nthree", server, monkeypatch, "--system=Be brief.")
+    assert bodies == [chat_body("one", system="Be brief."), chat_body("two", system="Be brief.")]
+
+
+def test_quotes_hold_several_lines_and_what_looks_like_a_command(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '''"""/help
+ me
+
+ out"""
+/clear
+"""
+one line
+"""
+/clear
+/set system """a
+b"""
+/etc/hosts has what?'''
+    assert typed(text, server, monkeypatch) == [
+        chat_body("/help\n me\n\n out"),
+        chat_body("one line"),
+        chat_body("/etc/hosts has what?", system="a\nb"),
+    ]
+
+
+def test_commands_are_never_sent_and_what_is_wrong_with_them_is_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "/help\n/nothing\n/set heat 1\n/set temperature hot\n/set stop [1\n/set model\n/set\n/clear\n"
+    assert typed(text, server, monkeypatch, "--temperature=0.5") == []
+    printed = capsys.readouterr().err
+    for part in (
+        "/set NAME VALUE",
+        "names: model, temperature, max_tokens",
+        "proa: error: there is no command /nothing; /help lists all",
+        "proa: error: there is no setting heat, but model, temperature",
+        "proa: error: hot is not a value of temperature",
+        "proa: error: [1 is not a value of stop",
+        "proa: error: name a model behind `/set model`",
+        "\nmodel first\ntemperature 0.5\n",
+    ):
+        assert part in printed, printed
+
+
+def test_prompts_have_settings_too_but_no_system_message(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bodies = typed("/set seed 7\n/set system a\none", server, monkeypatch, "--temperature=0", command="complete")
+    assert bodies == [{"model": "first", "prompt": "one", "temperature": 0, "seed": 7, "stream": None}]
+    assert "there is no setting system" in capsys.readouterr().err

@@ -91,6 +91,31 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(url: str) -> None:
         terminal.close()
 
 
+def test_commands_are_obeyed_and_lines_between_quotes_are_one_message(url: str) -> None:
+    terminal = Terminal(sys.executable, "-m", "proa_cli", "chat", "--url", url)
+    try:
+        terminal.read_until("> ")
+        terminal.type("/help\r")
+        terminal.read_until("> ")
+        assert "/clear" in terminal.printed
+        terminal.type("/set max-tokens 30\r")
+        terminal.read_until("> ")
+        for text, prompt in (('"""one\r', ". "), ("/help\r", ". "), ('two"""\r', "> ")):
+            terminal.type(text)
+            terminal.read_until(prompt)
+        assert "again and again" in terminal.printed
+        assert "at the limit of its length" in terminal.printed
+        terminal.type('"""dropped\r')
+        terminal.read_until(". ")
+        terminal.type(CTRL_C)
+        while not terminal.shows("> ", seconds=5):
+            terminal.type(CTRL_C)
+        terminal.type("/bye\r")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+
+
 def test_a_reader_that_ends_first_is_no_error(url: str) -> None:
     shell = '"$0" -m proa_cli chat --url "$1" -q Hello | head -c 9; exit ${PIPESTATUS[0]}'
     done = subprocess.run(["bash", "-c", shell, sys.executable, url], capture_output=True, text=True, timeout=60)

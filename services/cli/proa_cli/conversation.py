@@ -11,66 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from proa_cli.endpoints import Chat, Completion, Endpoint, Settings
 from proa_cli.http_api import ApiError, HttpApi
+from proa_cli.typed import HELP, Command, read_typed
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
-
-
-class Endpoint(Protocol):
-    """An endpoint that generates text. `noun`: what it is asked with."""
-
-    path: str
-    noun: str
-
-    def body(self, text: str) -> dict[str, Any]:
-        """The request's fields, without the model."""
-
-    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
-        """The reasoning and the text of a choice of an event."""
-
-    def keep(self, text: str, answer: str) -> None:
-        """Add a question and its answer, which is not empty, to what later questions refer to."""
-
-
-class Chat:
-    """Chat completions. Each question is sent with the messages before it."""
-
-    path = "/chat/completions"
-    noun = "message"
-
-    def __init__(self, system_prompt: str | None) -> None:
-        self._messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-
-    def body(self, text: str) -> dict[str, Any]:
-        return {"messages": [*self._messages, {"role": "user", "content": text}]}
-
-    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
-        delta = choice["delta"]
-        return delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
-
-    def keep(self, text: str, answer: str) -> None:
-        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-
-
-class Completion:
-    """Completions. Each prompt stands alone."""
-
-    path = "/completions"
-    noun = "prompt"
-
-    def __init__(self, max_tokens: int | None) -> None:
-        self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-
-    def body(self, text: str) -> dict[str, Any]:
-        return {"prompt": text, **self._limit}
-
-    def read(self, choice: dict[str, Any]) -> tuple[str, str]:
-        return "", choice.get("text") or ""
-
-    def keep(self, text: str, answer: str) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -91,16 +38,16 @@ class _Answer:
 
 def chat(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     _add_arguments(parser, Chat.noun)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="message of the role system, before all others")
-    arguments = parser.parse_args(words)
-    return _converse(arguments, Chat(arguments.system_prompt))
+    # The second name is vLLM's.
+    parser.add_argument(
+        "--system", "--system-prompt", metavar="TEXT", help="message of the role system, before all others"
+    )
+    return _converse(parser.parse_args(words), Chat())
 
 
 def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     _add_arguments(parser, Completion.noun)
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="limit of tokens (default: the server's)")
-    arguments = parser.parse_args(words)
-    return _converse(arguments, Completion(arguments.max_tokens))
+    return _converse(parser.parse_args(words), Completion())
 
 
 def _add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
@@ -108,6 +55,12 @@ def _add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
     parser.add_argument("--model-name", metavar="NAME", help="model to ask (default: the first one that is listed)")
     parser.add_argument(
         "--api-key", metavar="KEY", help="API key (default: the variable PROA_API_KEY, or OPENAI_API_KEY)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0: the most likely token (default: the server's)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="limit of tokens of an answer (default: the server's)"
     )
     parser.add_argument("-q", "--quick", metavar=noun.upper(), help=f"ask with this {noun} only, then exit")
     parser.add_argument("--stats", action="store_true", help="show tokens, time to the first token, tokens a second")
@@ -119,7 +72,10 @@ def _converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
     key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
     try:
         api = HttpApi(arguments.url, key)
-        conversation = _Conversation(api, endpoint, arguments.model_name or _first_model(api), arguments.stats)
+        given = {name: value for name, value in vars(arguments).items() if name in endpoint.readers}
+        model = arguments.model_name or _first_model(api)
+        settings = Settings(endpoint.readers, {"model": model, **given})
+        conversation = _Conversation(api, endpoint, settings, arguments.stats)
         if arguments.quick is not None:
             conversation.ask(arguments.quick)
         elif not sys.stdin.isatty():
@@ -135,10 +91,10 @@ def _converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
 
 
 class _Conversation:
-    def __init__(self, api: HttpApi, endpoint: Endpoint, model: str, has_stats: bool) -> None:
+    def __init__(self, api: HttpApi, endpoint: Endpoint, settings: Settings, has_stats: bool) -> None:
         self._api = api
         self._endpoint = endpoint
-        self._model = model
+        self._settings = settings
         self._has_stats = has_stats
 
     def ask(self, text: str) -> None:
@@ -156,24 +112,47 @@ class _Conversation:
             _note(answer.stats(time.monotonic()))
 
     def ask_typed(self) -> None:
-        """Ask with one line after the other until Ctrl-D. Ctrl-C stops an answer, whose beginning is kept."""
+        """Ask with what is typed, one message after the other, until Ctrl-D. Ctrl-C stops an answer, whose beginning is
+        kept."""
         with contextlib.suppress(ImportError):  # not in every build of Python
             import readline  # noqa: F401 input() then has its keys and its history
-        _note(f"{self._model} at {self._api.url}. Ctrl-C stops an answer, Ctrl-D ends.")
+        model = self._settings.values["model"]
+        _note(f"{model} at {self._api.url}. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands.")
         while True:
             try:
-                if text := input("> ").strip():
-                    self.ask(text)
+                typed = read_typed()
+                if isinstance(typed, Command):
+                    self._obey(typed)
+                elif typed:
+                    self.ask(typed)
             except EOFError:
                 print()
                 return
             except KeyboardInterrupt:
                 print()
-            except ApiError as error:
+            except (ApiError, ValueError) as error:
                 _note(f"error: {error}")
 
+    def _obey(self, command: Command) -> None:
+        """Raises `ValueError` for a command that does not exist or has a wrong value, `EOFError` for the one that
+        ends."""
+        match command:
+            case Command("help" | "?"):
+                _show(HELP.format(noun=self._endpoint.noun, names=", ".join(self._settings.names)))
+            case Command("clear"):
+                self._endpoint.clear()
+                _note("the conversation is forgotten")
+            case Command("set", ""):
+                _show("\n".join(f"{name} {value}" for name, value in self._settings.values.items()))
+            case Command("set", name, value):
+                self._settings.set(name, value)
+            case Command("bye"):
+                raise EOFError
+            case Command(name):
+                raise ValueError(f"there is no command /{name}; /help lists all")
+
     def _print(self, text: str, answer: _Answer) -> None:
-        body = {"model": self._model, **self._endpoint.body(text)}
+        body = self._endpoint.body(text, self._settings.values)
         if self._has_stats:
             body["stream_options"] = {"include_usage": True}
         with _printer() as show, closing(self._api.stream(self._endpoint.path, body)) as events:
@@ -242,4 +221,8 @@ def _first_model(api: HttpApi) -> str:
 
 
 def _note(text: str) -> None:
-    print(f"proa: {text}", file=sys.stderr, flush=True)
+    _show(f"proa: {text}")
+
+
+def _show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
