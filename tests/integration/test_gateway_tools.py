@@ -1,5 +1,6 @@
 """Tools and reasoning of chats, with OpenAI's client. The model's output is scripted, in the hermes format."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +26,17 @@ USER = [{"role": "user", "content": "What is <think> in Rome?"}]
 ROME = '{"city": "Rome"}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 NIGHT = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+WITHOUT_REASONING = "{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
+LIST_OF_CALLS = """{{ tools }}{# <tool_call> "arguments" #}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- if message.tool_calls %}<calls>[
+{%- for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}]</calls>{% endif %}
+{% endfor %}"""
+
+
+def files_of(chat_template: str) -> dict[str, bytes]:
+    return tool_tokenizer_files() | {"tokenizer_config.json": json.dumps({"chat_template": chat_template}).encode()}
 
 
 @pytest.fixture
@@ -444,10 +456,69 @@ async def test_the_formats_are_chosen_by_the_flags(engine: FakeEngine) -> None:
         assert (await whole(gateway)).usage.completion_tokens_details.reasoning_tokens == 0
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "deepseek_v3", "mistral"])
+async def test_without_reasoning_in_the_template_an_answer_is_constrained_from_its_first_token(name: str) -> None:
+    async with (
+        FakeEngine(files=files_of(WITHOUT_REASONING)) as engine,
+        running_gateway(engine, tool_call_parser=name) as gateway,
+    ):
+        says(engine, "yes")
+        for tools in ([], [WEATHER]):
+            await whole(gateway, tools=tools, extra_body={"structured_outputs": {"choice": ["yes"]}})
+            made = grammar_of(engine)
+            assert (made.start_after, made.free_if_first) == ([], [])
+
+
+async def test_an_answer_in_channels_is_constrained_from_its_first_token() -> None:
+    """Whatever the template has, since the format says what each message is."""
+    async with (
+        FakeEngine(files=files_of(WITHOUT_REASONING)) as engine,
+        running_gateway(engine, tool_call_parser="harmony") as gateway,
+    ):
+        says(engine, "yes")
+        await whole(gateway, tools=[], extra_body={"structured_outputs": {"choice": ["yes"]}})
+        assert (grammar_of(engine).start_after, grammar_of(engine).free_if_first) == ([], [])
+        assert "analysis" in grammar_of(engine).text
+
+
+@pytest.mark.parametrize("parser", [None, "hermes"])
+async def test_without_a_reasoning_parser_reasoning_is_content(engine: FakeEngine, parser: str | None) -> None:
+    async with running_gateway(engine, tool_call_parser=parser, reasoning_parser="none") as gateway:
+        says(engine, f"<think>one</think>two {CALL}")
+        found = simplified(await whole(gateway))
+        assert (found["content"], found["reasoning"]) == ("<think>one</think>two", None)
+        assert found["calls"] == [("function", "get_weather", ROME)]
+        await whole(gateway, extra_body={"structured_outputs": {"choice": ["yes"]}}, tools=[])
+        assert grammar_of(engine).free_if_first == []
+
+
+async def test_without_reasoning_and_a_format_of_calls_nothing_is_parsed() -> None:
+    async with (
+        FakeEngine(files=files_of("{{ messages[0].content }}{{ tools }}")) as engine,
+        running_gateway(engine, reasoning_parser="none") as gateway,
+    ):
+        says(engine, "<think>one</think>two")
+        assert simplified(await whole(gateway, tools=[]))["content"] == "<think>one</think>two"
+        assert (await gateway.chat(tools=[WEATHER])).status_code == 400
+
+
+async def test_a_format_that_does_not_read_the_templates_calls_is_in_the_log_and_not_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The template has the signs of `hermes`, and writes a list of calls in another tag."""
+    warning = "the chat template of fake writes calls that the format hermes does not read"
+    async with FakeEngine(files=files_of(LIST_OF_CALLS)) as engine:
+        async with running_gateway(engine) as gateway:
+            assert caplog.messages.count(warning) == 1
+            assert (await gateway.chat(tools=[WEATHER])).status_code == 400
+        async with running_gateway(engine, tool_call_parser="hermes") as gateway:
+            assert caplog.messages.count(warning) == 2
+            says(engine, CALL)
+            assert simplified(await whole(gateway))["calls"] == [("function", "get_weather", ROME)]
+
+
 async def test_reasoning_is_parsed_by_its_flag_where_the_format_of_calls_is_unknown() -> None:
-    files = tool_tokenizer_files()
-    files["tokenizer_config.json"] = b'{"chat_template": "{{ messages[0].content }}{{ tools }}"}'
-    async with FakeEngine(files=files) as engine:
+    async with FakeEngine(files=files_of("{{ messages[0].content }}{{ tools }}")) as engine:
         says(engine, "<think>one</think>two <tool_call>")
         async with running_gateway(engine, reasoning_parser="qwen3") as gateway:
             found = simplified(await whole(gateway, tools=[]))

@@ -294,8 +294,8 @@ class GatewayConfig:
     )
     reasoning_parser: str | None = option(
         None,
-        "format in which models write reasoning; an unknown name is answered with all there are (default: that of "
-        "their tool calls)",
+        "format in which models write reasoning; none: they write none; an unknown name is answered with all there are "
+        "(default: that of their tool calls, if it stands in their chat template)",
         metavar="NAME",
     )
     enable_force_include_usage: bool = option(

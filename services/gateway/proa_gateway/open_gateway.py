@@ -62,6 +62,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
     formats = known_formats()
     for failure in formats.failures.values():
         _log.warning("%s", failure)
+    message_formats = MessageFormats(formats, config.tool_call_parser, config.reasoning_parser)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     discovery = make_discovery(config)
     router = Router(config.routing)
@@ -87,6 +88,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             folder=config.tokenizer,
             chat_template=config.chat_template,
             loras=LoraRegistry(config.lora_modules),
+            prepare=message_formats.prepare,
         )
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         pool = EnginePool(
@@ -144,7 +146,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             background=background,
             notices=notices,
             settings=ApiSettings(
-                formats=MessageFormats(formats, config.tool_call_parser, config.reasoning_parser),
+                formats=message_formats,
                 trusts_template=config.trust_request_chat_template,
                 content_format=config.chat_template_content_format,
                 images=images,

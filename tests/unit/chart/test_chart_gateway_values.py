@@ -100,6 +100,8 @@ CASES = {
     "gateway.chatTemplate": Case(
         value='{{ "$(HOME)" }}\n<a>', at=ARGUMENTS, contains='--chat-template={{ "$$(HOME)" }}\n<a>'
     ),
+    "gateway.toolCallParser": Case(value="hermes", at=ARGUMENTS, contains="--tool-call-parser=hermes"),
+    "gateway.reasoningParser": Case(value="none", at=ARGUMENTS, contains="--reasoning-parser=none"),
     "gateway.plainSpecialTokens": Case(value=True, at=ARGUMENTS, contains="--plain-special-tokens"),
     "gateway.logLevel": Case(value="debug", at=ARGUMENTS, contains="--log-level=debug"),
     "gateway.logFormat": Case(value="json", at=ARGUMENTS, contains="--log-format=json"),

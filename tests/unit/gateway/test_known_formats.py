@@ -24,6 +24,10 @@ PAIR = ("<r>", "</r>")
 """
 
 
+def reads_all(tool_format: ToolFormat) -> bool:
+    return True
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     with on_path(tmp_path):
@@ -40,7 +44,8 @@ def test_formats_of_the_example_are_found_by_name_and_by_sign(tmp_path: Path) ->
         known = known_formats()
         known.check("arrow", "thoughts")
         assert known.reasoning_format("thoughts") == ("<thoughts>", "</thoughts>")
-        arrow = choose_format(None, None, "{{ '=>call ' + call.name }}", known)
+        arrow = choose_format(None, None, "{{ '=>call ' + call.name }}", known, reads_all).tool_format
+    assert arrow is not None
     assert arrow == known.tool_format("arrow")
     calls = [("weather", {"city": "Rome"}), ("clock", {})]
     text = '=>call weather {"city": "Rome"}\n=>call clock {}\n'
@@ -52,7 +57,7 @@ def test_a_packages_format_has_the_name_of_its_entry_point_and_comes_first(folde
     known = known_formats()
     assert known.tools[0].name == "fine"
     assert known.reasoning_format("fine") == ("<r>", "</r>")
-    found = choose_format(None, None, '<tool_call> "arguments" </think> </r>', known)
+    found = choose_format(None, None, '<tool_call> "arguments" </think> </r>', known, reads_all).tool_format
     assert found is not None
     assert found.name == "fine"
 
@@ -60,8 +65,8 @@ def test_a_packages_format_has_the_name_of_its_entry_point_and_comes_first(folde
 def test_a_format_without_signs_is_only_chosen_by_its_name(folder: Path) -> None:
     write_package(folder, "plug_unsigned", {"proa.tool_formats": {"unsigned": "plug_unsigned:UNSIGNED"}}, code=CODE)
     known = known_formats()
-    assert choose_format(None, None, "any", known) is None
-    named = choose_format("unsigned", None, "any", known)
+    assert choose_format(None, None, "any", known, reads_all).tool_format is None
+    named = choose_format("unsigned", None, "any", known, reads_all).tool_format
     assert named == ToolFormat(name="unsigned", signs=(), call="!$name $arguments", arguments=Json())
 
 
@@ -79,7 +84,7 @@ def test_a_format_that_cannot_be_used_is_an_error_only_if_it_is_asked_for(
     write_package(folder, "plug_bad", {"proa.tool_formats": {"bad": entry}}, code=CODE)
     known = known_formats()
     known.check("hermes", "qwen3")
-    assert choose_format("hermes", None, "", known) is HERMES
+    assert choose_format("hermes", None, "</think>", known, reads_all).tool_format is HERMES
     (failure,) = known.failures.values()
     assert failure.startswith(f"the tool format bad of the package plug_bad 1.0 ({entry}) {reason}")
     for names in (("bad", None), (None, "bad")):
@@ -87,7 +92,7 @@ def test_a_format_that_cannot_be_used_is_an_error_only_if_it_is_asked_for(
             known.check(*names)
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "none"])
 def test_a_reasoning_format_with_a_name_of_the_gateways_own_is_refused(name: str, folder: Path) -> None:
     write_package(folder, "plug_same", {"proa.reasoning_formats": {name: "plug_same:PAIR"}}, code=CODE)
     with pytest.raises(ValueError, match=f"plug_same 1.0 adds the reasoning format {name}, which Proa has itself"):
@@ -108,5 +113,7 @@ def test_an_unknown_name_is_answered_with_those_of_packages_too(tmp_path: Path) 
         known = known_formats()
     with pytest.raises(ValueError, match="unknown tool format 'arow'; there are arrow, harmony, "):
         known.check("arow", None)
+    with pytest.raises(ValueError, match=r", none$"):
+        known.check(None, "x")
     with pytest.raises(ValueError, match="unknown reasoning format 'x'; there are thoughts, deepseek_r1, "):
         known.check(None, "x")

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.parsing.choose import choose_format, format_of_response_template
-from proa_gateway.parsing.format import CallObject, Json, ObjectLiteral, Tagged
-from proa_gateway.parsing.formats import FORMATS, HERMES
+from proa.contract import Grammar
+from proa_gateway.parsing.choose import FormatChoice, choose_format, format_of_response_template
+from proa_gateway.parsing.format import CallObject, Json, ObjectLiteral, Tagged, ToolFormat
+from proa_gateway.parsing.formats import FORMATS, HERMES, QWEN3_CODER
+from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar
 from proa_gateway.parsing.known_formats import BUILT_IN
 
 HERMES_TEMPLATE = (
@@ -31,39 +33,70 @@ ENVELOPE_CALLS = {
 }
 
 
-def test_format_is_found_by_its_name() -> None:
-    for each in FORMATS:
-        assert choose_format(each.name, None, "", BUILT_IN) is each
+def choose(
+    template: str = "", *, name: str | None = None, described: object = None, unread: tuple[str, ...] = ()
+) -> FormatChoice:
+    """`unread`: names of formats that do not read the template's call."""
+    return choose_format(name, described, template, BUILT_IN, lambda each: each.name not in unread)
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+def test_format_is_found_by_its_name_and_has_reasoning_if_the_template_has(each: ToolFormat) -> None:
+    assert choose("", name=each.name).tool_format == replace(each, reasoning=None)
+    template = each.reasoning[1] if each.reasoning is not None else ""
+    assert choose(template, name=each.name).tool_format is each
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+def test_without_reasoning_in_the_template_an_answer_is_constrained_from_its_first_token(each: ToolFormat) -> None:
+    named = choose(name=each.name).tool_format
+    assert named is not None
+    made = answer_grammar(named, Grammar(text='start: "yes"\n'), reasoning=Reasoning.OPTIONAL, added_tokens={})
+    assert (made.start_after, made.free_if_first) == ((), ())
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown tool format 'x'.*hermes"):
-        choose_format("x", None, HERMES_TEMPLATE, BUILT_IN)
+        choose(HERMES_TEMPLATE, name="x")
 
 
 def test_format_is_found_by_its_signs_in_the_chat_template() -> None:
-    assert choose_format(None, None, HERMES_TEMPLATE, BUILT_IN) is HERMES
+    assert choose(HERMES_TEMPLATE) == FormatChoice(HERMES)
 
 
 def test_format_has_no_reasoning_if_the_chat_template_has_none() -> None:
     template = HERMES_TEMPLATE.replace("</think>", "")
-    assert choose_format(None, None, template, BUILT_IN) == replace(HERMES, reasoning=None)
+    assert choose(template).tool_format == replace(HERMES, reasoning=None)
+
+
+def test_a_format_that_does_not_read_the_templates_call_is_not_chosen() -> None:
+    assert choose(HERMES_TEMPLATE, unread=("hermes",)) == FormatChoice(None, unread="hermes")
+
+
+def test_of_the_formats_whose_signs_stand_in_the_template_the_first_is_chosen_that_reads_its_call() -> None:
+    template = HERMES_TEMPLATE + "<function= <parameter="
+    assert choose(template).tool_format is QWEN3_CODER
+    assert choose(template, unread=("qwen3_coder",)) == FormatChoice(HERMES)
+
+
+def test_a_named_format_is_chosen_even_if_it_does_not_read_the_templates_call() -> None:
+    assert choose(HERMES_TEMPLATE, name="hermes", unread=("hermes",)) == FormatChoice(HERMES, unread="hermes")
 
 
 @pytest.mark.parametrize("template", ["", "{{ messages }} <tool_call>"])
 def test_a_chat_template_without_the_signs_has_no_format(template: str) -> None:
-    assert choose_format(None, None, template, BUILT_IN) is None
+    assert choose(template) == FormatChoice(None)
 
 
 def test_response_template_counts_before_the_chat_template() -> None:
     calls = {"open_pattern": r"<call>\s*(?P<name>\w+)", "close": "</call>", "content": "json"}
-    found = choose_format(None, response_template(calls), HERMES_TEMPLATE, BUILT_IN)
+    found = choose(HERMES_TEMPLATE, described=response_template(calls)).tool_format
     assert found is not None
     assert (found.name, found.call) == ("response_template", "<call>$name$arguments</call>")
 
 
 def test_response_template_of_a_known_format_is_that_format() -> None:
-    assert choose_format(None, response_template(ENVELOPE_CALLS), "", BUILT_IN) is HERMES
+    assert choose(described=response_template(ENVELOPE_CALLS)).tool_format is HERMES
 
 
 def test_response_template_with_an_envelope() -> None:

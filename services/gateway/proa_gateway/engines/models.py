@@ -96,7 +96,8 @@ class ServedModel:
 
 class ModelRegistry:
     """`folder`: local tokenizer files, used instead of the engines' own. `chat_template`: its source, instead of each
-    model's own. `loras`: the models' adapters."""
+    model's own. `loras`: the models' adapters. `prepare`: called in the executor with a model's name and its tokenizer,
+    before the model is served."""
 
     def __init__(
         self,
@@ -105,11 +106,13 @@ class ModelRegistry:
         folder: Path | None = None,
         chat_template: str | None = None,
         loras: LoraRegistry | None = None,
+        prepare: Callable[[str, Tokenizer], None] | None = None,
     ) -> None:
         self.loras = loras if loras is not None else LoraRegistry()
         self._executor = executor
         self._folder = folder
         self._chat_template = chat_template
+        self._prepare = prepare
         self._models: dict[str, ServedModel] = {}
         self.first_names: dict[str, str] = {}  # of every model, by any of its names
         self._engines: dict[str, set[str]] = {}  # model name -> addresses of its accepted engines
@@ -185,8 +188,14 @@ class ModelRegistry:
             files = {**files, CHAT_TEMPLATE_FILE: self._chat_template.encode()}
         loop = asyncio.get_running_loop()
         try:
-            tokenizer = await loop.run_in_executor(self._executor, Tokenizer, files, self._executor)
+            tokenizer = await loop.run_in_executor(self._executor, self._read, info.model_name, files)
         except ValueError as error:
             raise EngineRefused(f"tokenizer cannot be loaded: {error}") from error
         _log.info("tokenizer of %s loaded in %.2f s", info.model_name, time.monotonic() - started)
+        return tokenizer
+
+    def _read(self, model_name: str, files: Mapping[str, bytes]) -> Tokenizer:
+        tokenizer = Tokenizer(files, self._executor)
+        if self._prepare is not None:
+            self._prepare(model_name, tokenizer)
         return tokenizer

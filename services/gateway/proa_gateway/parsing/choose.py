@@ -1,8 +1,8 @@
 """Choose a model's tool format: by name, by transformers' `response_template`, or by its chat template."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proa_gateway.parsing.format import ArgumentsSyntax, CallObject, Json, ObjectLiteral, Tagged, ToolFormat
@@ -97,19 +97,50 @@ def _without_space(tool_format: ToolFormat) -> tuple[object, ...]:
     return "".join(call.split()), syntax, reasoning
 
 
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """`unread`: the name of the format that was named or whose signs were found, and that does not read the call of the
+    chat template; empty: there is none."""
+
+    tool_format: ToolFormat | None
+    unread: str = ""
+
+
 def choose_format(
-    name: str | None, response_template: object, chat_template: str, known: KnownFormats
-) -> ToolFormat | None:
+    name: str | None,
+    response_template: object,
+    chat_template: str,
+    known: KnownFormats,
+    reads_call: Callable[[ToolFormat], bool],
+) -> FormatChoice:
     """The format called `name` if given, else that of the tokenizer's `response_template`, else the first whose signs
-    all stand in the chat template. None: the model has none that is known. Raises `ValueError` for unknown names."""
+    all stand in the chat template. None: the model has none that is known. Raises `ValueError` for unknown names.
+
+    `reads_call`: whether a format reads the call that the chat template writes in a history. Only a format with a name
+    is chosen if it does not. The format has reasoning only if what closes it stands in the chat template.
+    """
     if name is not None:
-        return known.tool_format(name)
-    if (described := format_of_response_template(response_template)) is not None:
-        return next((each for each in known.tools if is_same_format(each, described)), described)
-    found = next((each for each in known.tools if _has_signs(chat_template, each)), None)
-    if found is not None and found.reasoning is not None and found.reasoning[1].strip() not in chat_template:
-        return replace(found, reasoning=None)
-    return found
+        named = known.tool_format(name)
+        return FormatChoice(_with_template(named, chat_template), "" if reads_call(named) else name)
+    found = _described(response_template, known) or [
+        _with_template(each, chat_template) for each in known.tools if _has_signs(chat_template, each)
+    ]
+    chosen = next(filter(reads_call, found), None)
+    return FormatChoice(chosen, found[0].name if found and chosen is None else "")
+
+
+def _described(response_template: object, known: KnownFormats) -> list[ToolFormat]:
+    described = format_of_response_template(response_template)
+    if described is None:
+        return []
+    return [next((each for each in known.tools if is_same_format(each, described)), described)]
+
+
+def _with_template(tool_format: ToolFormat, chat_template: str) -> ToolFormat:
+    """A model whose template does not know the reasoning of others with its format of calls writes none."""
+    if tool_format.reasoning is not None and tool_format.reasoning[1].strip() not in chat_template:
+        return replace(tool_format, reasoning=None)
+    return tool_format
 
 
 def _has_signs(chat_template: str, tool_format: ToolFormat) -> bool:

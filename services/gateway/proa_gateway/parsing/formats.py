@@ -132,7 +132,7 @@ KIMI_K2 = ToolFormat(
     call_ids=NamedIds("functions.$name:$index"),
 )
 
-# Llama 3.1 to 3.3: an answer that is a JSON object.
+# Llama 3.1 to 4: an answer that is a JSON object.
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     signs=('"parameters": dictionary of argument name',),
@@ -141,6 +141,7 @@ LLAMA3_JSON = ToolFormat(
     arguments=CallObject(name="name", arguments="parameters", aliases=("arguments",)),
     also_opens=("<|python_tag|>",),
     at_start=True,
+    dropped=("<|python_start|>", "<|python_end|>"),  # of Llama 4
 )
 
 # MiniMax-M2: a section of calls in tags.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from proa.plugins import Group, Plugin, plugins_of
 from proa_gateway.parsing.compiled_format import compile_format
@@ -10,6 +11,8 @@ from proa_gateway.parsing.formats import FORMATS
 
 Reasoning = tuple[str, str]
 """What opens and what closes reasoning."""
+NO_REASONING: Final = "none"
+"""The name of `--reasoning-parser` with which outputs have no reasoning."""
 _THINK = ("<think>", "</think>")
 _REASONING = {
     "deepseek_r1": _THINK,
@@ -42,12 +45,15 @@ class KnownFormats:
                 return each
         raise ValueError(f"unknown tool format {name!r}; there are {', '.join(each.name for each in self.tools)}")
 
-    def reasoning_format(self, name: str) -> Reasoning:
-        """Raises `ValueError` as `tool_format`."""
+    def reasoning_format(self, name: str) -> Reasoning | None:
+        """None for `NO_REASONING`. Raises `ValueError` as `tool_format`."""
+        if name == NO_REASONING:
+            return None
         if name not in self.reasoning:
             self._check(Group.REASONING_FORMATS, name)
             self._check(Group.TOOL_FORMATS, name)
-            raise ValueError(f"unknown reasoning format {name!r}; there are {', '.join(self.reasoning)}")
+            names = ", ".join([*self.reasoning, NO_REASONING])
+            raise ValueError(f"unknown reasoning format {name!r}; there are {names}")
         return self.reasoning[name]
 
     def _check(self, group: Group, name: str) -> None:
@@ -70,7 +76,7 @@ def known_formats() -> KnownFormats:
         except ValueError as error:
             failures[plugin.group, plugin.name] = str(error)
     reasoning |= {each.name: each.reasoning for each in tools if each.reasoning is not None}
-    for plugin in plugins_of(Group.REASONING_FORMATS, {*_REASONING, *reasoning}).values():
+    for plugin in plugins_of(Group.REASONING_FORMATS, {*_REASONING, *reasoning, NO_REASONING}).values():
         try:
             reasoning[plugin.name] = _reasoning_format(plugin)
         except ValueError as error:

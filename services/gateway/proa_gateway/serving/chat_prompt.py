@@ -129,10 +129,14 @@ async def generation_prompt(
     if not conversation.opens_message:
         return ""
     history = await _render(conversation, template, renderer, content_format, placeholder, opens_message=False)
-    if prompt.startswith(history):
-        return prompt[len(history) :]
-    num_common = bisect(range(len(prompt)), False, key=lambda length: not history.startswith(prompt[: length + 1]))
-    return prompt[num_common:]
+    return prompt[num_common(prompt, history) :]
+
+
+def num_common(one: str, other: str) -> int:
+    """The characters with which both texts begin."""
+    if one.startswith(other):
+        return len(other)
+    return bisect(range(len(one)), False, key=lambda length: not other.startswith(one[: length + 1]))
 
 
 async def _render(

@@ -2,6 +2,7 @@
 it demands of the output.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,10 @@ from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.parsing.known_formats import KnownFormats
 from proa_gateway.parsing.parser import ResponseParser
 from proa_gateway.serving.conversation import Tool
+from proa_gateway.serving.written_call import written_call
 from proa_gateway.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +93,36 @@ class MessageFormats:
     ) -> None:
         known.check(tool_call_parser, reasoning_parser)
         self._known, self._name = known, tool_call_parser
-        self._reasoning = None if reasoning_parser is None else known.reasoning_format(reasoning_parser)
+        self._reasoning_name = reasoning_parser
         self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:
         """Return the model's format. None if it is not known: outputs are then not parsed."""
         if model.tokenizer not in self._formats:
-            self._formats[model.tokenizer] = self._make(model.tokenizer)
+            self.prepare(model.name, model.tokenizer)
         return self._formats[model.tokenizer]
 
-    def _make(self, tokenizer: Tokenizer) -> ModelFormat | None:
-        chosen = choose_format(self._name, tokenizer.response_template, tokenizer.tool_template_source, self._known)
-        if self._reasoning is None:
+    def prepare(self, name: str, tokenizer: Tokenizer) -> None:
+        """Find the format of a model, called `name` in the log, which renders its chat template. Not on an event
+        loop."""
+        self._formats[tokenizer] = self._make(name, tokenizer)
+
+    def _make(self, name: str, tokenizer: Tokenizer) -> ModelFormat | None:
+        written = written_call(tokenizer)
+        choice = choose_format(
+            self._name,
+            tokenizer.response_template,
+            tokenizer.tool_template_source,
+            self._known,
+            lambda tool_format: written is None or written.is_read_by(tool_format),
+        )
+        if choice.unread:
+            _log.warning("the chat template of %s writes calls that the format %s does not read", name, choice.unread)
+        chosen = choice.tool_format
+        if self._reasoning_name is None:
             return ModelFormat(chosen, tokenizer) if chosen is not None else None
-        tool_format = replace(chosen or HERMES, reasoning=self._reasoning)
+        reasoning = self._known.reasoning_format(self._reasoning_name)
+        if chosen is None and reasoning is None:
+            return None
+        tool_format = replace(chosen or HERMES, reasoning=reasoning)
         return ModelFormat(tool_format, tokenizer, has_calls=chosen is not None)
