@@ -6,27 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats import (
+from proa_gateway.parsing.formats import FUNCTIONGEMMA, GEMMA4, LFM2, OLMO3, PYTHONIC
+from proa_gateway.parsing.json_formats import (
+    APERTUS,
+    COHERE,
     DEEPSEEK_V3,
-    DEEPSEEK_V4,
     DEEPSEEK_V31,
-    DEEPSEEK_V32,
-    FUNCTIONGEMMA,
-    GEMMA4,
-    GLM45,
-    GLM47,
+    ERNIE45,
+    FUNCTIONARY,
+    GIGACHAT3,
     HARMONY,
     HERMES,
+    HUNYUAN_A13B,
+    INTERNLM,
+    JAMBA,
     KIMI_K2,
-    LFM2,
     LLAMA3_JSON,
-    MINIMAX_M2,
+    LONGCAT,
+    MINIMAX_M1,
     MISTRAL,
     MISTRAL_V11,
     MISTRAL_V13,
-    OLMO3,
-    PYTHONIC,
+    NEMOTRON_NANO_V2,
+    PHI4_MINI,
+    SOLAR_OPEN,
+)
+from proa_gateway.parsing.tagged_formats import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    GLM45,
+    GLM47,
+    HY_V3,
+    HY_V3_OPENSOURCE,
+    MINIMAX_M2,
     QWEN3_CODER,
+    SEED_OSS,
+    STEP3,
 )
 
 Call = tuple[str, Mapping[str, object]]  # name and arguments
@@ -160,6 +175,57 @@ def _harmony(index: int, name: str, arguments: Mapping[str, object]) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}"
 
 
+def _seed_oss(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    items = _items(arguments, lambda key, value, _: f"<parameter={key}>{value}</parameter>\n")
+    return f"<seed:tool_call>\n<function={name}>\n{items}</function>\n</seed:tool_call>"
+
+
+def _hy_v3(suffix: str) -> Callable[[int, str, Mapping[str, object]], str]:
+    def write(index: int, name: str, arguments: Mapping[str, object]) -> str:
+        def item(key: str, value: str, is_string: bool) -> str:
+            begin = f"<arg_key{suffix}>{key}</arg_key{suffix}>\n"
+            return f"{begin}<arg_value{suffix}>{value}</arg_value{suffix}>\n"
+
+        return f"<tool_call{suffix}>{name}<tool_sep{suffix}>\n{_items(arguments, item)}</tool_call{suffix}>"
+
+    return write
+
+
+def _hy_v3_tokens(suffix: str) -> tuple[str, ...]:
+    names = ("tool_calls", "tool_call", "arg_key", "arg_value", "think")
+    return (f"<tool_sep{suffix}>", *(f"<{side}{name}{suffix}>" for name in names for side in ("", "/")))
+
+
+def _step3(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    items = _items(arguments, lambda key, value, _: f'<steptml:parameter name="{key}">{value}</steptml:parameter>\n')
+    invoke = f'<steptml:invoke name="{name}">\n{items}</steptml:invoke>'
+    return f"<｜tool_call_begin｜>function<｜tool_sep｜>{invoke}<｜tool_call_end｜>"
+
+
+def _apertus(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    return f'{{"{name}": {_json(arguments)}}}'
+
+
+def _cohere(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    return f'{{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {_json(arguments)}}}'
+
+
+def _functionary(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    return f"<function={name}>{_json(arguments)}</function>"
+
+
+def _solar_open(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    header = f"<|tool_call:begin|>ab12cd34e{index}<|tool_call:name|>{name}<|tool_call:args|>"
+    return f"{header}{_json(arguments)}<|tool_call:end|>"
+
+
+_OBJECT = _envelope("arguments")
+
+
+def _tagged_object(opening: str, closing: str) -> Callable[[int, str, Mapping[str, object]], str]:
+    return lambda index, name, arguments: f"{opening}{_OBJECT(index, name, arguments)}{closing}"
+
+
 _ARG_TOKENS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", *THINK)
 _DEEPSEEK_TOKENS = (
     *(
@@ -211,6 +277,89 @@ WRITERS = [
         reasoning=_MISTRAL_THINK,
     ),
     Writer(MISTRAL_V13, ("[TOOL_CALLS]", "[ARGS]", *_MISTRAL_THINK), _each(_mistral_v13, ""), reasoning=_MISTRAL_THINK),
+    Writer(
+        APERTUS,
+        ("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+        _each(_apertus, ", ", "<|tools_prefix|>[$]<|tools_suffix|>"),
+        reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
+    ),
+    Writer(
+        COHERE,
+        (
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+            *("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+        _each(_cohere, ",\n    ", "<|START_ACTION|>[\n    $\n]<|END_ACTION|>"),
+        reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    Writer(ERNIE45, ("<tool_call>", "</tool_call>", "<response>", "</response>", *THINK), _each(_hermes, "\n")),
+    Writer(FUNCTIONARY, (), _each(_functionary, ""), reasoning=None),
+    Writer(
+        GIGACHAT3,
+        ("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+        _each(_tagged_object("<|function_call|>", ""), ""),
+        reasoning=None,
+    ),
+    Writer(
+        INTERNLM,
+        ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        _each(
+            _envelope("parameters"),
+            "<|action_end|>\n<|action_start|><|plugin|>\n",
+            "<|action_start|><|plugin|>\n$<|action_end|>",
+        ),
+        reasoning=None,
+    ),
+    Writer(
+        LONGCAT,
+        ("<longcat_tool_call>", "</longcat_tool_call>", "<longcat_think>", "</longcat_think>"),
+        _each(_tagged_object("<longcat_tool_call>\n", "\n</longcat_tool_call>"), "\n"),
+        reasoning=("<longcat_think>\n", "\n</longcat_think>\n"),
+    ),
+    Writer(HUNYUAN_A13B, THINK, _each(_OBJECT, ", ", "<tool_calls>[$]</tool_calls>")),
+    Writer(JAMBA, ("<tool_calls>", "</tool_calls>"), _each(_OBJECT, ",\n    ", "<tool_calls>[\n    $\n]</tool_calls>")),
+    Writer(
+        NEMOTRON_NANO_V2,
+        ("<TOOLCALL>", "</TOOLCALL>", *THINK),
+        _each(_OBJECT, ", ", "<TOOLCALL>[$]</TOOLCALL>"),
+    ),
+    Writer(MINIMAX_M1, (), _each(_OBJECT, "\n", "<tool_calls>\n$\n</tool_calls>")),
+    Writer(PHI4_MINI, (), _each(_OBJECT, ", ", "functools[$]"), reasoning=None),
+    Writer(
+        SOLAR_OPEN,
+        (
+            *("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"),
+            *("<|tool_call:end|>", "<|think|>", "<|end|>", "<|begin|>", "<|content|>", "<|flush|>"),
+        ),
+        _each(_solar_open, "", "<|tool_calls|>$<|calls|>"),
+        reasoning=("<|think|>", "<|end|><|begin|>assistant"),
+    ),
+    Writer(
+        SEED_OSS,
+        ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
+        _each(_seed_oss, "\n"),
+        reasoning=("<seed:think>", "</seed:think>"),
+    ),
+    Writer(
+        HY_V3,
+        _hy_v3_tokens(""),
+        _each(_hy_v3(""), "\n", "<tool_calls>\n$\n</tool_calls>"),
+        reasoning=THINK,
+    ),
+    Writer(
+        HY_V3_OPENSOURCE,
+        _hy_v3_tokens(":opensource"),
+        _each(_hy_v3(":opensource"), "\n", "<tool_calls:opensource>\n$\n</tool_calls:opensource>"),
+        reasoning=("<think:opensource>", "</think:opensource>"),
+    ),
+    Writer(
+        STEP3,
+        (
+            *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+            *("<｜tool_sep｜>", *THINK),
+        ),
+        _each(_step3, "\n", "<｜tool_calls_begin｜>\n$\n<｜tool_calls_end｜>"),
+    ),
     Writer(LLAMA3_JSON, ("<|python_tag|>",), _each(_envelope("parameters"), "; "), reasoning=None),
     Writer(PYTHONIC, ("<|python_start|>", "<|python_end|>"), _each(_python, ", ", "[$]"), reasoning=None),
     Writer(

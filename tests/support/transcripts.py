@@ -107,6 +107,11 @@ class Replay:
         """The message of the output in two parts; the tokens of the format stay whole."""
         return self._parse(_cut(self._runs(), position, self._added))
 
+    def in_pieces(self, size: int) -> Message:
+        """The message of the output in pieces of `size` characters; the tokens of the format stay whole."""
+        runs = [[run] if run in self._added else _pieces(run, size) for run in self._runs()]
+        return self._parse([piece for run in runs for piece in run])
+
     def truncated_at(self, position: int) -> Message:
         """The message of the first part of the output alone: the same in one delta as in one a character."""
         runs, length = [], 0
@@ -139,6 +144,10 @@ class Replay:
             collector.events(parser.marker(token_id) if is_marker else parser.text(part), Delta())
         collector.events(parser.finish(), Delta())
         return collector.message
+
+
+def _pieces(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def _cut(runs: Sequence[str], position: int, whole: Collection[str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A gateway knows its own formats and those of installed packages."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.format import Json, ToolFormat
-from proa_gateway.parsing.formats import FORMATS, HERMES
+from proa_gateway.parsing.formats import FORMATS
+from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.parsing.known_formats import BUILT_IN, known_formats
+from support.documentation import ROOT
 from support.plugins import on_path, with_example, write_package
 from support.transcripts import Transcript, check_transcript
 
@@ -37,6 +40,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_without_packages_the_formats_are_the_gateways_own() -> None:
     assert known_formats() == BUILT_IN
     assert tuple(BUILT_IN.tools) == FORMATS
+
+
+def test_the_page_of_formats_has_a_row_for_each() -> None:
+    page = (ROOT / "docs/tool-formats.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .*? \| .*? \| (.*) \|$", page, re.MULTILINE)
+    closings = {each.name: each.reasoning[1].strip() if each.reasoning else "" for each in FORMATS}
+    closings["harmony"] = "in a channel"
+    written = {name: closing.strip("` ").replace(r"\|", "|") for name, closing in rows}
+    assert written == closings
+    assert list(written) == sorted(written)
+    assert f"formats of {len(FORMATS)} model families" in (ROOT / "README.md").read_text()
 
 
 def test_formats_of_the_example_are_found_by_name_and_by_sign(tmp_path: Path) -> None:

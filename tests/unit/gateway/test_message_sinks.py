@@ -25,8 +25,8 @@ from proa_gateway.parsing.events import (
     ReasoningDelta,
     merged,
 )
-from proa_gateway.parsing.formats import HERMES
 from proa_gateway.parsing.grammars.message import Reasoning
+from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Usage
 from proa_gateway.serving.conversation import Tool
 from proa_gateway.serving.envelope import Envelope

@@ -8,9 +8,11 @@ import pytest
 from proa.contract import Grammar
 from proa_gateway.parsing.choose import FormatChoice, choose_format, format_of_response_template
 from proa_gateway.parsing.format import CallObject, Json, ObjectLiteral, Tagged, ToolFormat
-from proa_gateway.parsing.formats import FORMATS, HERMES, QWEN3_CODER
+from proa_gateway.parsing.formats import FORMATS
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar
+from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.parsing.known_formats import BUILT_IN
+from proa_gateway.parsing.tagged_formats import QWEN3_CODER
 
 HERMES_TEMPLATE = (
     """{{- content.split('</think>') }}{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""

@@ -6,7 +6,7 @@ from proa.contract import TokenLogprobs
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, ReasoningDelta
-from proa_gateway.parsing.formats import HERMES
+from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.parsing.parser import MessageConsumer, ResponseParser
 from support.messages import Message, MessageCollector
 

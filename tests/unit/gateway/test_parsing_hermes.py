@@ -2,7 +2,7 @@
 
 import pytest
 
-from proa_gateway.parsing.formats import HERMES
+from proa_gateway.parsing.json_formats import HERMES
 from support.transcripts import PLAIN, Transcript, check_transcript
 
 TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -5,7 +5,7 @@ import pytest
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.events import ContentDelta
 from proa_gateway.parsing.format import CallObject, Json, NamedIds, PythonCall, ToolFormat
-from proa_gateway.parsing.formats import HARMONY, HERMES, MISTRAL_V11, MISTRAL_V13
+from proa_gateway.parsing.json_formats import HARMONY, HERMES, MISTRAL_V11, MISTRAL_V13
 from proa_gateway.parsing.parser import ResponseParser
 from support.transcripts import Transcript, check_transcript, parse
 

@@ -7,8 +7,9 @@ from proa.contract import Grammar
 from proa.grammar import GrammarError, check
 from proa_engine.core.grammar import GrammarCursor
 from proa_gateway.parsing.format import FunctionTool, NamedTool, PythonCall, ToolChoice, ToolFormat
-from proa_gateway.parsing.formats import HARMONY, HERMES, PYTHONIC
+from proa_gateway.parsing.formats import PYTHONIC
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
+from proa_gateway.parsing.json_formats import HARMONY, HERMES
 from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 

@@ -60,6 +60,8 @@ EXITS = [
     "\n</parameter>\n",
     "</parameter>\n",
     "</arg_value>",
+    "</arg_value:opensource>\n",
+    "</steptml:parameter>\n",
     "</function>",
     "</｜DSML｜parameter>\n",
     ",",

@@ -13,8 +13,8 @@ from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats import HERMES
 from proa_gateway.parsing.grammars.message import Reasoning
+from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.parsing.known_formats import KnownFormats
 from proa_gateway.parsing.parser import ResponseParser
 from proa_gateway.serving.conversation import Tool

@@ -1,0 +1,109 @@
+"""Tool formats in which the arguments of calls stand in tags."""
+
+# ruff: noqa: RUF001 - the tokens have a fullwidth bar
+
+from dataclasses import replace
+
+from proa_gateway.parsing.format import Tagged, ToolFormat
+
+_THINK = ("<think>", "</think>")
+
+# DeepSeek since V3.2.
+DEEPSEEK_V32 = ToolFormat(
+    name="deepseek_v32",
+    signs=("｜DSML｜", "function_calls>"),
+    reasoning=_THINK,
+    section=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    call='<｜DSML｜invoke name="$name">\n$arguments</｜DSML｜invoke>',
+    between="\n",
+    text_tokens=("｜DSML｜",),
+    arguments=Tagged('<｜DSML｜parameter name="$key" string="$is_string">$value</｜DSML｜parameter>\n'),
+)
+
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V32,
+    name="deepseek_v4",
+    signs=("｜DSML｜", "tool_calls>"),
+    section=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+)
+
+# GLM-4.5 and GLM-4.7: keys and values in tags, with and without lines.
+GLM45 = ToolFormat(
+    name="glm45",
+    signs=("<arg_key>", "<arg_value>"),
+    reasoning=_THINK,
+    call="<tool_call>$name\n$arguments</tool_call>",
+    between="\n",
+    arguments=Tagged("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
+)
+
+GLM47 = replace(
+    GLM45,
+    name="glm47",
+    signs=("</arg_key><arg_value>",),
+    call="<tool_call>$name$arguments</tool_call>",
+    between="",
+    arguments=Tagged("<arg_key>$key</arg_key><arg_value>$value</arg_value>"),
+)
+
+# MiniMax-M2: a section of calls in tags.
+MINIMAX_M2 = ToolFormat(
+    name="minimax_m2",
+    signs=("<minimax:tool_call>", "<invoke name="),
+    reasoning=_THINK,
+    section=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    call='<invoke name="$name">\n$arguments</invoke>',
+    between="\n",
+    arguments=Tagged('<parameter name="$key">$value</parameter>\n'),
+)
+
+# Qwen3-Coder and Qwen3.5: calls in tags.
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    signs=("<function=", "<parameter="),
+    reasoning=_THINK,
+    call="<tool_call>\n<function=$name>\n$arguments</function>\n</tool_call>",
+    between="\n",
+    arguments=Tagged("<parameter=$key>\n$value\n</parameter>\n"),
+    also_opens=("<function=",),
+)
+
+# Seed-OSS: as Qwen3-Coder, with another tag around and no lines around values.
+SEED_OSS = ToolFormat(
+    name="seed_oss",
+    signs=("<seed:tool_call>",),
+    reasoning=("<seed:think>", "</seed:think>"),
+    call="<seed:tool_call>\n<function=$name>\n$arguments</function>\n</seed:tool_call>",
+    between="\n",
+    arguments=Tagged("<parameter=$key>$value</parameter>\n"),
+)
+
+
+def _hy3(name: str, suffix: str) -> ToolFormat:
+    """Hunyuan 3, whose releases have different suffixes of all tags."""
+    key = f"<arg_key{suffix}>$key</arg_key{suffix}>\n"
+    return ToolFormat(
+        name=name,
+        signs=("tool_sep", suffix) if suffix else ("<tool_sep>",),
+        reasoning=(f"<think{suffix}>", f"</think{suffix}>"),
+        section=(f"<tool_calls{suffix}>\n", f"\n</tool_calls{suffix}>"),
+        call=f"<tool_call{suffix}>$name<tool_sep{suffix}>\n$arguments</tool_call{suffix}>",
+        between="\n",
+        arguments=Tagged(f"{key}<arg_value{suffix}>$value</arg_value{suffix}>\n"),
+    )
+
+
+HY_V3 = _hy3("hy_v3", "")
+HY_V3_OPENSOURCE = _hy3("hy_v3_opensource", ":opensource")
+
+# Step 3: tags within a section of tokens.
+STEP3 = ToolFormat(
+    name="step3",
+    signs=("<｜tool_calls_begin｜>", "steptml"),
+    reasoning=_THINK,
+    section=("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>"),
+    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">\n'
+    "$arguments</steptml:invoke><｜tool_call_end｜>",
+    between="\n",
+    arguments=Tagged('<steptml:parameter name="$key">$value</steptml:parameter>\n'),
+)
