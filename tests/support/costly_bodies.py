@@ -29,6 +29,8 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/classify": {"input": "Hi"},
     "/v1/score": {"queries": "Hi", "documents": "Ho"},
     "/v2/rerank": {"query": "Hi", "documents": ["Ho"]},
+    "/v1/decisions": {"input": "Hi", "questions": [{"type": "predicate", "instructions": "Ho"}]},
+    "/v1/systemone": {"state": "Hi", "questions": {"a": {"type": "noul", "instructions": "Ho"}}},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/a"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
 }

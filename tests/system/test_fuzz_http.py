@@ -29,6 +29,8 @@ TEXT_FIELDS = {
     **{"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"},
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
     "/v2/embed": "texts",
+    "/v1/decisions": "input",
+    "/v1/systemone": "state",
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "lora_name"),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
 }
@@ -37,10 +39,12 @@ QUERIES: dict[str, dict[str, Any]] = {
     **{route: {"queries": "Hi"} for route in ("/score", "/v1/score")},
     **{route: {"query": "Hi"} for route in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/v1/load_lora_adapter": {"lora_path": "/a"},
+    "/v1/decisions": {"questions": [{"type": "predicate", "instructions": "Hi"}]},
+    "/v1/systemone": {"questions": {"a": {"type": "noul", "instructions": "Hi"}}},
 }
 POOLING = (
     "--pooling-tasks",
-    *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY")),
+    *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY", "TOKEN_LOGPROBS")),
 )
 FLAGS = ("--enable-runtime-lora-updating", "--access-log", "--tool-call-parser=hermes", "--chat-template")
 TEMPLATE = "{{ tools | tojson if tools }}" + CHAT_TEMPLATE

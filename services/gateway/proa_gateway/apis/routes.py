@@ -2,6 +2,7 @@
 
 from proa_gateway.apis.chat.routes import chat_router
 from proa_gateway.apis.completions.routes import completions_router
+from proa_gateway.apis.decisions.routes import decisions_router
 from proa_gateway.apis.embeddings.routes import embeddings_router
 from proa_gateway.apis.generate.routes import generate_router
 from proa_gateway.apis.invocations import invocations_router
@@ -24,6 +25,7 @@ ROUTERS = (
     generate_router,
     embeddings_router,
     scores_router,
+    decisions_router,
     public_router,
 )
 ERROR_FORMS = ErrorForms((MESSAGES_ERRORS,))

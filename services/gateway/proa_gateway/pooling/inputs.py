@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from proa.contract import ModelInfo, PoolingParams, PoolingTask
+from proa.contract import Image, ModelInfo, PoolingParams, PoolingTask
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField, UnsupportedTask
 from proa_gateway.pooling.fields import InputFields, TruncatedFields
@@ -142,6 +142,7 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
 class PooledInput:
     token_ids: Sequence[int]
     params: PoolingParams
+    images: tuple[Image, ...] = ()  # with their pixels
 
 
 def check_task(task: PoolingTask, info: ModelInfo) -> None:

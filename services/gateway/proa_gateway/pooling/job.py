@@ -121,19 +121,20 @@ class PooledJob(Job):
         accepted, model = running.accepted, running.prepared.model
         divided = [divide(each, model.info) for each in self.work.inputs]
         parts = [part for each in divided for part in each]
-        values = await combine(divided, await _compute(parts, running))
+        values = await combine(divided, await compute(parts, running))
         envelope = PooledEnvelope(accepted.id, int(accepted.created), model.name, running.usage)
         await writer.send(await self.work.render(values, envelope))
 
 
-async def _compute(inputs: Sequence[PooledInput], running: Running) -> list[PooledOutput]:
-    """Return the outputs in the order of their inputs. Raises the error of the first that failed."""
+async def compute(inputs: Sequence[PooledInput], running: Running) -> list[PooledOutput]:
+    """Return the outputs in the order of their inputs. A job may call it again when they are there. Raises the error of
+    the first that failed."""
     generation, hints = running.generation, running.prepared.hints[0]
     outputs: list[PooledOutput] = []
     while True:
         room = MAX_RUNNING - generation.num_running
         for each in inputs[len(outputs) : len(outputs) + min(room, SENT_IN_A_TURN)]:
-            prompt, index = Prompt(each.token_ids), len(outputs)
+            prompt, index = Prompt(each.token_ids, images=each.images), len(running.sequences)
             request = running.engine_request(index, prompt, sampling_params=_NO_SAMPLING, pooling_params=each.params)
             outputs.append(PooledOutput(generation))
             running.sequences.append(outputs[-1])
