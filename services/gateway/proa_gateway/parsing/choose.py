@@ -133,7 +133,9 @@ def _described(response_template: object, known: KnownFormats) -> list[ToolForma
     described = format_of_response_template(response_template)
     if described is None:
         return []
-    return [next((each for each in known.tools if is_same_format(each, described)), described)]
+    same = [each for each in known.tools if is_same_format(each, described)]
+    # A response template does not tell of texts that are not shown.
+    return [min(same, key=lambda each: len(each.dropped), default=described)]
 
 
 def _with_template(tool_format: ToolFormat, chat_template: str) -> ToolFormat:
