@@ -38,7 +38,9 @@ from proa_gateway.parsing.tagged_formats import (
     GLM47,
     HY_V3,
     HY_V3_OPENSOURCE,
+    MINICPM5,
     MINIMAX_M2,
+    MINIMAX_M3,
     QWEN3_CODER,
     SEED_OSS,
     STEP3,
@@ -194,6 +196,32 @@ def _hy_v3(suffix: str) -> Callable[[int, str, Mapping[str, object]], str]:
 def _hy_v3_tokens(suffix: str) -> tuple[str, ...]:
     names = ("tool_calls", "tool_call", "arg_key", "arg_value", "think")
     return (f"<tool_sep{suffix}>", *(f"<{side}{name}{suffix}>" for name in names for side in ("", "/")))
+
+
+def _minimax_m3(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    mark = "]<]minimax[>["
+
+    def written(value: object) -> str:
+        pairs = (
+            value.items()
+            if isinstance(value, dict)
+            else [("item", part) for part in value]
+            if isinstance(value, list)
+            else None
+        )
+        if pairs is None:
+            return value if isinstance(value, str) else _json(value)
+        return "".join(f"{mark}<{key}>{written(part)}{mark}</{key}>" for key, part in pairs)
+
+    return f'{mark}<invoke name="{name}">{written(dict(arguments))}{mark}</invoke>'
+
+
+def _minicpm5(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    def item(key: str, value: str, is_string: bool) -> str:
+        is_quoted = is_string and any(mark in value for mark in "<>&\"'")
+        return f'<param name="{key}">{f"<![CDATA[{value}]]>" if is_quoted else value}</param>'
+
+    return f'<function name="{name}">{_items(arguments, item)}</function>'
 
 
 def _step3(index: int, name: str, arguments: Mapping[str, object]) -> str:
@@ -352,6 +380,13 @@ WRITERS = [
         _each(_hy_v3(":opensource"), "\n", "<tool_calls:opensource>\n$\n</tool_calls:opensource>"),
         reasoning=("<think:opensource>", "</think:opensource>"),
     ),
+    Writer(
+        MINIMAX_M3,
+        ("]<]minimax[>[", "<mm:think>", "</mm:think>"),
+        _each(_minimax_m3, "\n", "]<]minimax[>[<tool_call>\n$\n]<]minimax[>[</tool_call>"),
+        reasoning=("<mm:think>\n", "\n</mm:think>\n"),
+    ),
+    Writer(MINICPM5, THINK, _each(_minicpm5, "\n")),
     Writer(
         STEP3,
         (

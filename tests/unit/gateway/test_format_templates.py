@@ -31,6 +31,7 @@ def items(item: str) -> str:
     return f"{{% for key, value in f.arguments | items %}}{item}{{% endfor %}}"
 
 
+MARK = "]<]minimax[>["
 NL = '{{ "\\n" }}'
 HY = items(f"<arg_keySUFFIX>{{{{ key }}}}</arg_keySUFFIX>{NL}<arg_valueSUFFIX>{{{{ value }}}}</arg_valueSUFFIX>{NL}")
 
@@ -87,6 +88,20 @@ LAYOUTS = {
         f"<seed:tool_call>{NL}<function={{{{ f.name }}}}>{NL}"
         + items(f"<parameter={{{{ key }}}}>{{{{ value }}}}</parameter>{NL}")
         + f"</function>{NL}</seed:tool_call>",
+        between="\n",
+    ),
+    "minimax_m3": Layout(
+        f'{MARK}<invoke name="{{{{ f.name }}}}">'
+        + items(f"{MARK}<{{{{ key }}}}>{{{{ value }}}}{MARK}</{{{{ key }}}}>")
+        + f"{MARK}</invoke>",
+        f"{MARK}<tool_call>\n",
+        "\n",
+        f"\n{MARK}</tool_call>",
+    ),
+    "minicpm5": Layout(
+        '<function name="{{ f.name }}">'
+        + items('<param name="{{ key }}">{{ "<![CDATA[x]]>" if value is string else value }}</param>')
+        + "</function>",
         between="\n",
     ),
     "hy_v3": hy(""),

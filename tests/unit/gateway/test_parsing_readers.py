@@ -7,13 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proa_gateway.parsing.arguments_reader import ArgumentsReader
+from proa_gateway.parsing.format import Tagged
 from proa_gateway.parsing.literal_reader import LiteralReader, LiteralSyntax
 from proa_gateway.parsing.tagged_reader import TaggedReader, Tags
 
-XML = Tags.of("<parameter=$key>\n$value\n</parameter>\n")
-PAIRS = Tags.of("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n")
-QUOTED = Tags.of('<parameter name="$key">$value</parameter>\n')
-TYPED = Tags.of('<parameter name="$key" string="$is_string">$value</parameter>\n')
+XML = Tags.of(Tagged("<parameter=$key>\n$value\n</parameter>\n"))
+PAIRS = Tags.of(Tagged("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"))
+QUOTED = Tags.of(Tagged('<parameter name="$key">$value</parameter>\n'))
+TYPED = Tags.of(Tagged('<parameter name="$key" string="$is_string">$value</parameter>\n'))
+NAMED = Tags.of(Tagged("<$key>$value</$key>"))
+CDATA = Tags.of(Tagged('<p key="$key">$value</p>', quotes=("<![CDATA[", "]]>")))
 PYTHON = LiteralSyntax(separator="=")
 OBJECT = LiteralSyntax(raw_quote='<|"|>')
 
@@ -99,10 +102,35 @@ def test_tagged_arguments_have_the_types_of_the_schema(text: str, arguments: obj
             TYPED,
             '<parameter name="city" string="true">Oslo</parameter><parameter name="days" string="false">2</parameter>',
         ),
+        (NAMED, "<city>Oslo</city><days>2</days></call>"),
+        (CDATA, '<p key="city">Oslo</p><p key="days">2</p></call>'),
+        (CDATA, '<p key="city"><![CDATA[Oslo]]></p><p key="days"><![CDATA[2]]></p></call>'),
     ],
 )
 def test_each_form_of_tags_gives_the_same_arguments(tags: Tags, text: str) -> None:
     assert json.loads(read_all_ways(lambda: tagged(tags), text)) == {"city": "Oslo", "days": 2}
+
+
+@pytest.mark.parametrize("value", ["", "</p>", "<![CDATA[", "a < b && c]] >", "]]>", "]]></q>"])
+def test_a_quoted_value_is_what_stands_between_the_quotes(value: str) -> None:
+    text = f'<p key="city"><![CDATA[{value}]]></p></call>'
+    assert json.loads(read_all_ways(lambda: tagged(CDATA), text)) == {"city": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("<tags><item>a</item><item>null</item></tags></call>", {"tags": ["a", "null"]}),
+        ("<tags></tags></call>", {"tags": []}),
+        ("<tags>[1]</tags></call>", {"tags": [1]}),
+        ("<other><a><item>1</item><item>b</item></a><c>null</c></other></call>", {"other": {"a": [1, "b"], "c": None}}),
+        ("<other><a>1</other></call>", {"other": "<a>1"}),
+        ("<other>a</b></other></call>", {"other": "a</b>"}),
+        ("<city><b>x</b></city></call>", {"city": "<b>x</b>"}),
+    ],
+)
+def test_values_of_tags_that_are_named_by_keys_may_have_such_tags(text: str, arguments: object) -> None:
+    assert json.loads(read_all_ways(lambda: tagged(NAMED), text)) == arguments
 
 
 def test_a_value_that_is_no_json_ends_at_its_first_tag_when_the_call_is_closed() -> None:

@@ -40,7 +40,7 @@ SCHEMA = {
         "number": {"type": "number"},
         "is_new": {"type": "boolean"},
         "names": {"type": "array", "items": {"type": "string"}},
-        "where": {"type": "object"},
+        "where": {"type": "object", "properties": {"name": {"type": "string"}}},
     }
 }
 

@@ -16,6 +16,7 @@ from support.tool_grammars import format_tokenizer, parse_message, random_messag
 
 Schema = dict[str, object]
 
+NAMES = ["a", "b_2", "camelCase", "Name", "x"]
 LEAVES: list[Schema] = [
     {"type": "string"},
     {"type": "string", "enum": ["a", "two words", "ü\n"]},
@@ -47,7 +48,7 @@ def random_value(random: Random, depth: int) -> Schema:
 
 
 def random_object(random: Random, depth: int = 2) -> Schema:
-    names = random.sample(["a", "b_2", "camelCase", "Name", "x"], random.randrange(5))
+    names = random.sample(NAMES, random.randrange(5))
     properties = {name: random_value(random, depth) for name in names}
     required = [name for name in names if random.random() < 0.5]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -62,6 +63,9 @@ EXITS = [
     "</arg_value>",
     "</arg_value:opensource>\n",
     "</steptml:parameter>\n",
+    "]]></param>",
+    "</param>",
+    *(f"]<]minimax[>[</{name}>" for name in NAMES),
     "</function>",
     "</｜DSML｜parameter>\n",
     ",",

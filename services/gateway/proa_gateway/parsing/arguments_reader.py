@@ -68,8 +68,8 @@ def arguments_reader(
     match syntax:
         case Json():
             return JsonReader()
-        case Tagged(template):
-            return TaggedReader(Tags.of(template), schema)
+        case Tagged():
+            return TaggedReader(Tags.of(syntax), schema)
         case ObjectLiteral(quote):
             return LiteralReader(LiteralSyntax(raw_quote=quote))
         case PythonCall():

@@ -314,7 +314,7 @@ class _Compiler:
             texts += [form.call, form.between, *(form.section or ()), *form.also_opens]
             match form.arguments:
                 case Tagged(template):
-                    texts.append(template)
+                    texts += [template, *(form.arguments.quotes or ())]
                 case ObjectLiteral(quote):
                     texts.append(quote)
         return texts

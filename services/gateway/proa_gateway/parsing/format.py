@@ -48,13 +48,16 @@ class CallObject:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The arguments are repetitions of `template`, which has the places `$key` and `$value`.
+    """The arguments are repetitions of `template`, which has the places `$key` and `$value`; `$key` also after the
+    value, if the key is the name of the tag. The parts of objects and arrays then stand in such tags too.
 
     A value is the text itself if the tool's schema takes a string there, otherwise JSON. Where the model writes which
     it is, as true or false, `template` has the place `$is_string`.
+    `quotes`: what may stand around a text that could be taken for tags; None: nothing.
     """
 
     template: str
+    quotes: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

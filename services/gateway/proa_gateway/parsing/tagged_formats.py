@@ -57,6 +57,30 @@ MINIMAX_M2 = ToolFormat(
     arguments=Tagged('<parameter name="$key">$value</parameter>\n'),
 )
 
+# MiniMax-M3: the tag of an argument is its name, and all tags have a mark before them.
+_MARK = "]<]minimax[>["
+
+MINIMAX_M3 = ToolFormat(
+    name="minimax_m3",
+    signs=(_MARK,),
+    reasoning=("<mm:think>", "</mm:think>"),
+    section=(f"{_MARK}<tool_call>\n", f"\n{_MARK}</tool_call>"),
+    call=f'{_MARK}<invoke name="$name">$arguments{_MARK}</invoke>',
+    between="\n",
+    arguments=Tagged(f"{_MARK}<$key>$value{_MARK}</$key>"),
+    text_tokens=(_MARK,),
+)
+
+# MiniCPM5: texts that could be taken for tags are quoted.
+MINICPM5 = ToolFormat(
+    name="minicpm5",
+    signs=("<function name=", "<param name="),
+    reasoning=_THINK,
+    call='<function name="$name">$arguments</function>',
+    between="\n",
+    arguments=Tagged('<param name="$key">$value</param>', quotes=("<![CDATA[", "]]>")),
+)
+
 # Qwen3-Coder and Qwen3.5: calls in tags.
 QWEN3_CODER = ToolFormat(
     name="qwen3_coder",

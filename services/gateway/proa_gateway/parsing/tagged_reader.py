@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
 
+from proa_gateway.parsing.format import Tagged
 from proa_gateway.parsing.json_text import PYTHON_WORDS, OpenString, escape, held_back, quoted
 from proa_gateway.parsing.literal_reader import literal_to_json
+from proa_gateway.parsing.nested_tags import nested_to_json
 from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema, type_of
 
-_PLACES = re.compile(r"\$(?:key|is_string|value)")
+_PLACES = re.compile(r"\$(?:key|is_string)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,13 @@ class Tags:
     header_end: str  # what ends the tag before the value
     before_value: str  # whitespace, as is `after_value`
     after_value: str
-    close: str
+    close: str  # with `$key` if the key is the tag's name
+    quotes: tuple[str, str] | None = None  # that may stand around a value
 
     @classmethod
-    def of(cls, item: str) -> "Tags":
-        """`item`: one argument as the model is to write it, with `$key` and `$value`, and with `$is_string` where the
-        model writes whether the value is a string, as true or false."""
-        before_key, *between, after_value = _PLACES.split(item)
+    def of(cls, syntax: Tagged) -> "Tags":
+        header, _, after_value = syntax.template.partition("$value")
+        before_key, *between = _PLACES.split(header)
         header = between[-1].rstrip()
         header_end = header[max(header.rfind("<"), 0) :]
         close = after_value.lstrip()
@@ -40,7 +42,17 @@ class Tags:
             before_value=between[-1][len(header) :],
             after_value=after_value[: len(after_value) - len(close)],
             close=close.rstrip(),
+            quotes=syntax.quotes,
         )
+
+    @property
+    def has_keys_as_names(self) -> bool:
+        """Whether the key is the tag's name. The parts of a value then stand in such tags too."""
+        return "$key" in self.close
+
+    def close_of(self, key: str) -> str:
+        """What closes the value of this key."""
+        return self.close.replace("$key", key)
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
@@ -87,11 +99,13 @@ class TaggedReader:
     """
 
     __slots__ = (
+        "_close",
         "_collected",
         "_num_tags_in_strings",
         "_num_values",
         "_parameters",
         "_pending",
+        "_schema",
         "_state",
         "_string_state",
         "_tags",
@@ -102,7 +116,9 @@ class TaggedReader:
         """`parameters`: the JSON schema of the tool's arguments."""
         self._tags = tags
         self._parameters = parameters
-        self._types: frozenset[str] = frozenset()  # that the value being read may have
+        self._schema: object = None  # of the value being read
+        self._types: frozenset[str] = frozenset()  # that it may have
+        self._close = ""  # what ends it
         self._state = _TagState.BETWEEN
         self._pending = ""  # text that is not understood without what follows
         self._collected: list[str] = []  # of the header or the value being read
@@ -140,10 +156,14 @@ class TaggedReader:
 
     def _between(self) -> str:
         self._pending = self._pending.lstrip()
-        if self._pending.startswith(self._tags.open):
-            self._pending = self._pending.removeprefix(self._tags.open)
+        opening = self._tags.open
+        if self._pending.startswith(opening):
+            rest = self._pending.removeprefix(opening)
+            if opening.endswith("<") and rest[:1] in ("", "/"):  # perhaps a closing tag, of the call
+                return self._complete() if rest else ""
+            self._pending = rest
             self._state = _TagState.HEADER
-        elif not self._tags.open.startswith(self._pending):
+        elif not opening.startswith(self._pending):
             return self._complete()
         return ""
 
@@ -157,19 +177,27 @@ class TaggedReader:
         header = self._take_collected()
         key, _, attribute = header.partition(self._tags.after_key) if self._tags.after_key else (header, "", "")
         key = key.strip()
-        self._types = _types_of_attribute(attribute) or allowed_types(
-            property_schema(self._parameters, key), self._parameters
-        )
+        self._schema = property_schema(self._parameters, key)
+        self._types = _types_of_attribute(attribute) or allowed_types(self._schema, self._parameters)
         self._num_values += 1
+        self._close = self._tags.close_of(key)
         self._state = _TagState.VALUE_BEGINS
         return f"{'{' if self._num_values == 1 else ', '}{quoted(key)}: "
 
     def _value_begins(self) -> str:
         before = self._tags.before_value
-        if self._pending.startswith(before) or not before.startswith(self._pending):
-            self._pending = self._pending.removeprefix(before)
-            self._state = _TagState.WORD_OR_STRING if is_text(self._types) else _TagState.OTHER
-            self._string_state, self._num_tags_in_strings = OpenString(), 0
+        if not self._pending.startswith(before) and before.startswith(self._pending):
+            return ""
+        value = self._pending.removeprefix(before)
+        if self._tags.quotes is not None:
+            opening, closing = self._tags.quotes
+            if value.startswith(opening):
+                value, self._close = value.removeprefix(opening), closing + self._close
+            elif opening.startswith(value):
+                return ""
+        self._pending = value
+        self._state = _TagState.WORD_OR_STRING if is_text(self._types) else _TagState.OTHER
+        self._string_state, self._num_tags_in_strings = OpenString(), 0
         return ""
 
     def _word_or_string(self) -> str:
@@ -193,18 +221,25 @@ class TaggedReader:
         string = self._string_state
         while True:
             num_collected = len(self._collected)
-            ended = self._ends(self._tags.close)
+            ended = self._ends(self._close)
             string.feed("".join(self._collected[num_collected:]))
             if self._num_tags_in_strings and not string.may_be_json:
-                string = self._read_again(self._tags.close if ended else "")
+                string = self._read_again(self._close if ended else "")
             elif not ended:
                 return ""
             elif string.is_open:
                 self._num_tags_in_strings += 1
-                self._collected.append(self._tags.close)
+                self._collected.append(self._close)
             else:
                 self._state = _TagState.BETWEEN
-                return to_json(self._take_collected().removesuffix(self._tags.after_value), self._types)
+                return self._converted(self._take_collected().removesuffix(self._tags.after_value))
+
+    def _converted(self, value: str) -> str:
+        """The JSON of a value that has ended."""
+        nested = None
+        if self._tags.has_keys_as_names:
+            nested = nested_to_json(value, self._tags.open, self._schema, self._parameters, to_json)
+        return to_json(value, self._types) if nested is None else nested
 
     def _read_again(self, end: str) -> OpenString:
         """The value is no JSON after all: read it from its start, so that its first closing tag ends it."""
@@ -219,7 +254,7 @@ class TaggedReader:
 
     def _value_ends(self) -> bool:
         """Collect text of the value. At its end: go to the state after it, and return True."""
-        if not self._ends(self._tags.close, self._tags.after_value):
+        if not self._ends(self._close, self._tags.after_value):
             return False
         self._state = _TagState.BETWEEN
         return True

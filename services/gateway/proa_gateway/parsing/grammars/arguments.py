@@ -26,6 +26,7 @@ KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_RULES = 2000  # of one tool; a schema that contains itself has no end
 _ARRAY = {"type", "items", "minItems", "maxItems", *ANNOTATIONS}
+_PLAIN = "/[^<]*/"  # a text that begins no tag
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _ANY: Schema = {"type": "object", "additionalProperties": True}
 
@@ -185,8 +186,8 @@ def _bound(high: int | None) -> str:
     return "" if high is None else str(high - 1)
 
 
-def tagged_arguments(template: str, parameters: Schema, rules: JsonRules) -> str:
-    lowering = _TaggedArguments(template, parameters, rules)
+def tagged_arguments(syntax: Tagged, parameters: Schema, rules: JsonRules) -> str:
+    lowering = _TaggedArguments(syntax, parameters, rules)
     named = properties(parameters)
     if named is None:
         return f"({lowering.any_item()})*"
@@ -194,11 +195,11 @@ def tagged_arguments(template: str, parameters: Schema, rules: JsonRules) -> str
 
 
 class _TaggedArguments:
-    def __init__(self, template: str, parameters: Schema, rules: JsonRules) -> None:
-        self._tags = Tags.of(template)
+    def __init__(self, syntax: Tagged, parameters: Schema, rules: JsonRules) -> None:
+        self._tags = Tags.of(syntax)
         self._parameters = parameters
         self._rules = rules
-        before_value, _, self._after_value = template.partition("$value")
+        before_value, _, self._after_value = syntax.template.partition("$value")
         self._before_key, _, self._before_value = before_value.partition("$key")
 
     def item(self, argument: Property) -> str:
@@ -206,27 +207,43 @@ class _TaggedArguments:
             raise GrammarError(f"the name {argument.name[:50]!r} is not supported in this format of tool calls")
         types = allowed_types(argument.schema, self._parameters)
         begin = f"{self._before_key}{argument.name}{self._header(types)}"
-        item = f"{self._rules.literal(begin)} {self._value(argument.schema, types)}"
+        item = f"{self._rules.literal(begin)} {self._value(argument, types)}"
         return self._rules.rule(item) + ("" if argument.is_required else "?")
 
     def any_item(self) -> str:
         begin, end = self._rules.literal(self._before_key), self._rules.literal(self._header(frozenset({"string"})))
-        return f"{begin} {_ANY_KEY} {end} {self._text(ANY)}"
+        before, is_key, after = self._after_value.partition("$key")
+        if is_key:  # no grammar of this kind can demand the same key again
+            ended = self._rules.text_until(before)
+            return f"{begin} {_ANY_KEY} {end} {ended} {_ANY_KEY} {self._rules.literal(after)}"
+        return f"{begin} {_ANY_KEY} {end} {self._text(ANY, '')}"
 
     def _header(self, types: frozenset[str]) -> str:
         return self._before_value.replace("$is_string", json.dumps(types == {"string"}))
 
-    def _value(self, schema: Schema, types: frozenset[str]) -> str:
+    def _value(self, argument: Property, types: frozenset[str]) -> str:
         if not is_text(types) or ("$is_string" in self._before_value and types != {"string"}):
-            value = self._rules.json(with_definitions(schema, self._parameters))
-            return f"{value} {self._rules.literal(self._after_value)}"
-        return self._text(text_terminal(schema, self._parameters, strict=self._rules.strict))
+            value = self._rules.json(with_definitions(argument.schema, self._parameters))
+            return f"{value} {self._rules.literal(self._after(argument.name))}"
+        return self._text(text_terminal(argument.schema, self._parameters, strict=self._rules.strict), argument.name)
 
-    def _text(self, text: str) -> str:
-        close = self._tags.close
-        after = self._after_value.partition(close)[2]
-        ended = self._rules.text_until(close, text, self._tags.after_value)
+    def _text(self, text: str, name: str) -> str:
+        if (quotes := self._tags.quotes) is None:
+            return self._text_until_close(text, name)
+        opening, closing = quotes
+        quoted = f"{self._rules.literal(opening)} {self._text_until_close(text, name, closing)}"
+        if text != ANY:  # it may have only values that need quotes
+            return f"({quoted} | {self._text_until_close(text, name)})"
+        return f"({quoted} | {self._text_until_close(_PLAIN, name)})"
+
+    def _text_until_close(self, text: str, name: str, closing: str = "") -> str:
+        close = self._tags.close_of(name)
+        after = self._after(name).partition(close)[2]
+        ended = self._rules.text_until(closing + close, text, self._tags.after_value)
         return f"{ended} {self._rules.literal(after)}" if after else ended
+
+    def _after(self, name: str) -> str:
+        return self._after_value.replace("$key", name)
 
 
 def arguments_rules(
@@ -259,8 +276,8 @@ def _lower(syntax: ArgumentsSyntax, parameters: Schema, rules: JsonRules) -> str
     match syntax:
         case Json() | CallObject():
             return rules.json(parameters)
-        case Tagged(template=template):
-            return tagged_arguments(template, parameters, rules)
+        case Tagged():
+            return tagged_arguments(syntax, parameters, rules)
         case PythonCall():
             return python_arguments(parameters, rules)
         case ObjectLiteral(quote=quote):
