@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import Grammar
+from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.grammar import GrammarCursor, Part
 from proa_engine.grammar.failures import failure
 from proa_gateway.output.text import Delta
@@ -24,10 +25,10 @@ EOS = 0
 
 
 class FormatTokenizer:
-    """The byte-level tokenizer with some more tokens."""
+    """A tokenizer with some more tokens."""
 
-    def __init__(self, tokens: tuple[str, ...]) -> None:
-        self.tokenizer: Tokenizer = byte_level_tokenizer()
+    def __init__(self, tokenizer: Tokenizer, tokens: tuple[str, ...]) -> None:
+        self.tokenizer = tokenizer
         self.tokenizer.add_tokens([AddedToken(token, special=True) for token in tokens])
         self.for_grammars = LLTokenizer(self.tokenizer.to_str(), n_vocab=self.tokenizer.get_vocab_size(), eos_token=EOS)
 
@@ -42,7 +43,13 @@ class FormatTokenizer:
 
 @cache
 def format_tokenizer(*tokens: str) -> FormatTokenizer:
-    return FormatTokenizer(tokens)
+    return FormatTokenizer(byte_level_tokenizer(), tokens)
+
+
+@cache
+def builtin_format_tokenizer(*tokens: str) -> FormatTokenizer:
+    """With the tokenizer of the built-in model, of 2,048 tokens."""
+    return FormatTokenizer(Tokenizer.from_file(str(builtin_model_folder() / "tokenizer.json")), tokens)
 
 
 class TestMatcher:

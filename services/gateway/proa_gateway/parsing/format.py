@@ -9,14 +9,33 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+INPUT = "input"
+"""The only argument of a custom tool, which is a function for the model."""
+INPUT_SCHEMA: Mapping[str, object] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextGrammar:
+    """Of the input of a custom tool: a grammar in Lark, or a regular expression that matches all of it."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:
-    """`parameters`: JSON schema of the arguments. `strict`: calls must match it, or the request is refused."""
+    """`parameters`: JSON schema of the arguments. `strict`: calls must match it, or the request is refused. `text`: of
+    the only argument, `input`, in place of `parameters`."""
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
     strict: bool = False
+    text: TextGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

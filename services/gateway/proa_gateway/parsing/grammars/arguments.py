@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proa.grammar import GrammarError, check
+from proa.grammar import GrammarError, check, check_complexity
 from proa.grammar.lark import AddedTokens
 from proa_gateway.parsing.format import (
+    INPUT,
     ArgumentsSyntax,
     CallObject,
     FunctionTool,
@@ -17,6 +18,7 @@ from proa_gateway.parsing.format import (
     Tagged,
 )
 from proa_gateway.parsing.grammars.rules import ANNOTATIONS, ANY, JsonRules, text_terminal
+from proa_gateway.parsing.grammars.text_input import TextRules
 from proa_gateway.parsing.schema_types import Schema, allowed_types, is_text, resolve, type_of
 from proa_gateway.parsing.tagged_reader import Tags
 
@@ -210,6 +212,13 @@ class _TaggedArguments:
         item = f"{self._rules.literal(begin)} {self._value(argument, types)}"
         return self._rules.rule(item) + ("" if argument.is_required else "?")
 
+    def text_item(self, name: str, text: TextRules) -> str:
+        """The item of a string that matches `text`."""
+        begin = self._rules.literal(f"{self._before_key}{name}{self._header(frozenset({'string'}))}")
+        after = self._after_value.partition(self._tags.close)[2]
+        ended = text.raw(self._tags.close, self._tags.after_value)
+        return f"{begin} {ended} {self._rules.literal(after)}" if after else f"{begin} {ended}"
+
     def any_item(self) -> str:
         begin, end = self._rules.literal(self._before_key), self._rules.literal(self._header(frozenset({"string"})))
         before, is_key, after = self._after_value.partition("$key")
@@ -251,9 +260,19 @@ def arguments_rules(
 ) -> ArgumentsRules:
     """`prefix`: of the rules' names.
 
-    If the schema cannot be held: raises `GrammarError` for a strict tool, else takes any arguments.
+    If the schema cannot be held: raises `GrammarError` for a strict tool, else takes any arguments. The grammar of an
+    input is held, or raises `GrammarError`.
     """
     rules, warning = JsonRules(added_tokens, prefix, strict=tool.strict), ""
+    if tool.text is not None:
+        try:
+            expression = _lower_input(syntax, TextRules(tool.text, rules), rules)
+            text = rules.grammar(expression)
+            check_complexity(text)
+            check(text)
+        except GrammarError as error:
+            raise GrammarError(f"tool {tool.name!r}: {error}") from None
+        return ArgumentsRules(expression, rules.lines)
     try:
         expression = _lower(syntax, _object_schema(tool.parameters), rules)
         check(rules.grammar(expression or '""'))
@@ -282,3 +301,17 @@ def _lower(syntax: ArgumentsSyntax, parameters: Schema, rules: JsonRules) -> str
             return python_arguments(parameters, rules)
         case ObjectLiteral(quote=quote):
             return ObjectArguments(quote, parameters, rules).lower()
+
+
+def _lower_input(syntax: ArgumentsSyntax, text: TextRules, rules: JsonRules) -> str:
+    """The arguments of a custom tool, which are its input."""
+    match syntax:
+        case Json() | CallObject():
+            begin, ended = f'{{"{INPUT}": "', text.in_json('"}')
+        case Tagged(template=template):
+            return _TaggedArguments(template, {}, rules).text_item(INPUT, text)
+        case PythonCall():
+            begin, ended = f'{INPUT}="', text.in_json('"')
+        case ObjectLiteral(quote=quote):
+            begin, ended = f"{INPUT}:{quote}", text.raw(quote)
+    return f"{rules.literal(begin)} {ended}"

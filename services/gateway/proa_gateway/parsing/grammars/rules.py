@@ -36,24 +36,24 @@ class LarkRules:
 
     def __init__(self, added_tokens: AddedTokens, prefix: str = "") -> None:
         self.added_tokens = added_tokens
-        self._prefix = prefix
+        self.prefix = prefix
         self.lines: list[str] = []
 
     def rule(self, body: str, attributes: str = "") -> str:
         """Add a rule. Returns its name."""
-        name = f"{self._prefix}rule_{len(self.lines)}"
+        name = f"{self.prefix}rule_{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
 
     def named_rule(self, name: str, body: Callable[[str], str]) -> str:
         """Add a rule that may name itself, once. `body`: called with its full name."""
-        full_name = f"{self._prefix}{name}"
+        full_name = f"{self.prefix}{name}"
         if not any(line.startswith(f"{full_name}: ") for line in self.lines):
             self.lines.append(f"{full_name}: {body(full_name)}")
         return full_name
 
     def terminal(self, body: str) -> str:
-        name = f"{self._prefix.upper()}TERMINAL_{len(self.lines)}"
+        name = f"{self.prefix.upper()}TERMINAL_{len(self.lines)}"
         self.lines.append(f"{name}: {body}")
         return name
 
