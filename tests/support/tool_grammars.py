@@ -1,5 +1,6 @@
 """Messages under the grammar of a tool format, with a small tokenizer that has the format's tokens."""
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
@@ -48,8 +49,10 @@ def format_tokenizer(*tokens: str) -> FormatTokenizer:
 
 @cache
 def builtin_format_tokenizer(*tokens: str) -> FormatTokenizer:
-    """With the tokenizer of the built-in model, of 2,048 tokens."""
-    return FormatTokenizer(Tokenizer.from_file(str(builtin_model_folder() / "tokenizer.json")), tokens)
+    """With the tokenizer of the built-in model, of 2,048 tokens, without the tokens of its own format."""
+    saved = json.loads((builtin_model_folder() / "tokenizer.json").read_text())
+    saved["added_tokens"] = [token for token in saved["added_tokens"] if "tool_call" not in token["content"]]
+    return FormatTokenizer(Tokenizer.from_str(json.dumps(saved)), tokens)
 
 
 class TestMatcher:

@@ -78,9 +78,10 @@ def input_of(arguments: str, size: int = 1_000_000) -> str:
 def closings(tool_format: ToolFormat) -> list[str]:
     """What ends an input in this format, and what leads to a call, which random tokens seldom do."""
     match tool_format.arguments:
-        case Tagged(template):
-            tags = Tags.of(template)
-            return [tags.after_value + tags.close]
+        case Tagged() as syntax:
+            tags = Tags.of(syntax)
+            closing = tags.after_value + tags.close_of(INPUT)
+            return [closing, *([tags.quotes[1] + closing] if tags.quotes else [])]
         case ObjectLiteral(quote):
             return [quote]
     return ['"', "<|end|>", "<|channel|>commentary to=functions.edit"]

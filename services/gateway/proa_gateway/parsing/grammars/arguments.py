@@ -215,8 +215,14 @@ class _TaggedArguments:
     def text_item(self, name: str, text: TextRules) -> str:
         """The item of a string that matches `text`."""
         begin = self._rules.literal(f"{self._before_key}{name}{self._header(frozenset({'string'}))}")
-        after = self._after_value.partition(self._tags.close)[2]
-        ended = text.raw(self._tags.close, self._tags.after_value)
+        close, whitespace = self._tags.close_of(name), self._tags.after_value
+        after = self._after(name).partition(close)[2]
+        if self._tags.quotes is None:
+            ended = text.raw(close, whitespace)
+        else:
+            opening, closing = self._tags.quotes
+            plain = text.raw(close, whitespace, not_first=opening)
+            ended = f"({self._rules.literal(opening)} {text.raw(closing + close, whitespace)} | {plain})"
         return f"{begin} {ended} {self._rules.literal(after)}" if after else f"{begin} {ended}"
 
     def any_item(self) -> str:
@@ -308,8 +314,8 @@ def _lower_input(syntax: ArgumentsSyntax, text: TextRules, rules: JsonRules) -> 
     match syntax:
         case Json() | CallObject():
             begin, ended = f'{{"{INPUT}": "', text.in_json('"}')
-        case Tagged(template=template):
-            return _TaggedArguments(template, {}, rules).text_item(INPUT, text)
+        case Tagged():
+            return _TaggedArguments(syntax, {}, rules).text_item(INPUT, text)
         case PythonCall():
             begin, ended = f'{INPUT}="', text.in_json('"')
         case ObjectLiteral(quote=quote):

@@ -66,20 +66,27 @@ class TextRules:
                 raise GrammarError(f"{_RECURSIVE} unless {unless}")
         return f"{self._write(in_json=True)} {self._rules.literal(end)}"
 
-    def raw(self, end: str, whitespace: str = "") -> str:
-        """An expression for the input itself, `whitespace` and `end`, which the input does not contain."""
+    def raw(self, end: str, whitespace: str = "", not_first: str = "") -> str:
+        """An expression for the input itself, `whitespace` and `end`, which the input does not contain.
+
+        `not_first`: what the input does not begin with; empty: it may begin with anything.
+        """
         if not self._recursive:
-            text = f"({self._write(in_json=False)} & ~({ANY} {quote(end)} {ANY}))"
+            others = f"{ANY} {quote(end)} {ANY}" + (f" | {quote(not_first)} {ANY}" if not_first else "")
+            text = f"({self._write(in_json=False)} & ~({others}))"
             return self._rules.text_until(end, text, whitespace)
         first = f"{whitespace}{end}"[0]
         for token in self._tokens():
-            if self._may_contain(token, end[0]) or (not self._is_single(token) and self._may_contain(token, first)):
-                marks = " and ".join(dict.fromkeys([repr(end[0]), repr(first)]))
+            excluded = {end[0], *not_first[:1], *("" if self._is_single(token) else first)}
+            if any(self._may_contain(token, each) for each in excluded):
+                marks = ", ".join(dict.fromkeys(map(repr, (end[0], *not_first[:1], first))))
                 raise GrammarError(f"{_RECURSIVE} unless its terminals are without {marks}, which may end the input")
         return f"{self._write(in_json=False)} {self._rules.literal(whitespace + end)}"
 
     def _write(self, *, in_json: bool) -> str:
-        """Add the grammar to the rules. Returns the name of its beginning."""
+        """Add the grammar to the rules, once. Returns the name of its beginning."""
+        if START in self._written:
+            return self._written[START]
         terminals: dict[Pattern, str] = {}  # of the recursive rules
 
         def refer(pattern: Named | Token) -> str:
