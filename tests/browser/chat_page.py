@@ -50,6 +50,10 @@ Some **bold**, *slanted* and `inline` text with <b>HTML</b> and a [link](https:/
 print("<b>")
 ```
 
+```nothing
+if "<b>"
+```
+
 | name | bytes | what it is for, in a column that is too wide for a phone |
 |------|------:|:-:|
 | `UDP` | 8 | datagrams |
@@ -302,9 +306,12 @@ def check_markdown(browser: Browser, url: str) -> None:
                 expect(answer.locator("li li")).to_have_text("nested")
                 expect(answer.locator("a")).to_have_attribute("href", "https://example.com/")
                 expect(answer.locator("b, script, img")).to_have_count(0)
+                expect(answer.locator(".fence .hljs-built_in")).to_have_text("print")
+                expect(answer.locator(".fence .hljs-string")).to_have_text('"<b>"')
+                expect(answer.locator(".fence").nth(1).locator("code span")).to_have_count(0)
                 for button, copied in ((".copy-code", 'print("<b>")'), (".copy", MARKDOWN)):
-                    answer.locator(button).click()
-                    expect(answer.locator(button)).to_have_text("Copied")
+                    answer.locator(button).first.click()
+                    expect(answer.locator(button).first).to_have_text("Copied")
                     assert page.evaluate("() => navigator.clipboard.readText()") == copied
                 assert page.evaluate("() => document.documentElement.scrollWidth") <= viewport["width"]
 
@@ -333,7 +340,7 @@ def check_regenerate_and_edit(browser: Browser, url: str) -> None:
 
 
 def check_reload(browser: Browser, url: str) -> None:
-    """The chat, an answer that streams, open calls and the settings survive a reload; a new chat removes the chat."""
+    """The chat, an answer that streams, open calls and the settings survive a reload."""
     with opened(browser, url, DESK, "reload") as page:
         page.click("summary")
         page.fill("[name=tools]", json.dumps(TOOLS))
@@ -349,7 +356,7 @@ def check_reload(browser: Browser, url: str) -> None:
         expect(page.locator("[name=temperature]")).to_have_value("0")
         expect(page.locator("article")).to_have_count(4)
         expect(page.locator("article.assistant strong")).to_have_text("half")
-        expect(page.locator("article.assistant footer").last).to_contain_text("stopped")
+        expect(page.locator("article.assistant footer").last).to_contain_text("stopped by a reload")
         page.click("#new-chat")
         page.reload()
         expect(page.locator("article")).to_have_count(0)
@@ -361,6 +368,86 @@ def check_reload(browser: Browser, url: str) -> None:
         page.locator(".call .result").fill('{"weather": "rain"}')
         page.locator(".call .result").press("Enter")
         expect(page.locator("article.assistant .content").nth(1)).not_to_be_empty()
+
+
+def check_reload_of_a_stream(browser: Browser, url: str) -> None:
+    """The reload that ends an answer's connection is the reason that is shown, not the connection."""
+    with opened(browser, url, DESK, "reload-stream") as page:
+        for number in range(1, 4):
+            ask(page, "Tell me a story.")
+            expect(page.locator("article.assistant .content").last).not_to_be_empty()
+            page.reload()
+            expect(page.locator("article.assistant footer").last).to_contain_text("stopped by a reload")
+            expect(page.locator("article.assistant")).to_have_count(number)
+        expect(page.locator(".error:not(:empty)")).to_have_count(0)
+
+
+def check_chats(browser: Browser, url: str) -> None:
+    """Chats are kept in a list, from which they are opened and deleted; another tab has it too."""
+    with opened(browser, url, DESK, "chats") as page:
+        for question in ("First?", "Second?"):
+            page.click("#new-chat")
+            page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, f"to {question}")]]])
+            ask(page, question)
+            expect(page.locator("article.assistant .content")).to_have_text(f"to {question}")
+        expect(page.locator("#chats .open")).to_have_text(["Second?", "First?"])
+        expect(page.locator("#chats [aria-current]")).to_have_text("Second?")
+        page.click("#chats .open >> text=First?")
+        expect(page.locator("article .content")).to_have_text(["First?", "to First?"])
+        page.reload()
+        expect(page.locator("article .content")).to_have_text(["First?", "to First?"])
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, "half")]], [60_000, []]])
+        ask(page, "More?")
+        expect(page.locator("article.assistant .content").last).to_have_text("half")
+        page.click("#chats .open >> text=Second?")  # which stops the answer
+        expect(page.locator("article .content")).to_have_text(["Second?", "to Second?"])
+        other = page.context.new_page()
+        other.goto(url)
+        expect(other.locator("#welcome")).to_be_visible()
+        other.click("#chats .open >> text=First?")
+        expect(other.locator("article .content")).to_have_text(["First?", "to First?", "More?", "half"])
+        expect(other.locator("article.assistant footer").last).to_contain_text("stopped")
+        other.once("dialog", lambda dialog: dialog.accept())
+        other.hover("#chats li >> text=Second?")
+        other.click("#chats li:has-text('Second?') .remove")
+        expect(other.locator("#chats .open")).to_have_text(["First?"])
+        expect(page.locator("#chats .open")).to_have_text(["First?"])
+    with opened(browser, url, PHONE, "chats-phone") as page:
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1, "a")]]])
+        ask(page, "A question that is longer than the list of chats is wide, on every screen that there is?")
+        expect(page.locator("#chats")).to_be_hidden()
+        page.click("#new-chat")
+        page.click("#show-chats")
+        expect(page.locator("#chats .remove")).to_be_in_viewport()
+        page.click("#chats .open")
+        expect(page.locator("#chats")).to_be_hidden()
+        expect(page.locator("article.assistant .content")).to_have_text("a")
+
+
+def check_defaults(browser: Browser, url: str) -> None:
+    """The settings show what applies without them; what is set is sent."""
+    with opened(browser, url, DESK, "defaults") as page:
+        page.click("summary")
+        expect(page.locator("[name=temperature]")).to_have_attribute("placeholder", "1 by default")
+        expect(page.locator("[name=top_p]")).to_have_attribute("placeholder", "1 by default")
+        expect(page.locator("[name=max_completion_tokens]")).to_have_attribute("placeholder", "up to 2,048")
+        expect(page.locator("#defaults")).to_be_empty()
+        defaults = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
+        card = {"id": "m", "default_sampling_params": defaults}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
+        page.reload()
+        page.click("summary")
+        expect(page.locator("[name=temperature]")).to_have_attribute("placeholder", "0.7 by default")
+        expect(page.locator("#defaults")).to_contain_text("top_k 20, repetition_penalty 1.05")
+        for name, value in (("top_p", "0.5"), ("seed", "7"), ("stop", "END\nUser:\n")):
+            page.fill(f"[name={name}]", value)
+        page.click("summary")
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1)]]])
+        ask(page, "Hi")
+        expect(page.locator("article.assistant footer")).to_contain_text("1 tokens")
+        sent = page.evaluate("() => window.sent")
+    assert (sent["top_p"], sent["seed"], sent["stop"]) == (0.5, 7, ["END", "User:"]), sent
+    assert "temperature" not in sent, sent
 
 
 def check_large_images(browser: Browser, url: str) -> None:
@@ -445,7 +532,7 @@ def check_phone(browser: Browser, url: str) -> None:
 @contextmanager
 def opened(browser: Browser, url: str, viewport: Any, name: str, **options: Any) -> Iterator[Page]:
     """The page with its models. Fails if it prints an error; a screenshot is taken at the end."""
-    page = browser.new_page(viewport=viewport, **options)
+    page = browser.new_context(viewport=viewport, **options).new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(url)
@@ -454,7 +541,7 @@ def opened(browser: Browser, url: str, viewport: Any, name: str, **options: Any)
         yield page
     finally:
         page.screenshot(path=SCREENSHOTS / f"{name}.png")
-        page.close()
+        page.context.close()
     assert not errors, errors
 
 
@@ -476,6 +563,9 @@ CHECKS = (
     check_markdown,
     check_regenerate_and_edit,
     check_reload,
+    check_reload_of_a_stream,
+    check_chats,
+    check_defaults,
     check_large_images,
     check_welcome,
     check_what_the_model_supports,

@@ -190,6 +190,8 @@ async def test_a_replica_with_another_tokenizer_is_refused_while_others_are_conn
             )
             assert (await gateway.chat(max_tokens=1)).status_code == 200
             assert other.requests[0].sampling_params.temperature == 0.5
+            card = (await gateway.http.get("/v1/models")).json()["data"][0]
+            assert card["default_sampling_params"]["temperature"] == 0.5
 
 
 @pytest.mark.parametrize("fault", ["digest", "block hashes", "no tokenizer"])

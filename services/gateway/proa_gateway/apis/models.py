@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from proa.contract import SamplingParams
+from proa.tokenizer_files import SAMPLING_DEFAULTS
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.http.bodies import JsonRoute
@@ -91,7 +93,14 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_input_tokens": max_model_len,
         "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
         "thinking_switch": _thinking_switch(model.tokenizer) if model is not None else None,
+        "default_sampling_params": _default_sampling(model.tokenizer) if model is not None else None,
     }
+
+
+def _default_sampling(tokenizer: Tokenizer) -> dict[str, float]:
+    """What holds for requests without these fields: the model's own values, else those of the API."""
+    params = SamplingParams(**tokenizer.sampling_defaults)
+    return {name: getattr(params, name) for name in SAMPLING_DEFAULTS}
 
 
 def _thinking_switch(tokenizer: Tokenizer) -> str | None:

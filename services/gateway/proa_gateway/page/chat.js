@@ -1,11 +1,11 @@
 // The page's behaviour: sends the conversation, shows the answer as it streams, and keeps both.
 import { Answer } from "./answer.js";
 import { listModels, streamChat } from "./api.js";
+import { Chats } from "./chats.js";
 import { Conversation, imagesOf, isAnswered, userMessage } from "./conversation.js";
 import { Images, drawing } from "./images.js";
 import { MessageView, submitOnEnter } from "./message.js";
 import { Settings } from "./settings.js";
-import { loadChat, saveChat } from "./store.js";
 
 const RETRY_MS = 2000; // between lists of models, until there is one
 const EASY = ["What is the capital of France?", "Tell me a story.", "What is 17 + 25?"]; // for the built-in model too
@@ -15,23 +15,27 @@ const RICH = [
   "Write a Python function that finds the primes up to n.",
 ];
 const PICTURE = "What is in this picture?";
+const LEFT = "stopped by a reload";
 const SMALL_CONTEXT = 4096; // tokens: a model with no more gets the easy examples
 
 const find = (id) => document.getElementById(id);
-const conversation = new Conversation(loadChat());
+const chats = new Chats(find("chats"), { open: openChat, remove: removeChat });
+const conversation = new Conversation(chats.choose(chats.id));
 const settings = new Settings(find("settings-panel"), { thinking: find("thinking") });
 const images = new Images(find("images"));
 let views = []; // of the conversation's entries but results of calls, each with its turn
 let models = new Map(); // the gateway's models by name
-let running = null; // the answer that is being generated, and its AbortController
+let running = null; // what is being generated: its answer, turn, view and AbortController
+let isLeaving = false; // the page is about to be left, which ends its connections
 let retry = null; // timer of the next list of models
 
 async function start() {
   find("composer").addEventListener("submit", onSubmit);
   find("prompt").addEventListener("keydown", submitOnEnter);
   find("prompt").addEventListener("paste", (event) => attach(event, event.clipboardData.files));
-  find("stop").addEventListener("click", stop);
-  find("new-chat").addEventListener("click", reset);
+  find("stop").addEventListener("click", () => endAnswer("stopped"));
+  find("new-chat").addEventListener("click", () => openChat());
+  find("show-chats").addEventListener("click", () => showList(!document.body.classList.contains("lists-chats")));
   find("model").addEventListener("change", onModel);
   find("attach").addEventListener("click", () => find("files").click());
   find("files").addEventListener("change", onFiles);
@@ -39,7 +43,8 @@ async function start() {
   document.addEventListener("keydown", onKey);
   document.addEventListener("dragover", (event) => event.preventDefault()); // without it, a drop opens the file
   document.addEventListener("drop", (event) => attach(event, event.dataTransfer.files));
-  window.addEventListener("pagehide", onLeave);
+  window.addEventListener("beforeunload", () => (isLeaving = true));
+  window.addEventListener("pagehide", () => endAnswer(LEFT));
   showConversation();
   await showModels();
 }
@@ -66,7 +71,7 @@ async function showModels() {
 }
 
 function onKey(event) {
-  if (event.key === "Escape" && !event.isComposing) stop();
+  if (event.key === "Escape" && !event.isComposing) endAnswer("stopped");
 }
 
 function onModel() {
@@ -80,6 +85,7 @@ function showModel() {
   find("attach").hidden = !readsImages;
   if (!readsImages) images.take();
   find("thinking-label").hidden = !model()?.thinking_switch;
+  settings.showDefaults(model(), find("defaults"));
   showContext();
   showExamples();
 }
@@ -169,29 +175,39 @@ async function respond() {
   const turn = conversation.turns.at(-1);
   const answer = new Answer(performance.now());
   const view = addView(turn, { message: answer.message(), footer: "…" });
-  const controller = new AbortController();
+  const own = { answer, turn, view, controller: new AbortController() };
   let frame = null;
   const show = () => {
     frame = null;
-    view.show({ message: answer.message(), footer: "…" }, turn);
+    if (running === own) view.show({ message: answer.message(), footer: "…" }, turn);
   };
-  running = { answer, controller };
+  running = own;
+  isLeaving = false;
   showRunning(true);
   showLeftOut(turn, false);
   save();
   let entry;
   try {
-    const body = requestBody();
-    await streamChat(body, settings.key, controller.signal, answer, () => (frame ??= requestAnimationFrame(show)));
+    const { signal } = own.controller;
+    await streamChat(requestBody(), settings.key, signal, answer, () => (frame ??= requestAnimationFrame(show)));
     entry = answer.entry();
   } catch (error) {
-    const isStopped = error.name === "AbortError";
-    entry = answer.brokenEntry(isStopped ? "stopped" : "", isStopped ? "" : settings.describe(error));
+    entry = isLeaving ? answer.brokenEntry(LEFT, "") : answer.brokenEntry("", settings.describe(error));
   }
-  cancelAnimationFrame(frame);
+  if (running === own) finish(entry); // else it was ended
+}
+
+// Ends the answer that is being generated, if there is one. What has come of it is kept, with the reason `fact`.
+function endAnswer(fact) {
+  if (!running) return;
+  running.controller.abort();
+  finish(running.answer.brokenEntry(fact, ""));
+}
+
+function finish(entry) {
+  const { turn, view } = running;
   running = null;
   showRunning(false);
-  if (conversation.turns.at(-1) !== turn) return; // a new chat was begun
   conversation.add(entry);
   view.show(entry, turn);
   showLeftOut(turn, !isAnswered(turn));
@@ -274,30 +290,32 @@ function showRunning(isRunning) {
   find("stop").hidden = !isRunning;
 }
 
-function stop() {
-  running?.controller.abort();
-}
-
 function save() {
-  const fault = saveChat(conversation.turns);
+  const fault = chats.save(conversation.turns);
   if (fault) notify(fault);
 }
 
-// A reload stops the answer; what has come of it is kept.
-function onLeave() {
-  const turns = [...conversation.turns];
-  if (running) turns.push([...turns.pop(), running.answer.brokenEntry("stopped", "")]);
-  saveChat(turns);
-}
-
-function reset() {
-  stop();
-  conversation.turns = [];
+// Shows another chat; without an id, a new one.
+function openChat(id) {
+  endAnswer("stopped");
+  conversation.turns = chats.choose(id);
   notify("");
   images.take();
+  showList(false);
   showConversation();
-  save();
   find("prompt").focus();
+}
+
+function removeChat(id, title) {
+  if (!confirm(`Delete the chat “${title}”?`)) return;
+  if (id === chats.id) openChat();
+  chats.remove(id);
+}
+
+// On a narrow screen the list of chats is above the page.
+function showList(isShown) {
+  document.body.classList.toggle("lists-chats", isShown);
+  find("show-chats").setAttribute("aria-expanded", String(isShown));
 }
 
 start();

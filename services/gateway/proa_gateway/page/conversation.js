@@ -69,6 +69,13 @@ export function imagesOf({ content }) {
   return Array.isArray(content) ? content.flatMap((part) => part.image_url?.url ?? []) : [];
 }
 
+// What a list of chats calls a chat: the beginning of its first message.
+export function titleOf(turns) {
+  const message = turns[0]?.[0].message;
+  const text = message ? textOf(message).trim().split("\n", 1)[0].slice(0, 80) : "";
+  return text || "Image";
+}
+
 // The turns with a note in place of each image.
 export function withoutImages(turns) {
   const note = { type: "text", text: "(image: not kept)" };

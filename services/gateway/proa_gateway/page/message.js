@@ -1,4 +1,5 @@
 // One message on the page: the user's, or an answer while it streams and after.
+import { colourCode } from "./colours.js";
 import { imagesOf, resultOf, textOf } from "./conversation.js";
 import { thumbnail } from "./images.js";
 import { MarkdownView } from "./markdown.js";
@@ -30,7 +31,7 @@ export class MessageView {
     this.text = message ? textOf(message) : "";
     this.atEnd(() => {
       if (this.role === "user") this.part(".content").textContent = this.text;
-      else this.markdown.show(this.text);
+      else this.showMarkdown();
       this.part(".images").replaceChildren(...(message ? imagesOf(message).map(thumbnail) : []));
       this.part(".reasoning").hidden = !message?.reasoning_content;
       this.part(".reasoning .text").textContent = message?.reasoning_content ?? "";
@@ -39,6 +40,11 @@ export class MessageView {
       this.part(".facts").textContent = footer;
       this.part(".copy").hidden = !this.text;
     });
+  }
+
+  showMarkdown() {
+    this.markdown.show(this.text);
+    colourCode(this.part(".content"));
   }
 
   showCall(index, call, turn) {

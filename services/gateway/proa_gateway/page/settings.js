@@ -1,6 +1,9 @@
 // The settings: the fields of a request that the user chooses, and errors that name the setting at fault.
 import { loadSettings, saveSettings } from "./store.js";
 
+const NUMBERS = ["temperature", "top_p", "max_completion_tokens", "seed"]; // fields of a request
+const NEUTRAL = { top_k: 0, min_p: 0, repetition_penalty: 1 }; // values that change nothing
+
 export class Settings {
   // `panel` has the form; `others` are controls elsewhere on the page that are kept too, by name.
   constructor(panel, others) {
@@ -24,6 +27,19 @@ export class Settings {
     const values = Object.entries(this.controls).map(([name, { value }]) => [name, value]);
     this.kept = { ...this.kept, ...Object.fromEntries(values), ...more };
     saveSettings(this.kept);
+  }
+
+  // Shows what applies where nothing is set, from a model's card. `more`: the element for what has no setting.
+  showDefaults(card, more) {
+    const { temperature, top_p: topP, ...others } = card?.default_sampling_params ?? {};
+    const size = card?.max_model_len;
+    const byDefault = (value) => (value === undefined ? "" : `${value} by default`);
+    this.controls.temperature.placeholder = byDefault(temperature);
+    this.controls.top_p.placeholder = byDefault(topP);
+    this.controls.max_completion_tokens.placeholder = size ? `up to ${size.toLocaleString("en")}` : "";
+    const active = Object.entries(others).filter(([name, value]) => value !== NEUTRAL[name]);
+    const shown = active.map(([name, value]) => `${name} ${value}`).join(", ");
+    more.textContent = shown && `The model's defaults apply too: ${shown}.`;
   }
 
   // What is wrong with a setting, or an empty text.
@@ -54,12 +70,12 @@ export class Settings {
 
   // The fields of a request, and its messages with the system message.
   fields(messages) {
-    const { system, tools, temperature, max_completion_tokens: maxTokens } = this.controls;
+    const { system, tools, stop } = this.controls;
     const body = { messages };
     if (system.value.trim()) body.messages = [{ role: "system", content: system.value.trim() }, ...messages];
     if (tools.value.trim()) body.tools = JSON.parse(tools.value);
-    if (temperature.value) body.temperature = Number(temperature.value);
-    if (maxTokens.value) body.max_completion_tokens = Number(maxTokens.value);
+    for (const name of NUMBERS) if (this.controls[name].value) body[name] = Number(this.controls[name].value);
+    if (stop.value) body.stop = stop.value.split("\n").filter(Boolean);
     return body;
   }
 }
