@@ -284,7 +284,7 @@ async def test_a_start_and_a_shutdown_as_they_should_be_log_no_warning(caplog: p
         await engine.drain()
         await until(lambda: "engine gone" in caplog.text)
     records = [each for each in caplog.records if each.name == "proa_gateway.engines.client"]
-    assert records[0].message.startswith("engine not connected")
+    assert records[0].message.startswith("engine not ready yet")
     assert {each.levelname for each in records} == {"INFO"}
 
 

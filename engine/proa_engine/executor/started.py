@@ -53,6 +53,7 @@ class StartedRanks:
     eos_token_ids: frozenset[int]
     cache_groups: CacheGroups
     step_costs: StepCosts  # as timed in the warm-up
+    on_gpu: bool = False
     replays_decodes: bool = False  # a step of decodes alone is replayed as a CUDA graph
     host_tier: HostTierConfig | None = None
     mover: Mover | None = None  # of all ranks

@@ -171,6 +171,7 @@ class UniProcExecutor:
             eos_token_ids=frozenset(worker.model_config.eos_token_ids),
             cache_groups=rank.cache_groups,
             step_costs=rank.step_costs.of_stages(config.parallel.pipeline_parallel_size),
+            on_gpu=worker.device.type == "cuda",
             replays_decodes=worker.device.type == "cuda" and not config.enforce_eager,
             host_tier=host_tier(config, rank_sizes, worker.device.type, rank.load_rate),
             mover=self._movers if config.kv_tiers.has_movers else None,

@@ -68,12 +68,13 @@ class Interval:
         tokens = self.prompt_tokens_per_second + self.generation_tokens_per_second
         return bool(tokens or self.num_running or self.num_waiting)
 
-    def __str__(self) -> str:
+    def line(self, kv_cache: str) -> str:
+        """`kv_cache`: what the line calls it."""
         text = (
             f"Avg prompt throughput: {self.prompt_tokens_per_second:.1f} tokens/s, "
             f"Avg generation throughput: {self.generation_tokens_per_second:.1f} tokens/s, "
             f"Running: {self.num_running} reqs, Waiting: {self.num_waiting} reqs, "
-            f"GPU KV cache usage: {100 * self.kv_cache_usage:.1f}%, "
+            f"{kv_cache} usage: {100 * self.kv_cache_usage:.1f}%, "
             f"Prefix cache hit rate: {100 * self.prefix_cache_hit_rate:.1f}%"
         )
         if self.draft_acceptance_rate is not None:
@@ -98,14 +99,15 @@ class StatsLog:
         return interval if interval.is_busy or was_busy else None
 
 
-async def log_stats(totals: Callable[[], Totals], seconds: float = SECONDS) -> None:
+async def log_stats(totals: Callable[[], Totals], *, on_gpu: bool, seconds: float = SECONDS) -> None:
     """Log until cancelled."""
+    kv_cache = "GPU KV cache" if on_gpu else "KV cache"
     log, then = StatsLog(totals()), time.monotonic()
     while True:
         await asyncio.sleep(seconds)
         now = time.monotonic()
         if (interval := log.next(totals(), now - then)) is not None:
-            _log.info("%s", interval, extra=with_fields(**asdict(interval)))
+            _log.info("%s", interval.line(kv_cache), extra=with_fields(**asdict(interval)))
         then = now
 
 

@@ -190,7 +190,8 @@ class EngineServer:
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
         if not self._options.disable_log_stats:
-            self._stats_log = asyncio.ensure_future(log_stats(lambda: metrics.totals(parts.core.stats())))
+            totals, on_gpu = lambda: metrics.totals(parts.core.stats()), parts.executor.started.on_gpu
+            self._stats_log = asyncio.ensure_future(log_stats(totals, on_gpu=on_gpu))
         seconds = time.monotonic() - self._started_at
         fields = with_fields(
             model=info.model_name,

@@ -14,14 +14,15 @@ BUSY = SchedulerStats(
 
 
 def line(interval: Interval | None) -> str:
-    return str(interval)
+    assert interval is not None
+    return interval.line("KV cache")
 
 
 def test_the_line_is_worded_as_vllms() -> None:
     interval = StatsLog(Totals(prompt_tokens=100)).next(Totals(350, 1234, BUSY), seconds=10.0)
     assert line(interval) == (
         "Avg prompt throughput: 25.0 tokens/s, Avg generation throughput: 123.4 tokens/s, Running: 3 reqs, "
-        "Waiting: 1 reqs, GPU KV cache usage: 12.5%, Prefix cache hit rate: 25.0%"
+        "Waiting: 1 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 25.0%"
     )
 
 
@@ -60,14 +61,18 @@ def test_drafts_and_preemptions_are_shown_where_there_are_some() -> None:
     )
 
 
-async def test_lines_have_their_figures_as_fields(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("on_gpu", "kv_cache"), [(True, "reqs, GPU KV cache usage"), (False, "reqs, KV cache usage")])
+async def test_lines_have_their_figures_as_fields_and_name_a_gpu_only_on_one(
+    on_gpu: bool, kv_cache: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="proa_engine.observability.stats_log")
     totals = iter([Totals(), Totals(10, 20, BUSY)])
-    task = asyncio.create_task(log_stats(lambda: next(totals, Totals(10, 20)), seconds=0.01))
+    task = asyncio.create_task(log_stats(lambda: next(totals, Totals(10, 20)), on_gpu=on_gpu, seconds=0.01))
     async with asyncio.timeout(10):
         while len(caplog.records) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     task.cancel()
+    assert kv_cache in caplog.records[0].message
     fields = vars(caplog.records[0])["proa_fields"]
     assert fields["num_running"] == 3
     assert fields["generation_tokens_per_second"] > 0

@@ -116,9 +116,12 @@ class ConnectAttempt:
 
     def log(self, address: str) -> None:
         """`address`: the engine's."""
-        what = ("gone" if self.is_expected else "lost") if self.connected else "not connected"
         if self.refusal:
             what = "not used, it is tried again"
+        elif self.connected:
+            what = "gone" if self.is_expected else "lost"
+        else:
+            what = "not ready yet" if self.is_expected else "not connected"
         text = f"engine {what}: {address}: {self.reason}"
         if self.num_requests:
             text += f"; it had {self.num_requests} requests"
