@@ -21,8 +21,9 @@ CALL ?=
 EARLIER ?=
 
 ##@ Use
+# The shell survives Ctrl-C, by which `proa serve` ends: make reports an error if its shell is interrupted.
 run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 ARGS="--FLAG …", those of `proa serve`); Ctrl-C stops both
-	@proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) $(ARGS)
+	@trap : INT; proa serve "$(MODEL)" --host 127.0.0.1 --port $(PORT) $(ARGS) || [ $$? -eq 130 ]
 
 real-model: setup ## fetch SmolLM2-135M-Instruct (93 MB, once) into build/real-model, for `make run MODEL=build/real-model`
 	@scripts/real-model build/real-model

@@ -1,6 +1,7 @@
 """`make run` with its defaults: a request streams, Ctrl-C stops all processes."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -28,12 +29,14 @@ class MakeRun:
         self.output = process.stdout
         self._port = port
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> list[str]:
+        """The lines up to the last one that says how to use the model."""
         lines: list[str] = []
         while "curl -N" not in "".join(lines[-1:]):
             line = self.output.readline()
             assert line, "".join(lines)
             lines.append(line)
+        return lines
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"http://127.0.0.1:{self._port}/v1", api_key="none", max_retries=0)
@@ -42,7 +45,7 @@ class MakeRun:
 @contextmanager
 def make_run(*variables: str) -> Iterator[MakeRun]:
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL", "ARGS")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL", "ARGS", "VIRTUAL_ENV")}
     with subprocess.Popen(
         ["make", "run", f"PORT={port}", *variables],
         cwd=ROOT,
@@ -79,6 +82,7 @@ def test_request_streams_and_ctrl_c_stops_every_process(tmp_path: Path) -> None:
         remaining = run.output.read()
         run.process.wait(60)
         assert "killed" not in remaining, remaining
+        assert "***" not in remaining, remaining  # make's errors
         _, alive = psutil.wait_procs(descendants, timeout=5)
         assert not alive
 
@@ -86,7 +90,11 @@ def test_request_streams_and_ctrl_c_stops_every_process(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_default_model_is_the_builtin_one() -> None:
     with make_run() as run:
-        run.wait_until_ready()
+        lines = run.wait_until_ready()
+        ready = r"proa: ready after .*, in a browser a chat page\. Ctrl-C stops\. In another shell:"
+        chat = r"  \.venv/bin/proa chat --url http://127\.0\.0\.1:\d+/v1"
+        assert re.search(rf"^{ready}\n(.*\n)*{chat}$", "".join(lines), re.MULTILINE)
+        assert not [line for line in lines if "not connected" in line or "WARNING" in line]
         with run.client() as client:
             question: Any = [{"role": "user", "content": "What is the capital of France?"}]
             answer = client.chat.completions.create(model="proa-builtin", messages=question, temperature=0)

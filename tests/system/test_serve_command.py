@@ -1,6 +1,7 @@
 """What `proa serve` runs, with fake programs: it announces when it is ready, and always stops all processes."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -162,7 +163,8 @@ def test_output_has_the_name_of_the_program_in_front(run: Run) -> None:
 
 def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
     run.read_until("curl")
-    assert any(line.startswith("proa: ready after ") for line in run.lines)
+    assert any(re.match(r"proa: ready after .*, in a browser a chat page\. Ctrl-C stops\.", line) for line in run.lines)
+    assert any(re.fullmatch(r"  proa chat --url http://127\.0\.0\.1:\d+/v1", line) for line in run.lines)
     assert '"model": "fake-model"' in run.lines[-1]
 
 
@@ -172,6 +174,8 @@ def test_a_model_that_answers_no_chats_gets_another_example(path: str) -> None:
     run.read_until("curl")
     run.close()
     assert f"{path} -H" in next(line for line in run.lines if "curl" in line)
+    assert any(line.startswith("  proa complete") for line in run.lines) == (path == "/v1/completions")
+    assert not any("proa chat" in line for line in run.lines)
 
 
 @pytest.mark.parametrize("known", ["sk-secret", ""])

@@ -4,7 +4,6 @@ Each program declares its own flags, as when it is run alone: here it is only de
 environment variable of one, belongs to. Both configurations are whole before any program starts.
 """
 
-import argparse
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proa.addresses import host_and_port
-from proa.environment import HELP, value_of, variable_of, warnings
+from proa.environment import value_of, variable_of, warnings
 from proa.options import HelpFormatter, Parser, add_options, flags, from_arguments
 from proa_cli import vllm_flags
 from proa_cli.given_flags import GivenFlag, read_file, read_words
@@ -26,7 +25,7 @@ _TO_BOTH = {"--drain-timeout", "--log-level", "--log-format"}
 _TO_ENGINE = {"--lora-modules", "--tokenizer"}
 
 _LOOPBACK = "the two programs talk over the loopback interface, in plaintext; start them one by one for TLS"
-_NOT_HERE = {
+NOT_HERE = {
     "--model": "name the model behind `proa serve`",
     "--engine": "the engine is the one that this command starts",
     "--engine-service": "the engine is the one that this command starts",
@@ -83,8 +82,8 @@ def read_arguments(
     engine = [f"--model={model}", f"--host={HOST}", f"--port={engine_port}"]
     gateway = [f"--engine={HOST}:{engine_port}"]
     for flag in given:
-        if flag.name in _NOT_HERE:
-            raise ValueError(f"{flag.name} is not a flag of `proa serve`: {_NOT_HERE[flag.name]}")
+        if flag.name in NOT_HERE:
+            raise ValueError(f"{flag.name} is not a flag of `proa serve`: {NOT_HERE[flag.name]}")
         if flag.name in of_engine:
             engine += flag.words
         if flag.name in of_gateway:
@@ -105,20 +104,7 @@ def read_arguments(
 
 def flags_here() -> set[str]:
     """The long names of all flags of `proa serve`."""
-    return {"--config"} | frozenset.union(*_flags_of_programs()) - _NOT_HERE.keys()
-
-
-def add_help(parser: argparse.ArgumentParser) -> None:
-    """Add what `proa serve --help` shows: the model, the file, and the flags of both programs. `parser` must resolve
-    conflicts: of a flag of both, the gateway's is shown."""
-    parser.epilog = HELP
-    parser.add_argument("model", help="a folder, an id of the Hugging Face hub, or builtin")
-    parser.add_argument("--config", metavar="FILE", help="YAML file of flags, which those of the command line override")
-    for config in (ServeOptions, GatewayConfig):
-        add_options(parser, config)
-    for action in parser._actions:
-        if not _NOT_HERE.keys().isdisjoint(action.option_strings):
-            action.help = argparse.SUPPRESS
+    return {"--config"} | frozenset.union(*_flags_of_programs()) - NOT_HERE.keys()
 
 
 def _flags_of_programs() -> tuple[frozenset[str], frozenset[str]]:
@@ -129,14 +115,14 @@ def _flags_of_programs() -> tuple[frozenset[str], frozenset[str]]:
 
 def _check_variables(environment: Mapping[str, str]) -> None:
     """Raise `ValueError` if the variable of a flag is set that only the programs alone have."""
-    for name in _NOT_HERE.keys() - {"--model"}:
+    for name in NOT_HERE.keys() - {"--model"}:
         if value_of(variable := variable_of(name), environment) is not None:
-            raise ValueError(f"{variable} is set, but {name} is not a flag of `proa serve`: {_NOT_HERE[name]}")
+            raise ValueError(f"{variable} is set, but {name} is not a flag of `proa serve`: {NOT_HERE[name]}")
 
 
 def _variables(names: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of these flags."""
-    variables = {variable_of(name) for name in names if name not in _NOT_HERE}
+    variables = {variable_of(name) for name in names if name not in NOT_HERE}
     return {name: text for name, text in environment.items() if name in variables}
 
 
@@ -176,4 +162,4 @@ def _note(given: GivenFlag, known: Collection[str]) -> str:
 
 def _hint(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"did you mean {close[0]}?" if close else "`proa serve --help` lists all"
+    return f"did you mean {close[0]}?" if close else "`proa serve --help=all` lists all"

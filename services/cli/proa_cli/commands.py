@@ -25,7 +25,7 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
         prog=name,
         description=description,
         formatter_class=HelpFormatter,
-        conflict_handler="resolve",  # `serve` has flags that both its programs have
+        conflict_handler="resolve",  # of a benchmark's own flags and the engine's
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=version("proa"))

@@ -16,11 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from proa.addresses import host_and_port
 from proa.environment import variable_of
-from proa_cli.arguments import HOST, Arguments, add_help, read_arguments
+from proa_cli import serve_help
+from proa_cli.arguments import HOST, Arguments, read_arguments
 from proa_cli.gateway import Gateway
 from proa_cli.output import Output, TextOutput, make_output, print_line
 from proa_cli.programs import Program
@@ -29,6 +31,7 @@ _OPEN = (
     "listens on all addresses of this machine without an API key, for all who reach one of them; --host 127.0.0.1 is "
     "for this machine alone, --api-key KEY requires a key"
 )
+_ASKING = {"/v1/chat/completions": "chat", "/v1/completions": "complete"}  # by path, the command that sends requests
 
 
 class _Failed(Exception):
@@ -36,12 +39,10 @@ class _Failed(Exception):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Run until a signal. `parser` shows help and version; `read_arguments` reads the flags."""
+    """Run until a signal. `read_arguments` reads the flags, and `serve_help` shows them."""
     words, command = _without_command(words)
-    if {"-h", "--help", "--version"} & set(words):
-        parser.usage = "%(prog)s MODEL [--FLAG ...] [-- COMMAND ...]"  # the list of all flags is below it
-        add_help(parser)
-        parser.parse_args(words)
+    if not serve_help.WORDS.isdisjoint(words):
+        serve_help.show(words)
     return start(words, lambda url: command)
 
 
@@ -182,8 +183,8 @@ def _watch(
                 output.own(announcement)
                 programs.append(_start_command(command, gateway.key, output))
             elif isinstance(output, TextOutput):
-                output.own(f"{announcement}, Ctrl-C stops. Try in another shell:\n")
-                _show_example(gateway)
+                output.own(f"{announcement}, in a browser a chat page. Ctrl-C stops. In another shell:\n")
+                _show_uses(gateway)
             else:
                 output.own(announcement)
         time.sleep(0.1)
@@ -200,8 +201,19 @@ def _start_command(command: Sequence[str], key: str, output: Output) -> Program:
         raise _Failed(f"cannot run {command[0]}: {error.strerror}") from None
 
 
-def _show_example(gateway: Gateway) -> None:
-    """Print a request that the model answers, to be copied."""
+def _show_uses(gateway: Gateway) -> None:
+    """Print the command that asks the model, if there is one, and a request that it answers, to be copied."""
     path, body = gateway.example()
+    if (command := _ASKING.get(path)) is not None:
+        url = "" if gateway.url == "http://127.0.0.1:8000" else f" --url {gateway.url}/v1"  # the command's default
+        print_line(f"  {_program()} {command}{url}")
     key = ' -H "Authorization: Bearer $PROA_API_KEY"' if gateway.needs_key() else ""
     print_line(f"  curl -N {gateway.url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n")
+
+
+def _program() -> str:
+    """How a shell in this folder calls this program: by its path if it is below the folder, in an environment that is
+    not activated, as after `make run`."""
+    here, program = Path.cwd(), Path(sys.argv[0])
+    is_on_path = program.name != "proa" or "VIRTUAL_ENV" in os.environ or not program.is_relative_to(here)
+    return "proa" if is_on_path else str(program.relative_to(here))
