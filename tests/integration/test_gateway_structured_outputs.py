@@ -15,10 +15,15 @@ from support.tokenizers import byte_level_tokenizer
 
 WARNINGS = "x-proa-warnings"
 UNION = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+UNIQUE = {"type": "array", "uniqueItems": True}
 CHOICE: dict[str, Any] = {"structured_outputs": {"choice": ["yes", "no"]}}
 REFUSED = [
-    ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
-    ({"structured_outputs": {"json": {"not": {"type": "string"}}}}, "structured_outputs.json", 'not supported: "not"'),
+    ({"guided_json": {"enum": []}}, "guided_json", "Unsatisfiable"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": UNIQUE}, "strict": True}}},
+        "response_format",
+        "$[*]: uniqueItems is not supported",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": UNION, "strict": True}}},
         "response_format",
@@ -130,7 +135,7 @@ async def test_what_a_schema_does_not_enforce_is_a_warning_and_logged_once(
     assert response.status_code == 200
     warnings = response.headers[WARNINGS]
     assert warnings.isascii()
-    assert "response_format: oneOf is enforced as anyOf" in warnings
+    assert "response_format: $: oneOf is enforced as anyOf" in warnings
     assert "format 'na\\xefve" in warnings
     assert response.headers["x-proa-ignored-fields"] == "unheard_of"
     assert len([record for record in caplog.records if "anyOf" in record.getMessage()]) == 1

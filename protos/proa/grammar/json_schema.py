@@ -10,10 +10,10 @@ from proa.grammar.check import GrammarError
 from proa.grammar.closed_objects import close_objects
 from proa.grammar.lark import check_regexes
 from proa.grammar.schema_bounds import Findings, check_bounds, check_levels
+from proa.grammar.schema_keywords import simplify
 
 MAX_DEPTH = 100
-
-FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+MAX_VALUES = 65_536  # of a schema in which `propertyNames` are written as properties
 
 _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # name -> schema
 _DATA = {"enum", "const", "default", "examples"}
@@ -30,7 +30,7 @@ _TOO_DEEP = f"a JSON schema must be nested at most {MAX_DEPTH} levels deep"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonOptions:
-    """`strict`: refuse what cannot be held exactly; else `oneOf` is applied as `anyOf` and unknown formats are ignored.
+    """`strict`: refuse what cannot be held exactly; else `oneOf` is applied as `anyOf`, and other keywords are removed.
     `whitespace`: regular expression of the whitespace between tokens; None: one space after , and : if `spaces`.
     `closed`: see `close_objects`."""
 
@@ -67,20 +67,55 @@ class _Place:
 
 def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str:
     """A `%json` expression. `schema`: parsed, or its text. Adds to `findings`."""
-    copied = _copy(schema)
-    if copied is False:
-        raise GrammarError("no output can match the JSON schema false")
-    root: dict[str, object] = {} if copied is True else copied
+    root, places = _supported(schema, findings, strict=options.strict)
+    return _expression(root, places, options, findings)
+
+
+def json_expression(schema: object, options: JsonOptions, findings: Findings) -> str:
+    """As `json_schema`, for a schema that `supported_schema` returned, or a part of one."""
+    root = _copy(schema)
+    return _expression(root, _places(root), options, findings)
+
+
+def supported_schema(schema: object, findings: Findings, *, strict: bool) -> dict[str, object]:
+    """A copy with only those keywords that grammars enforce; see `simplify`. Raises `GrammarError`."""
+    return _supported(schema, findings, strict=strict)[0]
+
+
+def _supported(schema: object, findings: Findings, *, strict: bool) -> tuple[dict[str, object], list[_Place]]:
+    """As `supported_schema`, with the places of the copy, and of what was removed from it."""
+    root = _copy(schema)
     root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
     places = _places(root)
-    schemas = [place.value for place in places if place.kind is _Kind.SCHEMA and isinstance(place.value, dict)]
-    for each in schemas:
+    for each in _schemas(places):
         _check_types(each)
-        if not options.strict:
-            _relax(each, findings)
+    if simplify(root, strict=strict, findings=findings):
+        root = _unshared(root)
+        places = _places(root)
+    return root, places
+
+
+def _unshared(root: dict[str, object]) -> dict[str, object]:
+    """A copy in which no schema stands in two places."""
+    sizes: dict[int, int] = {}
+
+    def size(value: object) -> int:
+        """The number of values in it, one more than once if it stands there so often."""
+        if not isinstance(value, (dict, list)):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
+        return sizes[id(value)]
+
+    if size(root) > MAX_VALUES:
+        raise GrammarError("the JSON schema has too many property names for the size of their schemas")
+    return _copy(json.dumps(root))
+
+
+def _expression(root: dict[str, object], places: list[_Place], options: JsonOptions, findings: Findings) -> str:
     _check_levels(places)
     if options.closed:
-        close_objects(root, schemas)
+        close_objects(root, _schemas(places))
     _check_bounds(places, findings)
     if options.whitespace is not None:
         check_regexes([options.whitespace])
@@ -94,6 +129,10 @@ def check_schema(root: dict[str, object], findings: Findings) -> None:
     _check_bounds(places, findings)
 
 
+def _schemas(places: list[_Place]) -> list[dict[str, object]]:
+    return [place.value for place in places if place.kind is _Kind.SCHEMA and isinstance(place.value, dict)]
+
+
 def _check_levels(places: list[_Place]) -> None:
     check_levels([(place.value, place.parent) for place in places])
 
@@ -102,7 +141,7 @@ def _check_bounds(places: list[_Place], findings: Findings) -> None:
     check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
 
 
-def _copy(schema: object) -> bool | dict[str, object]:
+def _copy(schema: object) -> dict[str, object]:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False, default=dict)
         if len(text) > MAX_GRAMMAR_BYTES:
@@ -118,7 +157,9 @@ def _copy(schema: object) -> bool | dict[str, object]:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(copied, (bool, dict)):
         raise GrammarError("a JSON schema must be an object or a boolean")
-    return copied
+    if copied is False:
+        raise GrammarError("no output can match the JSON schema false")
+    return {} if copied is True else copied
 
 
 def _refuse_constant(name: str) -> object:
@@ -157,12 +198,3 @@ def _check_types(schema: dict[str, object]) -> None:
             raise GrammarError(f"JSON schema: {keyword} must be {name}")
         if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
             raise GrammarError("JSON schema: required must be an array of strings")
-
-
-def _relax(schema: dict[str, object], findings: Findings) -> None:
-    name = schema.get("format")
-    if isinstance(name, str) and name not in FORMATS:
-        del schema["format"]
-        findings.warn(f"format {name[:50]!r} is not enforced")
-    if "oneOf" in schema:
-        findings.warn("oneOf is enforced as anyOf")

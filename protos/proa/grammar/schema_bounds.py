@@ -29,15 +29,14 @@ Container = dict[str, object] | list[object]
 class Findings:
     """Bounds hold for all JSON schemas and regular expressions of a grammar together."""
 
-    warnings: list[str] = field(default_factory=list)  # what is not enforced, for the client
+    warnings: dict[str, None] = field(default_factory=dict)  # what is not enforced, for the client, in order
     regexes: list[str] = field(default_factory=list)
     multiples: list[object] = field(default_factory=list)  # values of multipleOf
     num_pattern_pairs: int = 0
     num_property_pairs: int = 0
 
     def warn(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+        self.warnings[warning] = None
 
 
 def check_bounds(objects: Sequence[dict[str, object]], findings: Findings) -> None:

@@ -98,8 +98,8 @@ async def test_a_constraint_is_lowered_with_the_tokenizers_added_tokens(
 
 async def test_a_grammar_that_cannot_be_compiled_is_refused(grammars: Grammars, tokenizer: Tokenizer) -> None:
     for _ in range(2):
-        with pytest.raises(GrammarError, match='not supported: "not"'):
-            await grammars.lower(StructuredOutputsParams(json='{"not": {}}'), tokenizer, strict=False)
+        with pytest.raises(GrammarError, match="Unsatisfiable"):
+            await grammars.lower(StructuredOutputsParams(json='{"enum": []}'), tokenizer, strict=False)
 
 
 async def test_strict_and_not_strict_are_different_results(grammars: Grammars, tokenizer: Tokenizer) -> None:

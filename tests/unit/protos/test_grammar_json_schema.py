@@ -62,8 +62,7 @@ def test_options_of_a_client_are_removed_at_the_root_and_ignored_below() -> None
     schema = {"x-guidance": options, "type": "array", "items": {"x-guidance": options, "type": "integer"}}
 
     assert not accepts(lowered(json=schema), "[ 1 ]")
-    with pytest.raises(GrammarError, match='not supported: "not"'):
-        lowered(json={"x-guidance": options, "not": {}})
+    assert "lenient" not in lowered(json={"x-guidance": options, "type": "array"}).text
     properties = {"x-guidance": {"type": "integer"}, "format": {"type": "integer"}, "$ref": {"type": "integer"}}
     assert accepts(lowered(json={"properties": properties, "required": ["x-guidance"]}), '{"x-guidance": 1}')
 
@@ -90,13 +89,13 @@ def test_strict_refuses_what_is_otherwise_relaxed_with_a_warning() -> None:
     one_of = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
     odd_format = {"type": "array", "items": {"type": "string", "format": "color"}}
 
-    assert warnings(one_of) == ("oneOf is enforced as anyOf",)
-    assert warnings(odd_format) == ("format 'color' is not enforced",)
+    assert warnings(one_of) == ("$: oneOf is enforced as anyOf",)
+    assert warnings(odd_format) == ("$[*]: format 'color' is not enforced",)
     assert warnings({**PERSON, "default": {"format": "color", "oneOf": []}}) == ()
     assert accepts(lowered(json=odd_format), '["red"]')
     with pytest.raises(GrammarError, match="oneOf is supported only if its schemas cannot overlap"):
         lowered(json=one_of, strict=True)
-    with pytest.raises(GrammarError, match="Unknown format: color"):
+    with pytest.raises(GrammarError, match=r"\$\[\*\]: format 'color' is not supported"):
         lowered(json=odd_format, strict=True)
 
 
@@ -115,7 +114,7 @@ def test_disjoint_schemas_of_one_of_are_held_strictly() -> None:
         ('{"minimum": NaN}', "is not JSON: NaN"),
         ({"minimum": float("inf")}, "is not JSON"),
         ({"const": {1, 2}}, "is not JSON"),
-        ({"properties": {"a": {"not": {}, "if": {}}}}, 'not supported: "if", "not"'),
+        ({"properties": {"a": {"not": {"minLength": 1}}}}, r"^\$\.a: not is not supported$"),
         ({"$ref": "http://example.com/schema"}, "http://example.com/schema"),
         ({"$ref": "#/$defs/a"}, "does not exist"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater than maximum \(3\)"),

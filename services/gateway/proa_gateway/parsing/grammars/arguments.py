@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.grammar import GrammarError, check, check_complexity
+from proa.grammar.json_schema import supported_schema
 from proa.grammar.lark import AddedTokens
+from proa.grammar.schema_bounds import Findings
 from proa_gateway.parsing.format import (
     INPUT,
     ArgumentsSyntax,
@@ -27,6 +29,7 @@ _KNOWN = {"type", "properties", "required", "additionalProperties", "$schema", "
 KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_RULES = 2000  # of one tool; a schema that contains itself has no end
+_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _ARRAY = {"type", "items", "minItems", "maxItems", *ANNOTATIONS}
 _PLAIN = "/[^<]*/"  # a text that begins no tag
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
@@ -39,7 +42,7 @@ class ArgumentsRules:
 
     expression: str
     lines: Sequence[str]
-    warning: str = ""  # for the client, if the grammar does not hold the schema
+    warnings: Sequence[str] = ()  # for the client: what of the schema the grammar does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,11 @@ def properties(schema: Schema) -> list[Property] | None:
             raise GrammarError("additionalProperties with a schema is not supported in this format of tool calls")
         return None
     all_schemas = {**named, **{name: others for name in required if name not in named}}
-    return [Property(name, as_schema(value), name in required) for name, value in all_schemas.items()]
+    return [
+        Property(name, as_schema(value), name in required)
+        for name, value in all_schemas.items()
+        if value is not False or name in required
+    ]
 
 
 def as_schema(schema: object) -> Schema:
@@ -155,7 +162,7 @@ class ObjectArguments:
         if isinstance(values, list) and {type_of(value) for value in values} != {"string"}:
             return [{"const": value} for value in values]
         declared = schema.get("type")
-        return [{**schema, "type": each} for each in declared] if isinstance(declared, list) else []
+        return [_of_type(schema, each) for each in declared] if isinstance(declared, list) else []
 
     def _array(self, schema: Schema) -> str:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -182,6 +189,12 @@ class ObjectArguments:
     def _any_items(self) -> str:
         pair = f'{KEY} ":" {self._any_value()}'
         return f'({pair} ("," {pair})*)?'
+
+
+def _of_type(schema: Schema, name: object) -> Schema:
+    """The schema with one type, and without what it says about numbers if that is another one."""
+    left_out = frozenset() if name in ("number", "integer") else _OF_NUMBERS
+    return {keyword: value for keyword, value in schema.items() if keyword not in left_out} | {"type": name}
 
 
 def _bound(high: int | None) -> str:
@@ -266,10 +279,10 @@ def arguments_rules(
 ) -> ArgumentsRules:
     """`prefix`: of the rules' names.
 
-    If the schema cannot be held: raises `GrammarError` for a strict tool, else takes any arguments. The grammar of an
+    What of the schema cannot be held: raises `GrammarError` for a strict tool, else leaves it free. The grammar of an
     input is held, or raises `GrammarError`.
     """
-    rules, warning = JsonRules(added_tokens, prefix, strict=tool.strict), ""
+    rules, findings = JsonRules(added_tokens, prefix, strict=tool.strict), Findings()
     if tool.text is not None:
         try:
             expression = _lower_input(syntax, TextRules(tool.text, rules), rules)
@@ -280,15 +293,17 @@ def arguments_rules(
             raise GrammarError(f"tool {tool.name!r}: {error}") from None
         return ArgumentsRules(expression, rules.lines)
     try:
-        expression = _lower(syntax, _object_schema(tool.parameters), rules)
+        parameters = supported_schema(_object_schema(tool.parameters), findings, strict=tool.strict)
+        expression = _lower(syntax, parameters, rules)
         check(rules.grammar(expression or '""'))
+        warnings = [f"tool {tool.name!r}: {warning}" for warning in findings.warnings]
     except GrammarError as error:
         if tool.strict:
             raise GrammarError(f"tool {tool.name!r} with strict: {error}") from None
         rules = JsonRules(added_tokens, prefix, strict=False)
         expression = _lower(syntax, _ANY, rules)
-        warning = f"tool {tool.name!r} may get any arguments: {error}"
-    return ArgumentsRules(expression, rules.lines, warning)
+        warnings = [f"tool {tool.name!r} may get any arguments: {error}"]
+    return ArgumentsRules(expression, rules.lines, warnings)
 
 
 def _object_schema(parameters: Mapping[str, object]) -> Schema:

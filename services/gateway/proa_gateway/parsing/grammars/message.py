@@ -39,7 +39,7 @@ class CallsGrammar:
         for index, tool in enumerate(tools):
             made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
             self.rules.lines += made.lines
-            self.warnings += [made.warning] if made.warning else []
+            self.warnings += made.warnings
             self._arguments.append((tool, made.expression))
         self._opening, token_id = self._find_opening()
         self.opening_token = None if tool_format.at_start else token_id
@@ -120,7 +120,7 @@ def tool_grammar(
     "auto", calls that begin with one of the format's `also_opens` are not constrained.
     `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer.
     `max_reasoning_tokens` needs a format for which `reasoning_grammar` is not None. Raises `GrammarError` for a strict
-    tool whose schema cannot be held; other tools then take any arguments, and a warning says so.
+    tool whose schema cannot be held; of other tools, parts or all of the arguments are then free, and warnings say so.
     """
     if isinstance(choice, NamedTool):
         tools, parallel = [tool for tool in tools if tool.name == choice.name], False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 
 from proa.grammar import GrammarError
-from proa.grammar.json_schema import JsonOptions, json_schema
+from proa.grammar.json_schema import JsonOptions, json_expression
 from proa.grammar.lark import AddedTokens, literal, quote, regex, split
 from proa.grammar.schema_bounds import Findings
 from proa_gateway.parsing.schema_types import WORDS, Schema, allowed_types, resolve
@@ -84,7 +84,8 @@ class LarkRules:
 
 
 class JsonRules(LarkRules):
-    """`strict`: raise `GrammarError` for what of a schema cannot be held exactly."""
+    """`strict`: raise `GrammarError` for what of a schema cannot be held exactly. Schemas are those that
+    `supported_schema` returned."""
 
     def __init__(self, added_tokens: AddedTokens, prefix: str, *, strict: bool) -> None:
         super().__init__(added_tokens, prefix)
@@ -92,7 +93,7 @@ class JsonRules(LarkRules):
         self._findings = Findings()
 
     def json(self, schema: Schema) -> str:
-        return self.rule(json_schema(schema, JsonOptions(strict=self.strict), self._findings))
+        return self.rule(json_expression(schema, JsonOptions(strict=self.strict), self._findings))
 
 
 def text_terminal(schema: Schema, root: Schema, *, strict: bool) -> str:
