@@ -5,7 +5,7 @@ Implements the interfaces of `proa_engine.core.grammar`.
 
 from proa_engine.grammar.compiler import NO_LIMITS, SERVING_LIMITS, QueueLimits
 from proa_engine.grammar.grammars import LLGuidanceGrammars
-from proa_engine.grammar.masks import GrammarTokenizer, make_tokenizer
+from proa_engine.grammar.tokenizer import GrammarTokenizer, make_tokenizer
 
 __all__ = [
     "NO_LIMITS",

@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 from proa.grammar import GrammarError, check_complexity, clean, is_panic
 from proa_engine.grammar.compiled import CompiledGrammar
 from proa_engine.grammar.failures import explain, failure, is_limit
-from proa_engine.grammar.masks import WORD, GrammarTokenizer, Words, allow, num_words
+from proa_engine.grammar.masks import WORD, Words, allow, num_words
+from proa_engine.grammar.tokenizer import GrammarTokenizer
 
 NUM_WALKS = 4
 WALK_TOKENS = 24

@@ -6,7 +6,7 @@ from llguidance import LLMatcher
 
 from proa.grammar import clean
 
-_ADDED_TOKEN = "it forces the text of an added token of the tokenizer, which outputs cannot spell"
+_NO_TOKENS = "no tokens of the tokenizer spell the text that must follow"
 _DEAD_END = "no text can follow"
 
 # Limits of complexity, by a part of llguidance's message.
@@ -31,7 +31,7 @@ def explain(message: str) -> str:
     if _REJECTED.search(message):
         return ""
     if "forced bytes" in message:
-        return _ADDED_TOKEN
+        return _NO_TOKENS
     if "NoExtension" in message:
         return _DEAD_END
     return next((clause for part, clause in _LIMITS.items() if part in message), clean(message))

@@ -7,8 +7,9 @@ from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
 from proa_engine.grammar.builder import GrammarBuilder
 from proa_engine.grammar.compiled import CACHE_BYTES, GrammarCache
 from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
-from proa_engine.grammar.masks import GrammarTokenizer, MakeBuffer, Masks
+from proa_engine.grammar.masks import MakeBuffer, Masks
 from proa_engine.grammar.stats import GrammarStats
+from proa_engine.grammar.tokenizer import GrammarTokenizer
 
 
 class LLGuidanceGrammars:

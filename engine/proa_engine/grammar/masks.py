@@ -4,23 +4,21 @@ Masks are filled on the step's thread and a few threads of llguidance (`Masks`).
 """
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLTokenizer
+from llguidance import LLExecutor
 
-from proa.grammar import is_panic
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, Part
 from proa_engine.grammar.compiled import CompiledGrammar
 from proa_engine.grammar.failures import failure, is_of_lexer
 from proa_engine.grammar.stats import GrammarStats
+from proa_engine.grammar.tokenizer import GrammarTokenizer
 
 Words = npt.NDArray[np.uint32]  # a mask: bit i % 32 of word i // 32 is set if token i is allowed
 
-GrammarTokenizer = LLTokenizer
 WORD = 32  # bits
 
 MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
@@ -36,27 +34,6 @@ _FIRST, _FREE = Part.FIRST, Part.FREE  # looked up once: in a loop over rows it 
 _TOO_SLOW = "its masks take too long to compute"
 
 MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
-
-_log = logging.getLogger(__name__)
-
-
-def make_tokenizer(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Iterable[int]) -> GrammarTokenizer | None:
-    """Returns None, and logs why, if llguidance cannot read the tokenizer.
-
-    `vocab_size` is the number of logits; its masks have at least as many bits. Holds the interpreter lock all the
-    while: 0.9 s and 130 MB for 150,000 tokens.
-    """
-    text, eos = tokenizer_json.decode(), sorted(eos_token_ids) or None
-    try:
-        try:
-            return GrammarTokenizer(text, n_vocab=vocab_size, eos_token=eos)
-        except ValueError:  # perhaps there are more tokens than logits
-            return GrammarTokenizer(text, eos_token=eos)
-    except BaseException as error:
-        if not (isinstance(error, ValueError) or is_panic(error)):
-            raise
-        _log.warning("requests with grammars will be refused: the tokenizer cannot be read by llguidance: %s", error)
-        return None
 
 
 def num_words(tokenizer: GrammarTokenizer) -> int:

@@ -7,7 +7,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from proa.grammar.check import GrammarError
 from proa.grammar.json_schema import JsonOptions, json_schema
-from proa.grammar.lark import check_regexes
+from proa.grammar.lark import AddedTokens, check_regexes
 from proa.grammar.schema_bounds import Findings
 
 MAX_BYTES = 64 * 1024
@@ -21,23 +21,23 @@ _LARK = re.compile(r"^[ \t]*+[?!]?start[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:(?!:=)|%
 # What llguidance's lexer takes as one token and may hold what looks like another: string, comment, regular expression,
 # special token. And what is looked for.
 TOKEN = re.compile(
-    r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*+|/(?P<regex>(?:\\.|[^/\\])++)/?|<[^<>\s]++>'
+    r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*+|/(?P<regex>(?:\\.|[^/\\])++)/?|(?P<token><[^<>\s]++>)'
     r"|(?P<json>%json)|(?P<level>[(:]|%lark)|(?P<repetition>[?*+~{\[])|(?P<alternative>\|)",
     re.DOTALL,
 )
 _EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*+"?|\[(?:\\.|[^\]\\\n])*+\]?|#[^\n]*+', re.DOTALL)
 
 
-def client_grammar(text: str, options: JsonOptions, findings: Findings) -> str:
-    """The grammar in Lark, with our options in each `%json`."""
+def client_grammar(text: str, added_tokens: AddedTokens, options: JsonOptions, findings: Findings) -> str:
+    """The grammar in Lark, with our options in each `%json`, and the id of each added token in place of its text."""
     if len(text) > MAX_BYTES:
         raise GrammarError(f"a grammar must be at most {MAX_BYTES} characters long, this one has {len(text)}")
     if text.lstrip().startswith("{"):
         raise GrammarError("a grammar must be written in Lark or EBNF, not in JSON")
-    return _lark(text if _LARK.search(text) else ebnf_to_lark(text), options, findings)
+    return _lark(text if _LARK.search(text) else ebnf_to_lark(text), added_tokens, options, findings)
 
 
-def _lark(text: str, options: JsonOptions, findings: Findings) -> str:
+def _lark(text: str, added_tokens: AddedTokens, options: JsonOptions, findings: Findings) -> str:
     pieces: list[str] = []
     levels = position = end = 0
     while found := TOKEN.search(text, position):
@@ -45,6 +45,11 @@ def _lark(text: str, options: JsonOptions, findings: Findings) -> str:
         levels += found["level"] is not None
         if found["regex"] is not None:
             findings.regexes.append(found["regex"])
+        if (token := found["token"]) is not None and not token.startswith("<["):
+            if token not in added_tokens:
+                raise GrammarError(f"the tokenizer has no added token {token[:50]}")
+            pieces += [text[end : found.start()], f"<[{added_tokens[token]}]>"]
+            end = position
         if found["json"] is not None:
             schema, position = decode_json(text, position)
             pieces += [text[end : found.start()], json_schema(schema, options, findings), " "]

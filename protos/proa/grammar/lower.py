@@ -48,7 +48,7 @@ def _lower(
     if params.choice is not None:
         return Grammar(text=choice(params.choice))
     if params.grammar is not None:
-        return Grammar(text=client_grammar(params.grammar, options, findings))
+        return Grammar(text=client_grammar(params.grammar, added_tokens, options, findings))
     if params.structural_tag is not None:
         return structural_tag(params.structural_tag, added_tokens, options, findings)
     return Grammar(text=f"start: {json_schema({'type': 'object'}, options, findings)}\n")

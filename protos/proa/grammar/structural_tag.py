@@ -172,7 +172,7 @@ class _Lowering:
         return regex(string(form, "pattern"))
 
     def _grammar(self, form: Format) -> str:
-        text = client_grammar(string(form, "grammar"), self._options, self._findings)
+        text = client_grammar(string(form, "grammar"), self._added_tokens, self._options, self._findings)
         return self._add_rule("", f"%lark {{\n{text}\n}}")
 
     def _tag(self, tag: Format, skip: int = 0) -> str:

@@ -12,7 +12,7 @@ from proa.grammar import GrammarError, lower
 from proa_engine.core.grammar import GrammarCursor
 from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.grammar.builder import GrammarBuilder, TooComplex, Unsatisfiable
-from proa_engine.grammar.masks import make_tokenizer
+from proa_engine.grammar.tokenizer import make_tokenizer
 from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars, make_request, prepare
 
 EXPLOSIVE = "start: /(.*a){1,30}.{30,2000}c{3}/"  # tokens need ever new states of the lexer
@@ -34,7 +34,6 @@ def grammars() -> Iterator[LLGuidanceGrammars]:
 
 REFUSED: dict[str, tuple[dict[str, object], type[GrammarError], str]] = {
     "matches nothing": ({"regex": r"[^\s\S]"}, Unsatisfiable, "no text can follow"),
-    "text of an added token": ({"json": {"const": "a<think>b"}}, Unsatisfiable, "the text of an added token"),
     "a pattern that is a property's name": (
         {"json": {"type": "object", "properties": {"x-1": OBJECT}, "patternProperties": {"^x-1$": OBJECT}}},
         Unsatisfiable,  # by llguidance: it forces the name and then has nothing to continue with
@@ -58,6 +57,48 @@ def test_a_refusal_says_what_fails(
         builder.build(text)
 
 
+TEXTS: dict[str, dict[str, object]] = {
+    "const": {"json": {"const": "a<think>b"}},
+    "enum": {"json": {"enum": ["<eos>", "<think>"]}},
+    "property": {"json": {"type": "object", "properties": {"<eos>": {"const": 1}}, "required": ["<eos>"]}},
+    "choice": {"choice": ["<think>", "a<eos>"]},
+    "regex": {"regex": "a<eos>b+"},
+    "Lark": {"grammar": 'start: "<eos>" "<think>"'},
+    "plain": {"regex": "(added Ω token)?<think>"},
+}
+
+
+@pytest.mark.parametrize("fields", TEXTS.values(), ids=TEXTS)
+def test_the_text_of_an_added_token_is_written_with_ordinary_tokens(
+    grammars: LLGuidanceGrammars, fields: dict[str, object]
+) -> None:
+    special = {TOKENIZER.token_to_id(text) for text in ("<eos>", "<think>")}
+    text = lower(StructuredOutputsParams(**fields), {}).grammar.text  # type: ignore[arg-type]
+    for seed in range(8):
+        state, rng = cursor(grammars, text), random.Random(seed)
+        token_ids: list[int] = []
+        while not state.is_complete and len(token_ids) < 200:
+            bits = allowed(grammars, state)
+            token_ids.append(rng.choice(bits))
+            assert state.accept(token_ids[-1])
+        assert not special & {*token_ids[:-1]}
+        assert "<eos>" in TOKENIZER.decode(token_ids, skip_special_tokens=False) or "<think>" in TOKENIZER.decode(
+            token_ids
+        )
+
+
+def test_an_added_token_is_named_by_its_text_in_lark_and_stands_in_no_free_text(grammars: LLGuidanceGrammars) -> None:
+    think = TOKENIZER.encode("<think>").ids[0]
+    text = lower(StructuredOutputsParams(grammar='start: "a" <think> /(?s:.*)/'), {"<think>": think}).grammar.text
+
+    state = cursor(grammars, text, "a")
+
+    assert allowed(grammars, state) == [think]
+    assert state.accept(think)
+    assert think not in allowed(grammars, state)
+    assert TOKENIZER.token_to_id("added Ω token") in allowed(grammars, state)
+
+
 def test_a_request_whose_allowed_tokens_begin_no_output_is_refused_before_it_begins(
     grammars: LLGuidanceGrammars,
 ) -> None:
@@ -69,14 +110,19 @@ def test_a_request_whose_allowed_tokens_begin_no_output_is_refused_before_it_beg
         assert prepare(grammars, make_request('start: "a"', allowed_token_ids=[b, a])).cursor is not None
 
 
+def allowed(grammars: LLGuidanceGrammars, state: GrammarCursor) -> list[int]:
+    masks = grammars.fill([(0, state)])
+    assert masks is not None
+    found: list[int] = np.unpackbits(np.frombuffer(masks.bits, np.uint8), bitorder="little").nonzero()[0].tolist()
+    return found
+
+
 def generate(grammars: LLGuidanceGrammars, state: GrammarCursor, seed: int, num_tokens: int = 3000) -> int:
     """Continue an output at random. Returns how many tokens were accepted, until one was not."""
     rng = random.Random(seed)
     for number in range(num_tokens):
-        masks = grammars.fill([(0, state)])
-        assert masks is not None
-        bits = np.unpackbits(np.frombuffer(masks.bits, np.uint8), bitorder="little").nonzero()[0]
-        if not len(bits) or not state.accept(int(rng.choice(bits))) or state.is_complete:
+        bits = allowed(grammars, state)
+        if not bits or not state.accept(rng.choice(bits)) or state.is_complete:
             return number
     return num_tokens
 

@@ -5,7 +5,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from proa.detokenizer import Vocabulary
-from proa_engine.grammar.masks import allow, forbid, make_tokenizer, num_words
+from proa_engine.grammar.masks import allow, forbid, num_words
+from proa_engine.grammar.tokenizer import make_tokenizer
 from support.tokenizers import byte_level_tokenizer, metaspace_tokenizer
 
 FAMILIES = {
@@ -22,10 +23,23 @@ def test_tokens_have_the_bytes_that_they_add_to_a_text(family: str) -> None:
     made = make_tokenizer(tokenizer.to_str().encode(), vocab_size=tokenizer.get_vocab_size(), eos_token_ids=[0])
 
     assert made is not None
-    for token_id in range(tokenizer.get_vocab_size()):
+    special = {tokenizer.token_to_id(text) for text in ("<eos>", "<think>")}
+    for token_id in set(range(tokenizer.get_vocab_size())) - special:
         expected = vocabulary.token_bytes(token_id)
         # llguidance uses the byte 0xFF, which no UTF-8 text has, as a mark of special tokens.
         assert made.decode_bytes([token_id]) == (b"" if expected == b"\xff" else expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_tokens_have_no_text_and_their_ids(family: str) -> None:
+    tokenizer = FAMILIES[family]
+    made = make_tokenizer(tokenizer.to_str().encode(), vocab_size=tokenizer.get_vocab_size(), eos_token_ids=[0])
+
+    assert made is not None
+    for token_id, token in tokenizer.get_added_tokens_decoder().items():
+        is_text = token.content == "added Ω token"
+        assert made.decode_bytes([token_id]).decode() == (token.content if is_text else f"\ue000{token_id}\ue000")
+        assert token_id not in made.tokenize_str(f"a{token.content}b") or is_text
 
 
 @pytest.mark.parametrize("vocab_size", [100, 400, 500])

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from proa.grammar import GrammarError
-from support.grammars import accepts, lowered
+from support.grammars import accepts, added_tokens, lowered
 
 EBNF = r"""
 # a list
@@ -47,6 +47,16 @@ def test_options_of_json_inside_are_ours() -> None:
     schema = '{"x-guidance": {"lenient": true, "whitespace_flexible": true}, "type": "array"}'
 
     assert "lenient" not in lowered(grammar=f"start: %json {schema}").text
+
+
+def test_an_added_token_is_named_by_its_text() -> None:
+    think = added_tokens()["<think>"]
+    tag = {"format": {"type": "grammar", "grammar": "start: <think>"}}
+
+    assert lowered(grammar='start: <think> "<think>" /[<>]/ <[0]>').text == f'start: <[{think}]> "<think>" /[<>]/ <[0]>'
+    assert f"start: <[{think}]>" in lowered(structural_tag=tag).text
+    with pytest.raises(GrammarError, match=r"the tokenizer has no added token <\|nothing\|>"):
+        lowered(grammar="start: <|nothing|>")
 
 
 def test_bounds_hold_for_json_inside() -> None:
