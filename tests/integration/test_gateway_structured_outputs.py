@@ -149,6 +149,30 @@ async def test_many_warnings_make_a_short_header(gateway: RunningGateway) -> Non
     assert WARNINGS not in (await gateway.chat(**CHOICE)).headers
 
 
+async def test_a_constrained_output_of_one_digit_ends_with_length_and_a_warning(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    engine.script = say("3" * 100, repeat=True)
+    fields: dict[str, Any] = {"max_tokens": 90, **schema({"type": "number"})}
+
+    response = await gateway.chat(**fields)
+    choice = response.json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition_detected")
+    assert len(choice["message"]["content"]) == 60
+    assert "the same digits 60 times in a row" in response.headers[WARNINGS]
+    assert response.json()["usage"]["completion_tokens"] == 60
+    await engine.until(lambda engine: not engine.num_unfinished)
+
+    *_, last, _ = await gateway.events("/v1/chat/completions", chat_body(stream=True, **fields))
+    assert last["choices"][0]["finish_reason"] == "length"
+
+    other = {"max_tokens": 90, "repetition_detection": {"max_pattern_size": 0}}
+    for unbounded in ({**fields, **other}, {"max_tokens": 90}):
+        response = await gateway.chat(**unbounded)
+        assert len(response.json()["choices"][0]["message"]["content"]) == 90
+        assert WARNINGS not in response.headers
+
+
 async def test_engines_without_grammars_get_none(gateway: RunningGateway, engine: FakeEngine) -> None:
     async with FakeEngine(grammars=False) as old, running_gateway(old) as gateway_of_old:
         response = await gateway_of_old.chat(**CHOICE)

@@ -119,8 +119,8 @@ class SequenceListener(Protocol):
         """The engine sent the first output."""
 
     def ended(self, sequence: EngineSequence) -> None:
-        """The output is complete. After a stop string, and for a sink that is satisfied, the engine still runs the
-        request: abort it."""
+        """The output is complete. After a stop string or a cut, and for a sink that is satisfied, the engine still runs
+        the request: abort it."""
 
     def draining(self, sequence: EngineSequence) -> None:
         """The sequence's engine will shut down; another one may continue it."""
@@ -258,6 +258,12 @@ class OutputProcessor:
             self._emit(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
             self._emit(delta, output.finish_reason, output.public_stop_reason)
+
+    def cut(self, finish_reason: FinishReason, stop_reason: str) -> None:
+        """End the output here, with all text so far."""
+        delta = self._stream.finish((), stop_token=False)
+        self.num_tokens += delta.num_tokens
+        self._emit(delta, finish_reason, stop_reason)
 
     def draining(self) -> None:
         self._listener.draining(self)

@@ -202,7 +202,7 @@ class BeamSearchJob(GenerationJob):
         prompts = [prompt for prompt in self.prompts for _ in range(width)]
         choices = collectors_of(prompts, renderer)
         sequences = [
-            self.processor(prompt, choice, _NoListener(), wants_tokens=renderer.wants_tokens)
+            self.processor(prompt, choice, _NoListener(), wants_tokens=renderer.wants_tokens, running=running)
             for prompt, choice in zip(prompts, choices, strict=True)
         ]
         running.sequences[:] = sequences

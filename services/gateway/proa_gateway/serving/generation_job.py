@@ -15,6 +15,7 @@ from proa.text import TextStream
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest
 from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.digit_runs import ConstrainedOutput
 from proa_gateway.output.text import OutputProcessor, SequenceListener
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Renderer, Usage
 from proa_gateway.serving.generation_request import GenerationRequest
@@ -131,12 +132,22 @@ class GenerationJob(Job):
         await writer.send_json(renderer.body([choice.output() for choice in collectors], final_usage(running)))
 
     def processor(
-        self, prompt: Prompt, choice: Choice, listener: SequenceListener, *, wants_tokens: bool
+        self, prompt: Prompt, choice: Choice, listener: SequenceListener, *, wants_tokens: bool, running: Running
     ) -> OutputProcessor:
         """Return the sequence whose output the choice gets. `wants_tokens`: as for `OutputProcessor`."""
         markers = prompt.message_format.markers if prompt.message_format is not None else None
-        sink = choice.consumer or choice
-        return OutputProcessor(self.text_stream(prompt), sink, listener, wants_tokens=wants_tokens, markers=markers)
+        stream, sink, prepared = self.text_stream(prompt), choice.consumer or choice, running.prepared
+        if prepared.grammar is None or self.request.repetition_detection is not None:
+            return OutputProcessor(stream, sink, listener, wants_tokens=wants_tokens, markers=markers)
+        return ConstrainedOutput(
+            stream,
+            sink,
+            listener,
+            wants_tokens=wants_tokens,
+            markers=markers,
+            vocabulary=prepared.model.tokenizer.vocabulary,
+            warn=running.warn,
+        )
 
     def _start(self, choices: Sequence[Choice], renderer: Renderer, running: Running) -> None:
         """Send one engine request for each choice, which gets its output."""
@@ -147,7 +158,7 @@ class GenerationJob(Job):
             if prepared.grammar is not None:
                 params = copy(params)  # `replace` would check long lists of token ids again
                 params.grammar = prepared.grammar
-            sequence = self.processor(prompt, choice, generation, wants_tokens=renderer.wants_tokens)
+            sequence = self.processor(prompt, choice, generation, wants_tokens=renderer.wants_tokens, running=running)
             running.sequences.append(sequence)
             request = running.engine_request(index, prompt, sampling_params=params)
             generation.add(sequence, request, prepared.hints[prompt_index])

@@ -160,6 +160,10 @@ class Notices:
         self._log_new("%s; later requests with it are not logged", short)
         return [(WARNINGS_HEADER, "; ".join(short).encode())] if short else []
 
+    def warn(self, headers: list[tuple[bytes, bytes]], warning: str) -> None:
+        """Add a warning about an output to the headers, which has no effect if they were sent."""
+        headers += self.warnings([warning])
+
     def _log_new(self, message: str, texts: Iterable[str]) -> None:
         for text in texts:
             if text not in self._logged and len(self._logged) < MAX_LOGGED:

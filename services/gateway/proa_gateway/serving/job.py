@@ -5,7 +5,7 @@ model, `Running` until its last output.
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,6 +161,7 @@ class Running:
     prepared: Prepared
     generation: Generation
     config: GatewayConfig
+    warn: Callable[[str], None]  # adds to the headers of a response that has not begun, and logs
     sequences: list[EngineSequence] = field(default_factory=list)  # in the order of the response's choices or inputs
 
     @property

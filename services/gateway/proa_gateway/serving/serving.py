@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import HTTPConnection
 
@@ -195,7 +196,10 @@ class Serving:
                 deadlines=self._config.deadlines,
                 seconds=ends_at - time.perf_counter(),
             )
-            running = Running(accepted, Prepared(model, job, hints, grammar), generation, self._config)
+            prepared = Prepared(model, job, hints, grammar)
+            running = Running(
+                accepted, prepared, generation, self._config, partial(self._notices.warn, response_headers)
+            )
             progress.running = running
             try:
                 await job.run(running, writer)
