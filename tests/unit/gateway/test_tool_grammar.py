@@ -10,6 +10,7 @@ from proa_gateway.parsing.format import FunctionTool, NamedTool, PythonCall, Too
 from proa_gateway.parsing.formats import PYTHONIC
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.parsing.json_formats import HARMONY, HERMES
+from proa_gateway.parsing.tagged_formats import QWEN3_CODER
 from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 
@@ -206,6 +207,24 @@ def test_a_strict_tool_whose_schema_cannot_be_held_is_refused_by_name() -> None:
     with pytest.raises(GrammarError, match=r"tool 'f' with strict: \$\.a: not is not supported"):
         grammar("auto", TEXT, tools=[FunctionTool("f", schema, strict=True)])
     assert "not" not in grammar("required", TEXT, tools=[FunctionTool("f", schema)]).text
+
+
+def test_what_a_format_cannot_hold_leaves_its_own_argument_free() -> None:
+    text = {"type": "string", "allOf": [{"maxLength": 1}]}
+    schema = {"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"]}
+    tools = [FunctionTool("f", schema)]
+    made = tool_grammar(
+        QWEN3_CODER, tools, "required", parallel=False, reasoning=Reasoning.CLOSED, added_tokens=TEXT.added_tokens
+    )
+    assert made is not None
+    reason = "allOf is not supported for a string in this format of tool calls, so it is not enforced"
+    assert made.warnings == (f"tool 'f': $.a: {reason}",)
+    values = "<parameter=a>\nlong\n</parameter>\n<parameter=b>\n{}\n</parameter>"
+    call = f"<tool_call>\n<function=f>\n{values}\n</function>\n</tool_call>"
+    assert accepts_message(made.grammar, call.format(1), TEXT)
+    assert not accepts_message(made.grammar, call.format('"x"'), TEXT)
+    with pytest.raises(GrammarError, match="tool 'f' with strict: allOf is not supported for a string"):
+        grammar("required", TEXT, tool_format=QWEN3_CODER, tools=[FunctionTool("f", schema, strict=True)])
 
 
 def test_names_are_escaped_in_json() -> None:

@@ -253,7 +253,12 @@ class _TaggedArguments:
         if not is_text(types) or ("$is_string" in self._before_value and types != {"string"}):
             value = self._rules.json(with_definitions(argument.schema, self._parameters))
             return f"{value} {self._rules.literal(self._after(argument.name))}"
-        return self._text(text_terminal(argument.schema, self._parameters, strict=self._rules.strict), argument.name)
+        try:
+            text = text_terminal(argument.schema, self._parameters, strict=self._rules.strict)
+        except GrammarError as error:
+            self._rules.leave_out(f"$.{argument.name}", error)
+            text = ANY
+        return self._text(text, argument.name)
 
     def _text(self, text: str, name: str) -> str:
         if (quotes := self._tags.quotes) is None:
@@ -282,7 +287,8 @@ def arguments_rules(
     What of the schema cannot be held: raises `GrammarError` for a strict tool, else leaves it free. The grammar of an
     input is held, or raises `GrammarError`.
     """
-    rules, findings = JsonRules(added_tokens, prefix, strict=tool.strict), Findings()
+    findings = Findings()
+    rules = JsonRules(added_tokens, prefix, findings, strict=tool.strict)
     if tool.text is not None:
         try:
             expression = _lower_input(syntax, TextRules(tool.text, rules), rules)
@@ -300,7 +306,7 @@ def arguments_rules(
     except GrammarError as error:
         if tool.strict:
             raise GrammarError(f"tool {tool.name!r} with strict: {error}") from None
-        rules = JsonRules(added_tokens, prefix, strict=False)
+        rules = JsonRules(added_tokens, prefix, Findings(), strict=False)
         expression = _lower(syntax, _ANY, rules)
         warnings = [f"tool {tool.name!r} may get any arguments: {error}"]
     return ArgumentsRules(expression, rules.lines, warnings)

@@ -84,13 +84,19 @@ class LarkRules:
 
 
 class JsonRules(LarkRules):
-    """`strict`: raise `GrammarError` for what of a schema cannot be held exactly. Schemas are those that
-    `supported_schema` returned."""
+    """`strict`: raise `GrammarError` for what of a schema cannot be held exactly; else add warnings to `findings`.
+    Schemas are those that `supported_schema` returned."""
 
-    def __init__(self, added_tokens: AddedTokens, prefix: str, *, strict: bool) -> None:
+    def __init__(self, added_tokens: AddedTokens, prefix: str, findings: Findings, *, strict: bool) -> None:
         super().__init__(added_tokens, prefix)
         self.strict = strict
-        self._findings = Findings()
+        self._findings = findings
+
+    def leave_out(self, path: str, error: GrammarError) -> None:
+        """Warn of what is not held at `path`. Raises `error` if `strict`."""
+        if self.strict:
+            raise error
+        self._findings.warn(f"{path}: {error}, so it is not enforced")
 
     def json(self, schema: Schema) -> str:
         return self.rule(json_expression(schema, JsonOptions(strict=self.strict), self._findings))
