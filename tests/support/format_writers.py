@@ -38,6 +38,7 @@ from proa_gateway.parsing.tagged_formats import (
     GLM47,
     HY_V3,
     HY_V3_OPENSOURCE,
+    KIMI_K3,
     MINICPM5,
     MINIMAX_M2,
     MINIMAX_M3,
@@ -216,6 +217,18 @@ def _minimax_m3(index: int, name: str, arguments: Mapping[str, object]) -> str:
     return f'{mark}<invoke name="{name}">{written(dict(arguments))}{mark}</invoke>'
 
 
+def _kimi_k3(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    types = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
+
+    def item(key: str, value: object) -> str:
+        written = value if isinstance(value, str) else _json(value)
+        type_ = types.get(type(value), "null")
+        return f'<|open|>argument key="{key}" type="{type_}"<|sep|>{written}<|close|>argument<|sep|>'
+
+    items = "".join(item(key, value) for key, value in arguments.items())
+    return f'<|open|>call tool="{name}" index="{index + 1}"<|sep|>{items}<|close|>call<|sep|>'
+
+
 def _minicpm5(index: int, name: str, arguments: Mapping[str, object]) -> str:
     def item(key: str, value: str, is_string: bool) -> str:
         is_quoted = is_string and any(mark in value for mark in "<>&\"'")
@@ -381,8 +394,14 @@ WRITERS = [
         reasoning=("<think:opensource>", "</think:opensource>"),
     ),
     Writer(
+        KIMI_K3,
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        _each(_kimi_k3, "", "<|open|>tools<|sep|>$<|close|>tools<|sep|>"),
+        reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ),
+    Writer(
         MINIMAX_M3,
-        ("]<]minimax[>[", "<mm:think>", "</mm:think>"),
+        ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<mm:think>", "</mm:think>"),
         _each(_minimax_m3, "\n", "]<]minimax[>[<tool_call>\n$\n]<]minimax[>[</tool_call>"),
         reasoning=("<mm:think>\n", "\n</mm:think>\n"),
     ),

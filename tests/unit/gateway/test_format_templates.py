@@ -90,6 +90,16 @@ LAYOUTS = {
         + f"</function>{NL}</seed:tool_call>",
         between="\n",
     ),
+    "kimi_k3": Layout(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        + items(
+            '<|open|>argument key="{{ key }}" type="{{ "string" if value is string else "number" }}"<|sep|>'
+            "{{ value }}<|close|>argument<|sep|>"
+        )
+        + "<|close|>call<|sep|>",
+        "<|open|>tools<|sep|>",
+        close="<|close|>tools<|sep|>",
+    ),
     "minimax_m3": Layout(
         f'{MARK}<invoke name="{{{{ f.name }}}}">'
         + items(f"{MARK}<{{{{ key }}}}>{{{{ value }}}}{MARK}</{{{{ key }}}}>")

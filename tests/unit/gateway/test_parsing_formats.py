@@ -2,6 +2,7 @@
 
 import pytest
 
+from proa_gateway.parsing.tagged_formats import KIMI_K3
 from support.format_writers import WRITERS, Call, Writer
 from support.transcripts import Replay, Transcript, check_transcript
 
@@ -82,3 +83,11 @@ def test_an_output_that_is_cut_in_what_closes_a_call_has_no_content(writer: Writ
     for position in range(len(text)):
         message = replay.truncated_at(position)
         assert not (message.calls and message.content), message
+
+
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
+def test_the_tags_of_an_answer_are_no_content(has_tokens: bool) -> None:
+    writer = next(writer for writer in WRITERS if writer.tool_format is KIMI_K3)
+    answer = "<|open|>response<|sep|>Let me see.<|close|>response<|sep|>"
+    text = f"<|open|>think<|sep|>Hm?<|close|>think<|sep|>{answer}{writer.calls([ROME])}<|close|>message<|sep|>"
+    check(writer, has_tokens, Transcript(text, reasoning="Hm?", content="Let me see.", calls=[ROME], tools=SCHEMAS))

@@ -15,6 +15,7 @@ XML = Tags.of(Tagged("<parameter=$key>\n$value\n</parameter>\n"))
 PAIRS = Tags.of(Tagged("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"))
 QUOTED = Tags.of(Tagged('<parameter name="$key">$value</parameter>\n'))
 TYPED = Tags.of(Tagged('<parameter name="$key" string="$is_string">$value</parameter>\n'))
+OF_TYPE = Tags.of(Tagged('<p key="$key" type="$type">$value</p>'))
 NAMED = Tags.of(Tagged("<$key>$value</$key>"))
 CDATA = Tags.of(Tagged('<p key="$key">$value</p>', quotes=("<![CDATA[", "]]>")))
 PYTHON = LiteralSyntax(separator="=")
@@ -102,6 +103,7 @@ def test_tagged_arguments_have_the_types_of_the_schema(text: str, arguments: obj
             TYPED,
             '<parameter name="city" string="true">Oslo</parameter><parameter name="days" string="false">2</parameter>',
         ),
+        (OF_TYPE, '<p key="city" type="string">Oslo</p><p key="days" type="number">2</p></call>'),
         (NAMED, "<city>Oslo</city><days>2</days></call>"),
         (CDATA, '<p key="city">Oslo</p><p key="days">2</p></call>'),
         (CDATA, '<p key="city"><![CDATA[Oslo]]></p><p key="days"><![CDATA[2]]></p></call>'),
@@ -131,6 +133,12 @@ def test_a_quoted_value_is_what_stands_between_the_quotes(value: str) -> None:
 )
 def test_values_of_tags_that_are_named_by_keys_may_have_such_tags(text: str, arguments: object) -> None:
     assert json.loads(read_all_ways(lambda: tagged(NAMED), text)) == arguments
+
+
+@pytest.mark.parametrize(("type_", "either"), [("string", "5"), ("number", 5), ("integer", 5), ("other", 5)])
+def test_the_type_that_the_model_writes_counts_before_the_schema(type_: str, either: object) -> None:
+    text = f'<p key="either" type="{type_}">5</p></call>'
+    assert json.loads(read_all_ways(lambda: tagged(OF_TYPE), text)) == {"either": either}
 
 
 def test_a_value_that_is_no_json_ends_at_its_first_tag_when_the_call_is_closed() -> None:

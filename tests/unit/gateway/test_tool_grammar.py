@@ -10,7 +10,7 @@ from proa_gateway.parsing.format import FunctionTool, NamedTool, PythonCall, Too
 from proa_gateway.parsing.formats import PYTHONIC
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.parsing.json_formats import HARMONY, HERMES
-from proa_gateway.parsing.tagged_formats import QWEN3_CODER
+from proa_gateway.parsing.tagged_formats import KIMI_K3, QWEN3_CODER
 from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 
@@ -279,6 +279,23 @@ def test_auto_constrains_the_calls_of_each_format(writer: Writer) -> None:
     assert accepts_message(auto, writer.calls([("weather", right)]), tokenizer)
     assert not accepts_message(auto, writer.calls([("weather", wrong)]), tokenizer)
     assert not accepts_message(auto, writer.calls([("unknown", {})]), tokenizer)
+
+
+def test_where_all_parts_begin_alike_auto_constrains_calls_alone() -> None:
+    tokenizer = format_tokenizer("<|open|>", "<|close|>", "<|sep|>")
+    auto = grammar("auto", tokenizer, tool_format=KIMI_K3)
+    answer = "<|open|>response<|sep|>Let me see.<|close|>response<|sep|>"
+    writer = next(each for each in WRITERS if each.tool_format is KIMI_K3)
+    right, wrong = (writer.calls([("weather", {"city": "Oslo", "days": days})]) for days in (3, "x"))
+    for text in (
+        answer,
+        f"{answer}<|close|>message<|sep|>",
+        f"{answer}{right}",
+        f"{answer}{right}<|close|>message<|sep|>",
+    ):
+        assert accepts_message(auto, text, tokenizer), text
+    for text in (f"{answer}{wrong}", wrong, "<|open|>other<|sep|>"):
+        assert not accepts_message(auto, text, tokenizer), text
 
 
 def test_auto_of_python_calls_allows_text_that_does_not_begin_like_them() -> None:

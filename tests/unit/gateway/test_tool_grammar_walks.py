@@ -63,6 +63,7 @@ EXITS = [
     "</arg_value>",
     "</arg_value:opensource>\n",
     "</steptml:parameter>\n",
+    "<|close|>argument<|sep|>",
     "]]></param>",
     "</param>",
     *(f"]<]minimax[>[</{name}>" for name in NAMES),

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from proa_gateway.parsing.format import CallObject, Channels, NamedIds, ObjectLiteral, PythonCall, Tagged, ToolFormat
 
-_PLACE = re.compile(r"\$(name|id|arguments)")
+_PLACE = re.compile(r"\$(name|id|index|arguments)")
 _NAME = r"(?P<name>[^\n]+?)"
 _IDENTIFIER = r"(?P<name>[^\W\d][\w.\-]*)"
 _IDENTIFIER_BEGINS = re.compile(r"\s*(?:[^\W\d][\w.\-]*)?\s*")
@@ -80,6 +80,8 @@ def _pattern(tool_format: ToolFormat, text: str, added_tokens: Collection[str]) 
 def _place(tool_format: ToolFormat, place: str) -> str:
     if place == "name":
         return _IDENTIFIER if isinstance(tool_format.arguments, PythonCall) else _NAME
+    if place == "index":
+        return "[0-9]+"
     if isinstance(tool_format.call_ids, NamedIds) and "$name" not in tool_format.call:
         template = re.escape(tool_format.call_ids.template)
         return f"(?P<id>{template.replace(re.escape('$name'), _NAME).replace(re.escape('$index'), '[0-9]+')})"

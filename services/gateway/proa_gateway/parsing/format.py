@@ -71,7 +71,8 @@ class Tagged:
     value, if the key is the name of the tag. The parts of objects and arrays then stand in such tags too.
 
     A value is the text itself if the tool's schema takes a string there, otherwise JSON. Where the model writes which
-    it is, as true or false, `template` has the place `$is_string`.
+    it is, as true or false, `template` has the place `$is_string`; where it writes the name of the value's JSON type,
+    `$type`.
     `quotes`: what may stand around a text that could be taken for tags; None: nothing.
     """
 
@@ -149,8 +150,9 @@ class Channels:
 class ToolFormat:
     """`signs`: texts that all stand in the chat template of a model with this format. Without any, the format is only
     chosen by its name.
-    `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id,
-    `$id`. Whitespace around them, and before and after line ends, may differ in what the model writes.
+    `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id
+    or the number of the call in its message, `$id` or `$index`. Whitespace around them, and before and after line ends,
+    may differ in what the model writes.
     `optional`: a part of `call`, between its places, that the model may write. The grammar leaves it out.
     `arguments`: how `$arguments` is written; with an `CallObject`, all from `{` to `}`.
     `reasoning`: its opening and its closing.

@@ -34,6 +34,7 @@ from proa_gateway.parsing.tagged_formats import (
     GLM47,
     HY_V3,
     HY_V3_OPENSOURCE,
+    KIMI_K3,
     MINICPM5,
     MINIMAX_M2,
     MINIMAX_M3,
@@ -92,7 +93,7 @@ OLMO3 = replace(
 # In the order in which a chat template's signs are looked for: formats with more signs before those whose signs also
 # stand in the others' templates.
 FORMATS: tuple[ToolFormat, ...] = (
-    *(HARMONY, GEMMA4, FUNCTIONGEMMA, KIMI_K2, SOLAR_OPEN, APERTUS, COHERE, INTERNLM, MINIMAX_M3, MINIMAX_M2),
+    *(HARMONY, GEMMA4, FUNCTIONGEMMA, KIMI_K2, SOLAR_OPEN, APERTUS, COHERE, INTERNLM, KIMI_K3, MINIMAX_M3, MINIMAX_M2),
     *(STEP3, HY_V3_OPENSOURCE, HY_V3, GLM47, GLM45, SEED_OSS, QWEN3_CODER, MINICPM5, FUNCTIONARY),
     *(DEEPSEEK_V32, DEEPSEEK_V4, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL_V11, MISTRAL_V13, MISTRAL),
     *(NEMOTRON_NANO_V2, LONGCAT, GIGACHAT3, HUNYUAN_A13B, JAMBA, MINIMAX_M1),

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 WORDS = {"null": "null", "true": "boolean", "false": "boolean"}  # of JSON, and their types
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
+OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})  # keywords
 MAX_REFERENCES = 20  # in a row
 
 Schema = Mapping[str, object]
@@ -75,3 +76,20 @@ def _resolve(root: Schema, reference: str) -> object:
             return None
         target = target.get(segment.replace("~1", "/").replace("~0", "~"))
     return target
+
+
+def of_type(schema: object, name: str, root: Schema) -> Schema:
+    """The schema of those values that have the JSON type `name`, one that the schema allows."""
+    names = {"integer", "number"} if name == "number" else {name}
+    left_out = frozenset() if names <= {"integer", "number"} else OF_NUMBERS
+    resolved = {keyword: value for keyword, value in resolve(schema, root).items() if keyword not in left_out}
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(parts := resolved.get(keyword), list):
+            kept = [of_type(part, name, root) for part in parts if allowed_types(part, root) & names]
+            return {**resolved, keyword: kept}
+    if isinstance(values := resolved.get("enum"), list):
+        resolved = {**resolved, "enum": [value for value in values if type_of(value) in names]}
+    declared = resolved.get("type")
+    if isinstance(declared, str) or "const" in resolved:
+        return resolved
+    return {**resolved, "type": sorted(names.intersection(declared)) if isinstance(declared, list) else name}

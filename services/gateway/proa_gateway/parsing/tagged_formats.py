@@ -57,6 +57,18 @@ MINIMAX_M2 = ToolFormat(
     arguments=Tagged('<parameter name="$key">$value</parameter>\n'),
 )
 
+# Kimi K3: tags of three tokens, which all parts of a message have.
+KIMI_K3 = ToolFormat(
+    name="kimi_k3",
+    signs=("<|open|>", "<|sep|>", "argument"),
+    reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    call='<|open|>call tool="$name" index="$index"<|sep|>$arguments<|close|>call<|sep|>',
+    arguments=Tagged('<|open|>argument key="$key" type="$type"<|sep|>$value<|close|>argument<|sep|>'),
+    dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    text_tokens=("<|open|>", "<|close|>", "<|sep|>"),
+)
+
 # MiniMax-M3: the tag of an argument is its name, and all tags have a mark before them.
 _MARK = "]<]minimax[>["
 
@@ -68,7 +80,7 @@ MINIMAX_M3 = ToolFormat(
     call=f'{_MARK}<invoke name="$name">$arguments{_MARK}</invoke>',
     between="\n",
     arguments=Tagged(f"{_MARK}<$key>$value{_MARK}</$key>"),
-    text_tokens=(_MARK,),
+    text_tokens=(_MARK, "<tool_call>", "</tool_call>"),
 )
 
 # MiniCPM5: texts that could be taken for tags are quoted.

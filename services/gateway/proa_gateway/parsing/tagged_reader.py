@@ -13,7 +13,7 @@ from proa_gateway.parsing.literal_reader import literal_to_json
 from proa_gateway.parsing.nested_tags import nested_to_json
 from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema, type_of
 
-_PLACES = re.compile(r"\$(?:key|is_string)")
+_PLACES = re.compile(r"\$(?:key|is_string|type)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,9 @@ class TaggedReader:
 
 
 def _types_of_attribute(attribute: str) -> frozenset[str]:
-    """The types that `$is_string` allows. Empty: it is not there."""
+    """The types that `$is_string` or `$type` allows. Empty: it is not there."""
+    if (name := attribute.strip(' "')) in TYPES:
+        return frozenset({name})
     if "true" in attribute:
         return frozenset({"string"})
     return TYPES - {"string"} if "false" in attribute else frozenset()

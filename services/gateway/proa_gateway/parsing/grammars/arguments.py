@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.grammar import GrammarError, check, check_complexity
 from proa.grammar.json_schema import supported_schema
@@ -21,7 +21,7 @@ from proa_gateway.parsing.format import (
 )
 from proa_gateway.parsing.grammars.rules import ANNOTATIONS, ANY, JsonRules, text_terminal
 from proa_gateway.parsing.grammars.text_input import TextRules
-from proa_gateway.parsing.schema_types import Schema, allowed_types, is_text, resolve, type_of
+from proa_gateway.parsing.schema_types import OF_NUMBERS, Schema, allowed_types, is_text, of_type, resolve, type_of
 from proa_gateway.parsing.tagged_reader import Tags
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -29,7 +29,6 @@ _KNOWN = {"type", "properties", "required", "additionalProperties", "$schema", "
 KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_RULES = 2000  # of one tool; a schema that contains itself has no end
-_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _ARRAY = {"type", "items", "minItems", "maxItems", *ANNOTATIONS}
 _PLAIN = "/[^<]*/"  # a text that begins no tag
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
@@ -193,7 +192,7 @@ class ObjectArguments:
 
 def _of_type(schema: Schema, name: object) -> Schema:
     """The schema with one type, and without what it says about numbers if that is another one."""
-    left_out = frozenset() if name in ("number", "integer") else _OF_NUMBERS
+    left_out = frozenset() if name in ("number", "integer") else OF_NUMBERS
     return {keyword: value for keyword, value in schema.items() if keyword not in left_out} | {"type": name}
 
 
@@ -220,10 +219,21 @@ class _TaggedArguments:
     def item(self, argument: Property) -> str:
         if any(mark and mark in argument.name for mark in (self._tags.after_key, self._tags.header_end)):
             raise GrammarError(f"the name {argument.name[:50]!r} is not supported in this format of tool calls")
+        items = [self._item(part) for part in self._parts(argument)]
+        return self._rules.rule(" | ".join(items)) + ("" if argument.is_required else "?")
+
+    def _parts(self, argument: Property) -> list[Property]:
+        """The argument, or one for each type that it may have where the model writes the type."""
+        types = allowed_types(argument.schema, self._parameters)
+        if "$type" not in self._before_value or len(types) == 1:
+            return [argument]
+        names = sorted(types - {"integer"} if "number" in types else types)
+        return [replace(argument, schema=of_type(argument.schema, name, self._parameters)) for name in names]
+
+    def _item(self, argument: Property) -> str:
         types = allowed_types(argument.schema, self._parameters)
         begin = f"{self._before_key}{argument.name}{self._header(types)}"
-        item = f"{self._rules.literal(begin)} {self._value(argument, types)}"
-        return self._rules.rule(item) + ("" if argument.is_required else "?")
+        return f"{self._rules.literal(begin)} {self._value(argument, types)}"
 
     def text_item(self, name: str, text: TextRules) -> str:
         """The item of a string that matches `text`."""
@@ -247,7 +257,11 @@ class _TaggedArguments:
         return f"{begin} {_ANY_KEY} {end} {self._text(ANY, '')}"
 
     def _header(self, types: frozenset[str]) -> str:
-        return self._before_value.replace("$is_string", json.dumps(types == {"string"}))
+        header = self._before_value.replace("$is_string", json.dumps(types == {"string"}))
+        if "$type" not in header:
+            return header
+        name = next(iter(types)) if len(types) == 1 else "number"
+        return header.replace("$type", "number" if name == "integer" else name)
 
     def _value(self, argument: Property, types: frozenset[str]) -> str:
         if not is_text(types) or ("$is_string" in self._before_value and types != {"string"}):

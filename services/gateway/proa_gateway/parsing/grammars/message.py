@@ -20,6 +20,7 @@ from proa_gateway.parsing.grammars.rules import ANY, LarkRules
 
 _PLACE = re.compile(r"(\$(?:name|id|arguments))")
 _NUMBER = "/[0-9]{1,3}/"
+_SOME = "/(?s:.+)/"  # text, not empty
 _GAP = r"/\n{1,2}/"  # after reasoning; the parser drops whitespace there
 
 
@@ -42,6 +43,9 @@ class CallsGrammar:
             self.warnings += made.warnings
             self._arguments.append((tool, made.expression))
         self._opening, token_id = self._find_opening()
+        self._shares_opening = token_id is not None and any(self._opening in text for text in tool_format.dropped)
+        if self._shares_opening:  # the token opens more than calls, so that all text of the opening counts
+            self._opening, token_id = tool_format.section[0] if tool_format.section else self._opening, None
         self.opening_token = None if tool_format.at_start else token_id
 
     def calls(self) -> str:
@@ -57,8 +61,13 @@ class CallsGrammar:
             # Without ANY, bytes that are not UTF-8 may follow, so the terminal never ends for llguidance's lexer.
             text = self.rules.terminal(rf"{ANY} & ~(/\s*/ {quote(self._opening[0])} {ANY})")
             return f"{text} | {self.calls()}"
-        to_opening = f"{self.rules.text_until(self._opening)} {self.after_opening()}"
-        text = self.rules.free_text()
+        if self._shares_opening:
+            dropped = map(self.rules.literal, self._format.dropped)
+            text = self.rules.rule(f"({' | '.join([self.rules.terminal(_SOME), *dropped])})*")
+            to_opening = f"{text} {self.rules.literal(self._opening)} {self.after_opening()}"
+        else:
+            text = self.rules.free_text()
+            to_opening = f"{self.rules.text_until(self._opening)} {self.after_opening()}"
         return f"({to_opening})* {text}" if self._parallel else f"{text} | {to_opening}"
 
     def _find_opening(self) -> tuple[str, int | None]:
