@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proa.engine.v1.core_pb2 import POOLING_TASK_EMBED
+from proa.engine.v1.core_pb2 import POOLING_TASK_EMBED, POOLING_TASK_TOKEN_LOGPROBS
 from proa_gateway.batch import run as batch_client_module
 from proa_gateway.batch.files import Answered, open_output
 from proa_gateway.batch.run import GatewayUnreachable, Progress, batch_client, run_batch
@@ -66,6 +66,20 @@ async def test_pooling_endpoints_answer_a_line() -> None:
     assert bodies["score"]["data"][0]["score"] == pytest.approx(1)
     assert [each["index"] for each in bodies["rerank"]["results"]] == [1, 0]
     assert (progress.num_done, progress.num_failed, progress.num_tokens) == (3, 0, 0)
+
+
+async def test_decisions_answer_a_line() -> None:
+    predicate = {"type": "predicate", "instructions": "Is it late?"}
+    noul = {"type": "noul", "instructions": "Is it late?"}
+    source = [
+        line("list", "/v1/decisions", {"input": "Hi", "questions": [predicate]}),
+        line("map", "/v1/systemone", {"state": "Hi", "questions": {"late": noul}}),
+    ]
+    async with FakeEngine(pooling_tasks=(POOLING_TASK_TOKEN_LOGPROBS,)) as engine, running_gateway(engine) as gateway:
+        progress, outputs = await run(gateway.port, source)
+    bodies = {each["custom_id"]: each["response"]["body"] for each in outputs}
+    assert bodies["list"]["answers"][0]["probability"] == bodies["map"]["answers"]["late"]["noul"]
+    assert (progress.num_done, progress.num_failed, progress.num_tokens) == (2, 0, 0)
 
 
 async def test_a_line_that_fails_leaves_the_others() -> None:

@@ -219,7 +219,12 @@ async def test_many_options_have_numbers_that_are_read_digit_by_digit() -> None:
 async def test_reasoning_is_off_or_closed() -> None:
     switch = TEMPLATE.replace("{{ opening }}", "{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}")
     always = TEMPLATE.replace("{{ opening }}", "<think>\n") + '{# </think> <tool_call> "arguments" #}'
-    for template, ending in ((switch, "<think></think>"), (always, "<think>\n</think>")):
+    cases = [
+        (switch, "<think></think>"),
+        (always, "<think>\n</think>\n\n"),
+        (always.replace("<think>\n", "<think>"), "<think></think>"),
+    ]
+    for template, ending in cases:
         async with deciding(files=files(template)) as engine, running_gateway(engine) as gateway:
             await decide(gateway, PREDICATE, PREDICATE)
             assert text_of(engine.requests[-1]).endswith(f"<start>assistant\n{ending}")

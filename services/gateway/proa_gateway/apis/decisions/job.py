@@ -4,7 +4,8 @@ The input is computed once. Its tokens, which all prompts begin with, are a requ
 cached them, the questions follow, all at a time. A label of several tokens needs another request for each token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -37,6 +38,7 @@ from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, Runnin
 
 DECISIONS: Final = Endpoint("/v1/decisions", "decide", "dec_", REFUSED)
 SYSTEM_ONE: Final = Endpoint("/v1/systemone", "decide", "dec_", REFUSED_IN_SYSTEM_ONE)
+_IN_A_TURN = 16  # questions between two turns of the event loop: 5 ms with 255 options
 RenderAnswers = Callable[[Sequence[Distribution], str, Usage], Content]
 """Makes the response from the distribution of each question, the model's name and the usage."""
 
@@ -173,7 +175,7 @@ class DecisionJob(Job):
             (shared,) = self.prompts
             await compute([PooledInput(shared.token_ids, _reads((0,)), shared.images)], running)
         readings = [LabelReading(each.labels.tokens) for each in questions]
-        while wanted := list(_wanted(readings, questions)):
+        while wanted := [each async for each in _wanted(readings, questions)]:
             outputs = await compute([each.input for each in wanted], running)
             for each, output in zip(wanted, outputs, strict=True):
                 each.reading.add(each.beginning, each.tokens, numbers(output.values).tolist())
@@ -197,10 +199,12 @@ class _Wanted:
         return PooledInput(token_ids, _reads(self.tokens), prompt.images)
 
 
-def _wanted(readings: Sequence[LabelReading], questions: Sequence[QuestionPrompt]) -> Iterator[_Wanted]:
-    for reading, question in zip(readings, questions, strict=True):
+async def _wanted(readings: Sequence[LabelReading], questions: Sequence[QuestionPrompt]) -> AsyncIterator[_Wanted]:
+    for index, (reading, question) in enumerate(zip(readings, questions, strict=True)):
         for beginning, tokens in reading.next_tokens().items():
             yield _Wanted(reading, question.prompt, beginning, tokens)
+        if index % _IN_A_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _reads(tokens: Tokens) -> PoolingParams:

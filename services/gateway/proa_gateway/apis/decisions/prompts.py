@@ -113,11 +113,10 @@ class PromptMaker:
         model_format = self.settings.formats.of(self.model)
         message = ChatMessage.model_validate({"role": "user", "content": "?"})
         read = await self._reader([message]).read(self.model, model_format)
-        message_format = read.prompt.message_format
-        closing = ""
+        message_format, text, closing = read.prompt.message_format, read.prompt.text or "", ""
         if model_format is not None and message_format is not None:
-            closing = _closing(model_format.tool_format, message_format.reasoning)
-        text = (read.prompt.text or "") + closing
+            closing = _closing(model_format.tool_format, message_format.reasoning, text)
+        text += closing
         return _Ending(closing, text[_end_of_added(text, self.model.tokenizer.added_tokens) :])
 
     async def _labels(self, tail: str, num_options: int) -> Labels:
@@ -221,13 +220,15 @@ def _content(asked: Asked, labels: Labels) -> list[str | ImagePart]:
     return ["Question:", *asked.content, *options, "Answer with one label."]
 
 
-def _closing(tool_format: ToolFormat, reasoning: Reasoning) -> str:
-    """What the model writes between the end of the prompt and its answer, if it does not reason."""
+def _closing(tool_format: ToolFormat, reasoning: Reasoning, prompt: str) -> str:
+    """What the model writes between the end of the prompt and its answer, if it does not reason. Where the opening of
+    reasoning has a line of its own, a blank line comes before the answer: without it, the model would write that
+    first."""
     if tool_format.channels is not None:
         channels = tool_format.channels
         return f"{channels.open}{channels.answer}{channels.body}"
     if reasoning is Reasoning.OPEN and tool_format.reasoning is not None:
-        return tool_format.reasoning[1]
+        return tool_format.reasoning[1] + ("\n\n" if prompt.endswith("\n") else "")
     return ""
 
 
