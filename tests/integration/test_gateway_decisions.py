@@ -381,6 +381,11 @@ async def test_systemone_refuses_questions_that_ask_nothing() -> None:
             ({"questions": {"q": {"type": "noul"}}}, "questions.q.noul"),
             ({"questions": {"q": {"type": "box", "instructions": "x"}}}, "questions.q"),
             ({"questions": {"q": {"type": "choice", "criteria": {}}}}, "questions.q.criteria"),
+            (
+                {"questions": {"q": {"type": "choice", "criteria": dict.fromkeys(map(str, range(256)))}}},
+                "questions.q.criteria",
+            ),
+            ({"questions": {str(n): {"type": "noul", "instructions": "x"} for n in range(401)}}, "questions"),
             ({"questions": {"q": {"type": "score", "criteria": ["x"], "instruction": "x"}}}, "questions.q.instruction"),
         ]
         for fields, param in cases:

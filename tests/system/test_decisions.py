@@ -105,7 +105,7 @@ def alone(url: str) -> list[Any]:
 
 def test_answers_of_one_request_are_those_of_a_request_for_each_question(url: str, alone: list[Any]) -> None:
     assert_same(decide(url, QUESTIONS), alone)
-    assert sum(answer["type"] != "refusal" for answer in alone) >= 6
+    assert sum(answer["type"] != "refusal" for answer in alone) >= 2, alone
     for answer in alone:
         if "probabilities" in answer:
             assert sum(each["probability"] for each in answer["probabilities"]) == pytest.approx(1)

@@ -49,7 +49,7 @@ def _check_json(value: object) -> object:
     """Raises `PydanticCustomError` for JSON that is nested too deeply, or that cannot be written."""
     level = [value]
     for _ in range(_MAX_LEVELS):
-        level = [each for entry in level for each in _children(entry) if isinstance(each, (dict, list))]
+        level = [each for entry in level for each in _children(entry) if type(each) is dict or type(each) is list]
         if not level:
             break
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.apis.decisions.contents import (
@@ -44,6 +44,17 @@ _Images = Annotated[
     list[Annotated[str, PlainValidator(_image), WithJsonSchema({"anyOf": [{"type": "string"}, _URL_SCHEMA]})]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
+
+
+def _at_most(limit: int) -> BeforeValidator:
+    """Limit an object's entries before pydantic validates them all."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > limit:
+            raise PydanticCustomError("invalid_value", "must not have more than {limit} entries", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
 
 
 class _SystemOneQuestion(StrictModel):
@@ -90,7 +101,7 @@ class CriteriaChoice(_SystemOneQuestion):
     """`criteria`: the options by their names, each with a description or null."""
 
     type: Literal["choice"]
-    criteria: Annotated[dict[Text, TextOrJson | None], Field(min_length=1, max_length=MAX_OPTIONS)]
+    criteria: Annotated[dict[Text, TextOrJson | None], Field(min_length=1), _at_most(MAX_OPTIONS)]
 
     def asked(self, path: str) -> Asked:
         return Asked(
@@ -122,7 +133,8 @@ class SystemOneRequest(PoolingFields):
                 Annotated[SystemOneQuestion, Field(discriminator="type")], known_types("noul", "choice", "score")
             ],
         ],
-        Field(min_length=1, max_length=MAX_QUESTIONS),
+        Field(min_length=1),
+        _at_most(MAX_QUESTIONS),
     ]
     images: _Images | None = Field(None, description="Behind the state: URLs, or objects with a `url`.")
 
