@@ -1,11 +1,16 @@
 """The model's tokenizer and chat template, for the offline `LLM`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from proa.chat_template import cut_at_mark, marked
+from proa.fit_messages import fit_messages
 from proa.model_tokenizer import ModelTokenizer
+from proa.template_rules import messages_as_read
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,8 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, options), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
-        """The prompt's text, with special tokens. `options` None: the defaults.
+        """The prompt's text, with special tokens. `options` None: the defaults. Messages of a shape that the template
+        does not read are changed into one that it reads, with a warning in the log.
 
         Raises `ValueError` if there is no chat template, if the template ignores tools that are given, if it leaves out
         a message that is to be continued, or if it raises for these messages.
@@ -92,11 +98,15 @@ class Tokenizer:
             if "tools" not in template.variables:
                 raise ValueError("the model's chat template does not use tools")
             variables["tools"] = options.tools
+        fitted, warnings = fit_messages(messages, template.rules)
+        for warning in warnings:
+            _log.warning("%s", warning)
+        read = messages_as_read(fitted, template.content_forms, keeps_null=template.tests_none)
         if not options.continue_final_message:
-            return template.render(messages, variables, add_generation_prompt=options.add_generation_prompt)
-        if not messages:
+            return template.render(read, variables, add_generation_prompt=options.add_generation_prompt)
+        if not read:
             raise ValueError("continue_final_message needs a message")
-        *before, last = messages
+        *before, last = read
         continued = {**last, "content": marked(last.get("content") or "")}
         text = cut_at_mark(template.render([*before, continued], variables, add_generation_prompt=False))
         if text is None:

@@ -2,18 +2,15 @@
 
 A template is a Jinja program that comes with the model, so it runs in a sandbox (`template_sandbox.py`) and within a
 budget of time and size (`template_budget.py`).
-
-`content_forms` finds how a template reads the contents of messages: as text, as lists of parts, or as either. It
-renders short conversations with both, so it does not depend on how a template is written. vLLM looks for loops over
-`message.content` in its syntax tree (`--chat-template-content-format auto`).
+What a template reads is found by rendering (`template_rules.py`).
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 from jinja2 import TemplateError, nodes
@@ -23,6 +20,17 @@ from jinja2.parser import Parser
 
 from proa.template_budget import Budget, TemplateTooCostly, concat, current
 from proa.template_guards import add_guards
+from proa.template_rules import (
+    EFFORTS,
+    TEXT,
+    Content,
+    ContentForms,
+    Message,
+    TemplateRules,
+    content_forms,
+    find_rules,
+    text_part,
+)
 from proa.template_sandbox import TemplateEnvironment
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE
 
@@ -33,52 +41,9 @@ MAX_NODES: Final = 10_000
 """Of a template's syntax tree. The longest published ones have 1,400; compiling so many takes one to three seconds."""
 _MAX_ERROR = 1000  # characters
 _MAX_DATE = 100  # characters of a date's layout
-Messages = Sequence[Mapping[str, Any]]
-Content = str | Sequence[Mapping[str, Any]]
-
-_WORDS = ("proawordone", "proawordtwo")
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-
-Message = Mapping[str, Any]
 # Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
 # the template strips messages.
 _MARK = "\ue000continue\ue000 "
-
-
-@dataclass(frozen=True, slots=True)
-class ContentForms:
-    """The forms of a message's content that a template reads. `parts`: objects with a `type`, texts `{"type": "text",
-    "text": …}` among them."""
-
-    text: bool
-    parts: bool
-
-
-TEXT = ContentForms(text=True, parts=False)
-PARTS = ContentForms(text=False, parts=True)
-
-
-def content_forms(render: Callable[[Messages], str]) -> dict[str, ContentForms]:
-    """Return the forms of content that the template reads, by role. A role whose messages it refuses or leaves out has
-    text.
-
-    `render` may raise any `ValueError`.
-    """
-    user = _forms(render, lambda content: [{"role": "user", "content": content}])
-    question = {"role": "user", "content": text_part("question") if user == PARTS else "question"}
-    call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-    result = {"role": "tool", "tool_call_id": "abcdefghi", "name": "f"}
-    return {
-        "user": user,
-        "system": _forms(render, lambda content: [{"role": "system", "content": content}, question]),
-        "assistant": _forms(render, lambda content: [question, {"role": "assistant", "content": content}, question]),
-        "tool": _forms(render, lambda content: [question, call, {**result, "content": content}]),
-    }
-
-
-def text_part(text: str) -> list[dict[str, str]]:
-    """A list of one part."""
-    return [{"type": "text", "text": text}]
 
 
 def marked(content: Content) -> Content:
@@ -100,26 +65,16 @@ def cut_at_mark(text: str) -> str | None:
     return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
 
 
-def _forms(render: Callable[[Messages], str], messages: Callable[[Content], Messages]) -> ContentForms:
-    def rendered(content: Content) -> str:
-        try:
-            return render(messages(content))
-        except ValueError:
-            return ""
-
-    text = _WORDS[0] in rendered(_WORDS[0])
-    written = rendered([part for word in _WORDS for part in text_part(word)])
-    # A template that takes every content for text writes the list as Python or as JSON.
-    parts = all(word in written and f"{word}'" not in written and f'{word}"' not in written for word in _WORDS)
-    return ContentForms(text=text or not parts, parts=parts)
-
-
 class ChatTemplateError(ValueError):
     """The template does not compile, or rejects the messages; has its error message."""
 
 
 class ChatTemplateTooCostly(ChatTemplateError):
     """Rendering takes more time or memory than its budget; has the reason."""
+
+
+class _Stopped(Exception):
+    """Questions about a template take more than a rendering may."""
 
 
 class ChatTemplate:
@@ -156,10 +111,32 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self.seconds_per_message = 0.0
 
-    @cached_property
+    @property
     def content_forms(self) -> Mapping[str, ContentForms]:
         """How it reads the contents of messages, by role."""
-        return content_forms(partial(self.render, budget=Budget()))
+        return self._read[0]
+
+    @property
+    def rules(self) -> TemplateRules:
+        """The shapes of conversations that it reads. All, if finding out takes more than a rendering may."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[Mapping[str, ContentForms], TemplateRules]:
+        budget = Budget()
+
+        def render(messages: Sequence[Message], variables: Mapping[str, object]) -> str:
+            try:
+                return self.render(messages, variables, budget=budget)
+            except ChatTemplateTooCostly as error:
+                raise _Stopped from error
+
+        forms: Mapping[str, ContentForms] = {"user": TEXT}
+        try:
+            forms = content_forms(render)
+            return forms, find_rules(render, forms, variables=self.variables, keeps_null=self.tests_none)
+        except _Stopped:
+            return forms, TemplateRules(efforts=EFFORTS if "reasoning_effort" in self.variables else ())
 
     def render(
         self,

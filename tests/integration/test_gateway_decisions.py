@@ -183,9 +183,10 @@ async def test_messages_calls_and_their_outputs_are_the_conversation() -> None:
     async with deciding() as engine, running_gateway(engine) as gateway:
         await decide(gateway, PREDICATE, input=items)
         text = text_of(engine.requests[0])
-        calls, _, _ = text.partition("I look.\nNo.<end>")
-        assert calls.startswith('<start>user\nSee\n{"a":[1,"ü"]}<end>\n<start>assistant\n[')
-        sent = json.loads(calls[calls.rindex("\n[") + 1 :])
+        # The template writes a text after the calls beside it, so it gets a message before them.
+        begin = '<start>user\nSee\n{"a":[1,"ü"]}<end>\n<start>assistant\nI look.\nNo.<end>\n<start>assistant\n'
+        assert text.startswith(f"{begin}[")
+        sent, _ = json.JSONDecoder().raw_decode(text.removeprefix(begin))
         assert [each["id"] for each in sent] == ["1", "2"]
         assert [each["function"] for each in sent] == [
             {"name": "web__find", "arguments": {"x": 1}},

@@ -177,7 +177,8 @@ async def test_tokens_of_images_are_counted(engine: FakeEngine, gateway: Running
 async def test_results_of_tools_show_images(engine: FakeEngine, gateway: RunningGateway) -> None:
     tool = {"role": "tool", "tool_call_id": "a", "content": [image_part(1)]}
     await create(gateway.openai, [user("Look."), tool])
-    assert prompt_of(engine) == f"user: Look.\ntool: {START}{PAD * 2}{END}\nassistant: "
+    # The template writes no calls, so results are texts of the user.
+    assert prompt_of(engine) == f"user: Look.\nuser: [result of a tool]\n{START}{PAD * 2}{END}\nassistant: "
 
 
 async def test_a_prompt_is_truncated_beside_its_images(engine: FakeEngine, gateway: RunningGateway) -> None:

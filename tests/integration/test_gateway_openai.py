@@ -431,7 +431,7 @@ async def test_models_lists_the_engines_models(gateway: RunningGateway) -> None:
     assert [model.id for model in models] == ["fake"]
     assert (await gateway.openai.models.retrieve("fake")).owned_by == "proa"
     card = (await gateway.http.get("/v1/models")).json()["data"][0]
-    assert (card["max_model_len"], card["thinking_switch"]) == (4096, None)
+    assert (card["max_model_len"], card["thinking_switch"], card["reasoning_efforts"]) == (4096, None, [])
     defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert card["default_sampling_params"] == defaults
     async with gateway.anthropic_client() as claude:

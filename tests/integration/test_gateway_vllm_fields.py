@@ -198,12 +198,26 @@ async def test_documents_and_reasoning_effort_reach_a_template_that_uses_them() 
         assert sent_text(engine) == "False"
 
 
-async def test_a_template_that_only_switches_thinking_refuses_other_efforts_than_none() -> None:
+async def test_a_template_that_only_switches_thinking_ignores_other_efforts_than_none() -> None:
     template = "{{ 'off' if enable_thinking is defined and not enable_thinking else 'on' }}"
     async with FakeEngine(files=template_files(template)) as engine, running_gateway(engine) as gateway:
-        assert (await gateway.chat(reasoning_effort="none")).is_success
+        response = await gateway.chat(reasoning_effort="none")
+        assert (response.is_success, response.headers.get("x-proa-ignored-fields")) == (True, None)
         assert sent_text(engine) == "off"
-        assert (await gateway.chat(reasoning_effort="low")).json()["error"]["param"] == "reasoning_effort"
+        response = await gateway.chat(reasoning_effort="low")
+        assert (response.is_success, response.headers["x-proa-ignored-fields"]) == (True, "reasoning_effort")
+        assert sent_text(engine) == "on"
+
+
+async def test_an_effort_becomes_the_nearest_that_the_template_accepts() -> None:
+    async with FakeEngine(files=template_files(EFFORT)) as engine, running_gateway(engine) as gateway:
+        response = await gateway.chat(reasoning_effort="max")
+        assert sent_text(engine) == "True high"
+        warning = "reasoning_effort: max became high: the model's chat template accepts low, medium, high"
+        assert response.headers["x-proa-warnings"] == warning
+        assert "x-proa-warnings" not in (await gateway.chat(reasoning_effort="low")).headers
+        card = (await gateway.http.get("/v1/models")).json()["data"][0]
+        assert (card["reasoning_efforts"], card["max_model_len"]) == (["low", "medium", "high"], 4096)
 
 
 async def test_a_requests_chat_template_needs_a_gateway_that_trusts_it(engine: FakeEngine) -> None:

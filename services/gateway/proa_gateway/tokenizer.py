@@ -114,7 +114,7 @@ def prepare(*templates: ChatTemplate | None) -> None:
     """Find out all that rendering asks of a template, which takes milliseconds. Not on an event loop."""
     for template in templates:
         if template is not None:
-            _ = template.content_forms
+            _ = template.rules
 
 
 class Tokenizer:

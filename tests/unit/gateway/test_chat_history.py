@@ -11,7 +11,7 @@ from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import UnsupportedField
-from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt
+from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt, template_messages
 from proa_gateway.tokenizer import TemplateRenderer
 from support.chat import TOOL_TEMPLATES
 from support.tokenizers import byte_level_tokenizer
@@ -30,7 +30,8 @@ family = pytest.mark.parametrize("name", TOOL_TEMPLATES)
 
 def render(source: str, messages: list[dict[str, Any]], **fields: Any) -> str:
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    return asyncio.run(render_prompt(conversation_of(request), ChatTemplate(source), TemplateRenderer({})))
+    read = template_messages(request.messages)
+    return asyncio.run(render_prompt(conversation_of(request), read, ChatTemplate(source), TemplateRenderer({})))
 
 
 def reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:

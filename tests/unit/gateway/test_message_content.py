@@ -7,11 +7,12 @@ import pytest
 import transformers
 from pydantic import ValidationError
 
-from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms
+from proa.chat_template import ChatTemplate
+from proa.template_rules import ONE_PART, PARTS, TEXT, ContentForms
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.chat_prompt import render_prompt
+from proa_gateway.serving.chat_prompt import render_prompt, template_messages
 from proa_gateway.serving.content import ContentFormat, ImagePart
 from proa_gateway.serving.prompt import image_parts
 from proa_gateway.tokenizer import TemplateRenderer
@@ -42,6 +43,7 @@ PARTS_ONLY = (
     "{% for message in messages %}<{{ message.role }}>{% for line in message['content'] %}"
     "{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}" + _END
 )
+FIRST_PART = "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text + '\n' }}{% endfor %}" + _END
 # Pixtral: parts of the user only
 USER_ONLY = (
     "{% for message in messages %}{% if message.role == 'user' and message.content is not string %}<user>"
@@ -55,8 +57,9 @@ PART_LIST = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", 
 
 def render(source: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto", **fields: Any) -> str:
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    template, renderer = ChatTemplate(source), TemplateRenderer({})
-    return asyncio.run(render_prompt(conversation_of(request), template, renderer, content_format, placeholder="<img>"))
+    template, renderer, read = ChatTemplate(source), TemplateRenderer({}), template_messages(request.messages)
+    prompt = render_prompt(conversation_of(request), read, template, renderer, content_format, placeholder="<img>")
+    return asyncio.run(prompt)
 
 
 def user(content: object) -> list[dict[str, Any]]:
@@ -72,6 +75,7 @@ def user(content: object) -> list[dict[str, Any]]:
         (LOOP, EITHER, EITHER),
         (MACRO, EITHER, EITHER),
         (PARTS_ONLY, PARTS, PARTS),
+        (FIRST_PART, ONE_PART, ONE_PART),
         (USER_ONLY, EITHER, TEXT),
         (NO_SYSTEM, EITHER, EITHER),
         ("no messages", TEXT, TEXT),
@@ -102,7 +106,11 @@ def test_parts_are_joined_for_a_template_that_reads_text(source: str) -> None:
     assert render(source, user(PART_LIST)) == "<user>One.\nTwo.\n<assistant>"
 
 
-@pytest.mark.parametrize("source", [TEXT_ONLY, LOOP, MACRO, PARTS_ONLY, USER_ONLY])
+def test_parts_are_joined_in_one_for_a_template_that_reads_the_first() -> None:
+    assert render(FIRST_PART, user(PART_LIST)) == "<user>One.\nTwo.\n<assistant>"
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, LOOP, MACRO, PARTS_ONLY, FIRST_PART, USER_ONLY])
 def test_text_is_text_for_every_template(source: str) -> None:
     messages = [*user("Hi"), {"role": "assistant", "content": "Hello"}, *user("?")]
     assert render(source, messages) == "<user>Hi\n<assistant>Hello\n<user>?\n<assistant>"

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, pre_tokenizers
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.chat_prompt import render_prompt
+from proa_gateway.serving.chat_prompt import render_prompt, template_messages
 from proa_gateway.serving.plain_text import plain_conversation
 from proa_gateway.tokenizer import MARK, ControlTokens, Tokenizer
 from support.tokenizers import byte_level_tokenizer, metaspace_tokenizer
@@ -101,7 +101,8 @@ async def encoded(tokenizer: Tokenizer, *messages: Any, **fields: Any) -> list[i
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
     conversation = plain_conversation(conversation_of(request), tokenizer)
     assert tokenizer.chat_template is not None
-    text = await render_prompt(conversation, tokenizer.chat_template, tokenizer.templates)
+    sent = template_messages(conversation.messages)
+    text = await render_prompt(conversation, sent, tokenizer.chat_template, tokenizer.templates)
     return await tokenizer.encode_marked(text, add_special_tokens=False)
 
 
@@ -140,7 +141,8 @@ async def test_other_texts_have_the_same_tokens_as_without(style: Style, executo
     tokenizer = tokenizer_of(style, executor)
     request = ChatCompletionRequest.model_validate({"messages": [user("a < b [c] |\n\n<table> \U0001f600")]})
     assert tokenizer.chat_template is not None
-    text = await render_prompt(conversation_of(request), tokenizer.chat_template, tokenizer.templates)
+    sent = template_messages(request.messages)
+    text = await render_prompt(conversation_of(request), sent, tokenizer.chat_template, tokenizer.templates)
     assert await encoded(tokenizer, *request.messages) == await tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -61,6 +61,17 @@ def test_template_error_and_missing_template_raise_value_error() -> None:
         make_tokenizer(template_file="{{ raise_exception('only one turn') }}").apply_chat_template([])
 
 
+def test_messages_are_fitted_to_the_template(caplog: pytest.LogCaptureFixture) -> None:
+    strict = "{% if messages[1:] | selectattr('role', 'equalto', 'system') | list %}{{ 1 / 0 }}{% endif %}" + TEMPLATE
+    tokenizer = make_tokenizer(template_file=strict)
+    developers = [{"role": "developer", "content": [{"type": "text", "text": text}]} for text in ("One.", "Two.")]
+
+    text = tokenizer.render_chat([*developers, {"role": "user", "content": "Hi"}])
+
+    assert text == "system: One.\n\n\nTwo.\nuser: Hi\n"
+    assert "reads one system message" in caplog.text
+
+
 def test_chat_template_gets_tools() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     tokenizer = make_tokenizer(template_file="{% for tool in tools %}{{ tool.function.name }}{% endfor %}")

@@ -1,5 +1,6 @@
 """Routes about the gateway and its models: what is served, whether it is alive and ready, its metrics."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -8,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from proa.contract import SamplingParams
+from proa.template_rules import THINKING_SWITCHES
 from proa.tokenizer_files import SAMPLING_DEFAULTS
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
-from proa_gateway.serving.chat_prompt import THINKING_SWITCHES
 from proa_gateway.tokenizer import Tokenizer
 
 models_router = APIRouter(route_class=JsonRoute)
@@ -93,6 +94,7 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_input_tokens": max_model_len,
         "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
         "thinking_switch": _thinking_switch(model.tokenizer) if model is not None else None,
+        "reasoning_efforts": _reasoning_efforts(model.tokenizer) if model is not None else None,
         "default_sampling_params": _default_sampling(model.tokenizer) if model is not None else None,
     }
 
@@ -107,3 +109,8 @@ def _thinking_switch(tokenizer: Tokenizer) -> str | None:
     """The variable of the chat template that switches reasoning on or off, for `chat_template_kwargs`."""
     template = tokenizer.chat_template
     return next((name for name in THINKING_SWITCHES if template is not None and name in template.variables), None)
+
+
+def _reasoning_efforts(tokenizer: Tokenizer) -> Sequence[str]:
+    """The values of `reasoning_effort` that the chat template accepts; none: it does not read it."""
+    return tokenizer.chat_template.rules.efforts if tokenizer.chat_template is not None else ()

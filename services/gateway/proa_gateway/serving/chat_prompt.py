@@ -3,16 +3,23 @@
 import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly, ContentForms, cut_at_mark, marked
+from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly, cut_at_mark, marked
+from proa.template_rules import (
+    REASONING_FIELDS,
+    THINKING_SWITCHES,
+    Message,
+    messages_as_read,
+    nearest_effort,
+    text_of,
+)
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.serving.content import ContentFormat, as_read, forms_of, text_of
-from proa_gateway.serving.conversation import REASONING_FIELDS, ChatMessage, Conversation, ReasoningFields, ToolCall
+from proa_gateway.serving.content import ContentFormat, for_template, forms_of
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall
+from proa_gateway.serving.fields import Effort
 from proa_gateway.tokenizer import TemplateRenderer
-
-THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class Arguments(dict[str, Any]):
@@ -32,20 +39,11 @@ class Arguments(dict[str, Any]):
         return f"{other}{self}"
 
 
-def template_messages(
-    messages: Sequence[ChatMessage],
-    forms: Mapping[str, ContentForms],
-    *,
-    placeholder: str = "",
-    keeps_null: bool = False,
-) -> list[dict[str, Any]]:
-    """A result of a call gets the call's name. Reasoning has all of its names.
-
-    `forms`: of contents that the template reads, by role; other roles are as the user's. `placeholder`: of images.
-    `keeps_null`: messages of calls alone have a content, which is None; else they have none, as in transformers.
-    """
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """The messages as objects, for `fit_messages` and `messages_as_read`. A result of a call gets the call's name.
+    Reasoning has all of its names."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
-    return [_template_message(message, names, forms, placeholder, keeps_null) for message in messages]
+    return [_template_message(message, names) for message in messages]
 
 
 def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str:
@@ -65,17 +63,10 @@ def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str
     return Arguments(value, arguments) if isinstance(value, dict) else arguments
 
 
-def _template_message(
-    message: ChatMessage,
-    names: Mapping[str, str],
-    forms: Mapping[str, ContentForms],
-    placeholder: str,
-    keeps_null: bool,
-) -> dict[str, Any]:
+def _template_message(message: ChatMessage, names: Mapping[str, str]) -> Message:
     fields: dict[str, Any] = dict(message.model_extra or {})
-    role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of `system`
-    content = as_read(message.content, forms.get(role, forms["user"]), placeholder)
-    fields |= {"role": role, "content": content}
+    content = message.content
+    fields |= {"role": message.role, "content": for_template(content) if isinstance(content, list) else content}
     name = message.name or names.get(message.tool_call_id or "")
     if name is not None:
         fields["name"] = name
@@ -83,9 +74,6 @@ def _template_message(
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-        if message.content is None:
-            fields.pop("content")
-            fields |= {"content": None} if keeps_null else {}
     reasoning = next((fields[name] for name in REASONING_FIELDS if fields.get(name)), None)
     return fields if reasoning is None else fields | dict.fromkeys(REASONING_FIELDS, reasoning)
 
@@ -95,27 +83,28 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {**(call.model_extra or {}), "id": call.id, "type": "function", "function": function}
 
 
-"""Variables of chat templates that switch reasoning on or off."""
-
-
 async def render_prompt(
     conversation: Conversation,
+    messages: Sequence[Message],
     template: ChatTemplate,
     renderer: TemplateRenderer,
     content_format: ContentFormat = "auto",
     *,
     placeholder: str = "",
 ) -> str:
-    """`placeholder`: what stands for an image. Raises `InvalidRequest` if the template refuses the messages or does not
-    use a field that is set, and `ChatTemplateTooCostly`."""
+    """`messages`: those of the conversation, as objects that fit the template. `placeholder`: what stands for an image.
+    Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set, and
+    `ChatTemplateTooCostly`."""
+    opens_message = conversation.opens_message
     text = await _render(
-        conversation, template, renderer, content_format, placeholder, opens_message=conversation.opens_message
+        conversation, messages, template, renderer, content_format, placeholder, opens_message=opens_message
     )
     return _cut(text) if conversation.continues_message else text
 
 
 async def generation_prompt(
     conversation: Conversation,
+    messages: Sequence[Message],
     template: ChatTemplate,
     renderer: TemplateRenderer,
     prompt: str,
@@ -125,10 +114,12 @@ async def generation_prompt(
 ) -> str:
     """The end of the prompt that begins the answer: what the template adds for it, or the message to be continued."""
     if conversation.continues_message:
-        return text_of(conversation.messages[-1].content)
+        return text_of(messages[-1].get("content"))
     if not conversation.opens_message:
         return ""
-    history = await _render(conversation, template, renderer, content_format, placeholder, opens_message=False)
+    history = await _render(
+        conversation, messages, template, renderer, content_format, placeholder, opens_message=False
+    )
     return prompt[num_common(prompt, history) :]
 
 
@@ -141,6 +132,7 @@ def num_common(one: str, other: str) -> int:
 
 async def _render(
     conversation: Conversation,
+    messages: Sequence[Message],
     template: ChatTemplate,
     renderer: TemplateRenderer,
     content_format: ContentFormat,
@@ -149,54 +141,69 @@ async def _render(
     opens_message: bool,
 ) -> str:
     forms = forms_of(template, content_format)
-    messages = template_messages(conversation.messages, forms, placeholder=placeholder, keeps_null=template.tests_none)
+    read = messages_as_read(messages, forms, placeholder=placeholder, keeps_null=template.tests_none)
     if conversation.continues_message:
-        messages[-1]["content"] = marked(messages[-1].get("content") or "")
+        read[-1]["content"] = marked(read[-1].get("content") or "")
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
-        return await renderer.render(template, messages, variables, add_generation_prompt=opens_message)
+        return await renderer.render(template, read, variables, add_generation_prompt=opens_message)
     except ChatTemplateTooCostly:
         raise
     except ChatTemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
 
 
-def fit_reasoning(
-    conversation: Conversation, template: ChatTemplate, fields: ReasoningFields
-) -> tuple[Conversation, list[str]]:
-    """Return the conversation with what the template uses of its reasoning fields, and the paths of the unused ones."""
-    thinking = fields.thinking
-    switches = {} if thinking is None else {name: thinking for name in THINKING_SWITCHES if name in template.variables}
-    effort = conversation.reasoning_effort if "reasoning_effort" in template.variables else None
+@dataclass(frozen=True, slots=True)
+class FittedReasoning:
+    """A conversation with what the template uses of its reasoning fields."""
+
+    conversation: Conversation
+    unused_fields: Sequence[str]  # their paths
+    warnings: Sequence[str]
+
+
+def fit_reasoning(conversation: Conversation, template: ChatTemplate, fields: ReasoningFields) -> FittedReasoning:
+    """Choose the accepted effort that is nearest. `none` also switches reasoning off, if the template has a switch;
+    then it need not be an effort that it accepts. The request's own variables of the template stay."""
+    sent, efforts, warnings = conversation.reasoning_effort, template.rules.efforts, []
+    names = [name for name in THINKING_SWITCHES if name in template.variables]
+    switches: Mapping[str, object] = {}
     used: dict[str, bool] = {}
-    if thinking is not None:
-        used[fields.thinking_field] = bool(switches)
-    if conversation.reasoning_effort is not None:
-        used[fields.effort_field] = used.get(fields.effort_field, False) or effort is not None
+    if fields.thinking is not None:
+        switches = dict.fromkeys(names, fields.thinking)
+        used[fields.thinking_field] = bool(names)
+    effort: Effort | None = None
+    if sent is not None:
+        is_off = sent == "none" and bool(names)
+        if is_off:
+            switches = dict.fromkeys(names, False)
+        if sent in efforts or not is_off:
+            effort = cast(Effort | None, nearest_effort(sent, efforts))
+        used[fields.effort_field] = used.get(fields.effort_field, False) or is_off or effort is not None
+        if effort not in (None, sent):
+            accepted = ", ".join(efforts)
+            warnings = [f"{fields.effort_field}: {sent} became {effort}: the model's chat template accepts {accepted}"]
     kwargs = {**switches, **conversation.template_kwargs}
-    unused = [field for field, is_used in used.items() if not is_used]
-    return replace(conversation, reasoning_effort=effort, template_kwargs=kwargs), unused
+    fitted = replace(conversation, reasoning_effort=effort, template_kwargs=kwargs)
+    return FittedReasoning(fitted, [field for field, is_used in used.items() if not is_used], warnings)
 
 
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, object]:
     """The template's variables from the fields of the same names."""
     variables: dict[str, object] = {}
     if conversation.prompt_tools:
-        _check_used(template, "tools", ("tools",))
+        _check_used(template, "tools")
         variables["tools"] = [tool.for_template() for tool in conversation.prompt_tools]
     if conversation.documents:
-        _check_used(template, "documents", ("documents",))
+        _check_used(template, "documents")
         variables["documents"] = list(conversation.documents)
     if conversation.reasoning_effort is not None:
-        # Templates that can only switch reasoning off do not know how much of it is asked for.
-        switches: Sequence[str] = THINKING_SWITCHES if conversation.reasoning_effort == "none" else ()
-        _check_used(template, "reasoning_effort", ("reasoning_effort", *switches))
-        variables |= {"reasoning_effort": conversation.reasoning_effort, **dict.fromkeys(switches, False)}
+        variables["reasoning_effort"] = conversation.reasoning_effort
     return variables
 
 
-def _check_used(template: ChatTemplate, field: str, names: Sequence[str]) -> None:
-    if template.variables.isdisjoint(names):
+def _check_used(template: ChatTemplate, field: str) -> None:
+    if field not in template.variables:
         raise UnsupportedField(f"{field} is not supported: the model's chat template does not use it.", param=field)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms, text_part
+from proa.chat_template import ChatTemplate
+from proa.template_rules import PARTS, TEXT, ContentForms, text_of, text_part
 from proa_gateway.serving.fields import check_text, check_texts
 
 MAX_PARTS: Final = 4096  # of a message
@@ -104,18 +105,11 @@ def joined(parts: Iterable[str | ImagePart]) -> str | list[Part]:
             content += [*_text(texts), part]
             texts.clear()
     content += _text(texts)
-    return content if any(isinstance(part, ImagePart) for part in content) else text_of(content)
+    return content if any(isinstance(part, ImagePart) for part in content) else text_of(for_template(content))
 
 
 def _text(texts: Sequence[str]) -> Sequence[TextPart]:
     return text_part("\n".join(texts)) if texts else ()
-
-
-def text_of(content: str | Sequence[Part] | None) -> str:
-    """Texts of parts are joined with newlines."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "\n".join(part["text"] for part in content if isinstance(part, dict))
 
 
 def image_url(value: object) -> str:
@@ -175,7 +169,6 @@ Content = Annotated[
 ]
 """A message's text, or its parts."""
 
-TemplateContent = str | list[dict[str, Any]]
 ContentFormat = Literal["auto", "string", "openai"]
 """vLLM's names: what the template reads, always text, or always parts."""
 
@@ -189,15 +182,8 @@ def forms_of(template: ChatTemplate, content_format: ContentFormat) -> Mapping[s
     )
 
 
-def as_read(content: str | list[Part] | None, forms: ContentForms, placeholder: str = "") -> TemplateContent:
-    """The content in a form that the template reads: that in which it was sent, if possible.
-
-    Templates write an image's placeholder for a part of the type `image`. Without parts, `placeholder` comes before the
-    text, once for each image and on lines of their own, as in vLLM.
-    """
-    if isinstance(content, list) and forms.parts:
+def for_template(content: str | list[Part] | None) -> str | list[dict[str, Any]] | None:
+    """The content with a part of the type `image` for each image, as chat templates read them."""
+    if isinstance(content, list):
         return [{"type": "image"} if isinstance(part, ImagePart) else part for part in content]
-    text = text_of(content)
-    if isinstance(content, list) and (images := [placeholder for part in content if isinstance(part, ImagePart)]):
-        text = "\n".join([*images, text] if text else images)
-    return text if forms.text else list(text_part(text))
+    return content

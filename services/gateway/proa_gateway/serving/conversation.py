@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from proa.template_rules import REASONING_FIELDS
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import Content, read_answer
@@ -27,8 +28,6 @@ MAX_TOOLS = 1024  # OpenAI has 128
 MAX_CALLS = 1024  # of a message
 ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
 MAX_MESSAGES = 4096  # of a conversation
-# Names of an assistant's reasoning. Clients send one of them; templates read one of them.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class FunctionDefinition(BaseModel):
@@ -277,6 +276,8 @@ class TemplateFields(BaseModel):
 class ReasoningFields:
     """Fields about reasoning that clients of an API send to any model."""
 
-    thinking: bool | None  # the value for the template's switch, unless `template_kwargs` has one; None: not sent
-    thinking_field: str  # its path
-    effort_field: str  # path of the effort, maybe the same one
+    effort_field: str = "reasoning_effort"  # path of the effort
+    thinking: bool | None = (
+        None  # the value for the template's switch, unless `template_kwargs` has one; None: not sent
+    )
+    thinking_field: str = ""  # its path, maybe that of the effort

@@ -4,15 +4,16 @@ An API of chats brings a `Conversation`, its sampling fields by OpenAI's names, 
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly
 from proa.contract import SamplingParams
+from proa.fit_messages import fit_messages
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.grammars.message import Reasoning
-from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt
+from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, template_messages
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields, check_tools
@@ -47,6 +48,7 @@ class ReadConversation:
     prompt: Prompt
     conversation: Conversation  # with the reasoning fields that the model's template uses
     ignored_fields: Sequence[str]  # paths of those that it does not use
+    warnings: Sequence[str]  # about what was changed for the template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class ConversationReader:
     settings: ApiSettings
     param: str = "messages"  # path of the messages in the body, for errors
     max_tokens: int | None = None  # of the output, for which truncation leaves room
-    reasoning_fields: ReasoningFields | None = None  # those that clients send to any model
+    reasoning_fields: ReasoningFields = field(default_factory=ReasoningFields)
 
     def check(self) -> None:
         """Check what needs no model. Raises `InvalidRequest`."""
@@ -87,18 +89,18 @@ class ConversationReader:
         """`model_format` None: no output is parsed. `limit`: tokens of the prompt; None: those of the model's context.
         Raises `InvalidRequest`, `Overloaded`."""
         template, settings, request = await self._template(model), self.settings, self.request
-        conversation, variables = self.conversation, self.conversation.template_kwargs
+        variables = self.conversation.template_kwargs
         ignored = [f"chat_template_kwargs.{name}" for name in variables if name not in template.variables]
-        if self.reasoning_fields is not None:
-            conversation, unused = fit_reasoning(conversation, template, self.reasoning_fields)
-            ignored = [*unused, *ignored]
+        fitted = fit_reasoning(self.conversation, template, self.reasoning_fields)
+        conversation = fitted.conversation
         parts = list(image_parts(conversation.messages, self.param))
         images = await load_images(parts, model, settings.images, param=self.param) if parts else None
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
+        messages, warnings = fit_messages(template_messages(written.messages), template.rules)
         placeholder = images.input.placeholder if images is not None else ""
-        renderer = model.tokenizer.templates
+        renderer, content_format = model.tokenizer.templates, settings.content_format
         text = await self._rendered(
-            model, render_prompt(written, template, renderer, settings.content_format, placeholder=placeholder)
+            model, render_prompt(written, messages, template, renderer, content_format, placeholder=placeholder)
         )
         # The text has its special tokens already: the template writes them.
         special = request.add_special_tokens or False
@@ -109,7 +111,7 @@ class ConversationReader:
             expanded = cut_text(expanded, request, model)
         if settings.plain_texts:
             token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
-            expanded, text = expanded.replace(MARK, ""), text.replace(MARK, "")
+            expanded = expanded.replace(MARK, "")
         else:
             token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
         placed = images.place(token_ids) if images is not None else ()
@@ -121,13 +123,12 @@ class ConversationReader:
             placed = images_kept(placed, len(token_ids), len(kept), request.truncation_side or "left")
         message_format = None
         if model_format is not None:
-            content_format = settings.content_format
             added_text = partial(
-                generation_prompt, conversation, template, renderer, text, content_format, placeholder=placeholder
+                generation_prompt, written, messages, template, renderer, text, content_format, placeholder=placeholder
             )
             message_format = await self._message_format(model_format, lambda: self._rendered(model, added_text()))
         prompt = Prompt(kept, expanded, placed, message_format=message_format)
-        return ReadConversation(prompt, conversation, ignored)
+        return ReadConversation(prompt, conversation, [*fitted.unused_fields, *ignored], [*fitted.warnings, *warnings])
 
     async def _rendered(self, model: ServedModel, prompt: Awaitable[str]) -> str:
         """Raises `InvalidRequest` for a template that takes too long or too much memory."""
@@ -151,7 +152,7 @@ class ConversationReader:
         has_tags = model_format.tool_format.reasoning is not None
         return model_format.for_request(
             conversation.prompt_tools,
-            model_format.reasoning_after(await added_text()) if has_tags else Reasoning.CLOSED,
+            model_format.reasoning_after((await added_text()).replace(MARK, "")) if has_tags else Reasoning.CLOSED,
             parallel_calls=conversation.parallel_tool_calls,
             constrains_content=self.request.constraint is not None,
         )
@@ -213,6 +214,7 @@ class ConversationCall(GenerationCall):
             param=self.param,
             prompts=[read.prompt],
             ignored_fields=read.ignored_fields,
+            warnings=read.warnings,
             constraint=_output_constraint(self.fields.constraint, read),
             params=params,
             text_stream=lambda prompt: text_stream(self.fields, model),

@@ -61,6 +61,7 @@ class Job(ABC):
 
     prompts: Sequence[Prompt]
     ignored_fields: Sequence[str] = ()  # paths of fields that the model does not use
+    warnings: Sequence[str] = ()  # about what was changed for the model
     constraint: OutputConstraint | None = None  # what each output must match; None: anything
 
     @property

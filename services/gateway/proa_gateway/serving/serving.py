@@ -179,10 +179,12 @@ class Serving:
                 response_headers += self._notices.ignored(job.ignored_fields)
             if num_bytes := job.num_image_bytes:
                 guard.hold_images(num_bytes)
-            grammar = None
+            grammar, warnings = None, list(job.warnings)
             if job.constraint is not None:
                 with trace.span("grammar"):
-                    grammar, warnings = await self._constrainer.grammar(job.constraint, model)
+                    grammar, unenforced = await self._constrainer.grammar(job.constraint, model)
+                warnings += unenforced
+            if warnings:
                 response_headers += self._notices.warnings(warnings)
             with trace.span("admission"):
                 job.check(model)

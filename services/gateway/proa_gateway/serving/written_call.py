@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.template_budget import Budget
+from proa.template_rules import messages_as_read
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, MessageEvent
 from proa_gateway.parsing.format import ToolFormat
@@ -79,8 +80,8 @@ def written_call(tokenizer: Tokenizer) -> WrittenCall | None:
 
 def _render(template: ChatTemplate, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
     """The prompt. Empty: the template refuses the messages."""
-    chat = [ChatMessage.model_validate(message) for message in messages]
-    rendered = template_messages(chat, template.content_forms, keeps_null=template.tests_none)
+    chat = template_messages([ChatMessage.model_validate(message) for message in messages])
+    rendered = messages_as_read(chat, template.content_forms, keeps_null=template.tests_none)
     try:
         return template.render(
             rendered, {"tools": [_TOOL]}, add_generation_prompt=add_generation_prompt, budget=Budget()

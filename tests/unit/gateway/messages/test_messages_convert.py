@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proa.chat_template import TEXT
+from proa.template_rules import TEXT, messages_as_read
 from proa_gateway.apis.messages.job import conversation_of, generation_request
 from proa_gateway.apis.messages.protocol import MessagesRequest
 from proa_gateway.parsing.format import NamedTool
@@ -22,7 +22,8 @@ def body(**fields: Any) -> MessagesRequest:
 
 
 def history(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    return template_messages(conversation_of(body(messages=messages, **fields)).messages, {"user": TEXT})
+    sent = conversation_of(body(messages=messages, **fields)).messages
+    return messages_as_read(template_messages(sent), {"user": TEXT})
 
 
 BLOCKS = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
@@ -33,6 +34,32 @@ def test_system_texts_are_the_first_message(system: object) -> None:
     first, user = history({"role": "user", "content": "Hi"}, system=system)
     assert first == {"role": "system", "content": "Be brief.\nBe kind."}
     assert user == {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("system", "texts"),
+    [
+        ([{"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=0a1b2;"}, *BLOCKS], BLOCKS),
+        ([{"type": "text", "text": "x-anthropic-billing-header: cch=1"}], []),
+        ("x-anthropic-billing-header: cch=1;\n\nBe brief.", BLOCKS[:1]),
+        ([BLOCKS[0], {"type": "text", "text": "x-anthropic-billing-header: x"}], None),
+    ],
+)
+def test_the_line_about_billing_before_the_system_prompt_is_left_out(
+    system: Any, texts: list[dict[str, str]] | None
+) -> None:
+    prompts = [message["content"] for message in history({"role": "user", "content": "Hi"}, system=system)]
+    expected = system if texts is None else texts
+    assert prompts == [*filter(None, ["\n".join(block["text"] for block in expected)]), "Hi"]
+
+
+def test_documents_with_a_text_are_texts() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    document = {"type": "document", "source": source, "title": "Weather", "citations": {"enabled": True}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{**document, "context": "Today"}]}
+    text = {"type": "text", "text": "Sum up."}
+    tool, user = history({"role": "user", "content": [document, text, result]})
+    assert (tool["content"], user["content"]) == ("Weather\nToday\nIt rains.", "Weather\nIt rains.\nSum up.")
 
 
 def test_results_of_calls_come_before_the_text_beside_them() -> None:
@@ -130,7 +157,12 @@ def test_parameters_have_the_names_of_openai() -> None:
     [
         ({"max_tokens": 0}, ("max_tokens",), "greater than or equal to 1"),
         ({"messages": []}, ("messages",), "at least 1"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, None, "'document'"),
+        ({"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}, None, "'search_result'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+            None,
+            "'base64': only text are supported",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, None, "'file'"),
         ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, None, "an object with a type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, None, "only tools that the client runs"),

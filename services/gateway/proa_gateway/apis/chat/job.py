@@ -85,7 +85,8 @@ class BatchCall(GenerationCall):
             raise InvalidRequest(message, param="messages")
         prompts = [prompt for job in jobs for prompt in job.prompts]
         renderer = partial(BatchRenderer, model.name, [job.renderer for job in jobs])
-        return replace(first, prompts=prompts, renderer=renderer)
+        warnings = list(dict.fromkeys(warning for job in jobs for warning in job.warnings))
+        return replace(first, prompts=prompts, renderer=renderer, warnings=warnings)
 
 
 def batch_call(body: BatchChatCompletionRequest, settings: ApiSettings) -> BatchCall:

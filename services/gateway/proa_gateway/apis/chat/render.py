@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import orjson
 
+from proa.template_rules import text_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.choices import ChoiceRenderer, Output, Prompt, Usage
-from proa_gateway.serving.content import text_of
+from proa_gateway.serving.content import for_template
 from proa_gateway.serving.conversation_call import PreparedChat
 from proa_gateway.serving.envelope import Envelope, prompt_fields
 from proa_gateway.serving.generation_job import MakeRenderer
@@ -145,7 +146,7 @@ class ChatRenderer:
         self._form = ChatForm(
             envelope=envelope,
             role=role,
-            echo=text_of(body.messages[-1].content) if continues_role else "",
+            echo=text_of(for_template(body.messages[-1].content)) if continues_role else "",
             logprobs=body.chat_logprobs(vocabulary, as_ids=settings.tokens_as_ids) if body.logprobs else None,
             has_token_ids=bool(body.return_token_ids),
             includes_reasoning=body.include_reasoning is not False,

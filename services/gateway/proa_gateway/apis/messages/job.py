@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from proa_gateway.apis.messages.protocol import (
     REFUSED,
     ContentBlock,
     CountTokensRequest,
+    DocumentBlock,
     ImageBlock,
     MessageParam,
     MessagesRequest,
@@ -30,6 +31,9 @@ from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings, Endpoint
 
 MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
+BILLING: Final = "x-anthropic-billing-header:"
+"""Begins the line that Claude Code puts before its system prompt. It differs in each request, so no prompt would have a
+prefix of an earlier one."""
 
 
 def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str) -> ConversationCall:
@@ -63,7 +67,7 @@ def _reader(
         request=request,
         settings=settings,
         max_tokens=request.max_tokens,
-        reasoning_fields=ReasoningFields(thinking, "thinking", "output_config.effort"),
+        reasoning_fields=ReasoningFields("output_config.effort", thinking, "thinking"),
     )
 
 
@@ -105,9 +109,10 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
 
 
 def _system(body: CountTokensRequest) -> list[ChatMessage]:
-    if not body.system:
-        return []
-    return [_message(role="system", content="\n".join(block.text for block in body.system))]
+    texts = [block.text for block in body.system or ()]
+    if texts and texts[0].startswith(BILLING):
+        texts = [*filter(None, [texts[0].partition("\n")[2].lstrip()]), *texts[1:]]
+    return [_message(role="system", content="\n".join(texts))] if texts else []
 
 
 def _history(messages: Iterable[MessageParam]) -> Iterator[ChatMessage]:
@@ -135,7 +140,7 @@ def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> Chat
     parts = [
         _image(block, path) if isinstance(block, ImageBlock) else block.text
         for path, block in blocks
-        if isinstance(block, ImageBlock | TextBlock)
+        if isinstance(block, ImageBlock | TextBlock | DocumentBlock)
     ]
     thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock)]
     calls = [block for _, block in blocks if isinstance(block, ToolUseBlock)]
@@ -160,7 +165,7 @@ def _function(block: ToolUseBlock) -> dict[str, str]:
 
 
 def _result(block: ToolResultBlock) -> str:
-    text = "\n".join(part.text for part in block.content if isinstance(part, TextBlock))
+    text = "\n".join(part.text for part in block.content if not isinstance(part, ImageBlock))
     return f"Error: {text}" if block.is_error else text
 
 

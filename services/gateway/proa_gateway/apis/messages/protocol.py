@@ -62,6 +62,24 @@ class ImageBlock(BaseModel):
     ]
 
 
+class TextSource(BaseModel):
+    type: Literal["text"]
+    data: Text
+
+
+class DocumentBlock(BaseModel):
+    """A text with a title and what it is about. `citations` has no effect."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource, known_types("text")]
+    title: Text | None = None
+    context: Text | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for text in (self.title, self.context, self.source.data) if text)
+
+
 class ThinkingBlock(BaseModel):
     """Reasoning of an earlier answer."""
 
@@ -100,8 +118,8 @@ TextBlocks = Annotated[
 
 
 _ResultBlock = Annotated[
-    Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
-    known_types("text", "image"),
+    Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")],
+    known_types("text", "image", "document"),
 ]
 _ResultBlocks = Annotated[
     list[_ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock])
@@ -119,10 +137,10 @@ class ToolResultBlock(BaseModel):
 
 ContentBlock = Annotated[
     Annotated[
-        TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
-    known_types("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    known_types("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 

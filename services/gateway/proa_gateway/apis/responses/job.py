@@ -53,7 +53,7 @@ def responses_call(
 
 def _reasoning_fields(body: ResponsesRequest) -> ReasoningFields:
     effort = body.reasoning.effort if body.reasoning else None
-    return ReasoningFields(None if effort is None else effort != "none", "reasoning.effort", "reasoning.effort")
+    return ReasoningFields("reasoning.effort", None if effort is None else effort != "none", "reasoning.effort")
 
 
 def _renderer(
