@@ -115,6 +115,19 @@ SEED_OSS = ToolFormat(
 )
 
 
+# Step 3: tags within a section of tokens.
+STEP3 = ToolFormat(
+    name="step3",
+    signs=("<｜tool_calls_begin｜>", "steptml"),
+    reasoning=_THINK,
+    section=("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>"),
+    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">\n'
+    "$arguments</steptml:invoke><｜tool_call_end｜>",
+    between="\n",
+    arguments=Tagged('<steptml:parameter name="$key">$value</steptml:parameter>\n'),
+)
+
+
 def _hy3(name: str, suffix: str) -> ToolFormat:
     """Hunyuan 3, whose releases have different suffixes of all tags."""
     key = f"<arg_key{suffix}>$key</arg_key{suffix}>\n"
@@ -131,15 +144,3 @@ def _hy3(name: str, suffix: str) -> ToolFormat:
 
 HY_V3 = _hy3("hy_v3", "")
 HY_V3_OPENSOURCE = _hy3("hy_v3_opensource", ":opensource")
-
-# Step 3: tags within a section of tokens.
-STEP3 = ToolFormat(
-    name="step3",
-    signs=("<｜tool_calls_begin｜>", "steptml"),
-    reasoning=_THINK,
-    section=("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>"),
-    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">\n'
-    "$arguments</steptml:invoke><｜tool_call_end｜>",
-    between="\n",
-    arguments=Tagged('<steptml:parameter name="$key">$value</steptml:parameter>\n'),
-)
