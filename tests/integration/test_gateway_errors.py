@@ -98,7 +98,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     ({"stream": "perhaps"}, "stream", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": 5, "function": {"name": "f"}}]}, "tools[0]", "invalid_value"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "invalid_value"),
     (

@@ -70,9 +70,9 @@ async def test_errors_have_anthropics_form(tmp_path: Path) -> None:
             await create(model="other", max_tokens=5, messages=HI)
         with pytest.raises(anthropic.RequestTooLargeError):
             await create(model="fake", max_tokens=5, messages=[{"role": "user", "content": "x" * 20_000}])
-        search: Any = {"type": "web_search_20250305", "name": "web_search"}
-        with pytest.raises(anthropic.BadRequestError, match="web_search"):
-            await create(model="fake", max_tokens=5, messages=HI, tools=[search])
+        unnamed: Any = {"input_schema": {"type": "object"}}
+        with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.name"):
+            await create(model="fake", max_tokens=5, messages=HI, tools=[unnamed])
         with pytest.raises(anthropic.AuthenticationError) as unknown:
             await client.with_options(api_key="wrong").messages.create(model="fake", max_tokens=5, messages=HI)
         chat_error = (await gateway.http.post("/v1/chat/completions", json={})).json()

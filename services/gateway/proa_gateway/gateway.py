@@ -91,6 +91,8 @@ def respond(call: ApiCall, request: Request) -> WriterResponse:
     state.model = fields.model  # for the access log
     if call.extra_fields:
         state.response_headers += gateway.notices.check_extra(call.extra_fields, call.endpoint.refused)
+    if call.warnings:
+        state.response_headers += gateway.notices.warnings(call.warnings)
     return WriterResponse(partial(gateway.serving.respond, call, request))
 
 

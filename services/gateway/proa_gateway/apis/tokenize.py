@@ -19,6 +19,7 @@ from proa_gateway.serving.fields import ModelName, Text, TokenIds
 from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.job import ApiSettings
+from proa_gateway.serving.offers import offered_fields
 from proa_gateway.serving.prompt import MAX_COUNTED_TOKENS, check_text_fits
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
@@ -127,7 +128,8 @@ tokenizer_info_router = APIRouter(route_class=JsonRoute)  # with --enable-tokeni
 async def tokenize_prompt(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a chat as `/v1/chat/completions` sends it to the model."""
     gateway = gateway_of(request)
-    request.state.response_headers += gateway.notices.check_extra(body.__pydantic_extra__, REFUSED_IN_TOKENIZE)
+    extra = body.__pydantic_extra__ | offered_fields(body.tools or ())
+    request.state.response_headers += gateway.notices.check_extra(extra, REFUSED_IN_TOKENIZE)
     with admitted(request, body.model) as model:
         return _json(await tokenize(body, model, gateway.settings))
 

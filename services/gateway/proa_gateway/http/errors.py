@@ -169,10 +169,11 @@ def validation_error_object(errors: Sequence[Mapping[str, Any]], body: object) -
 
 def _without_tags(location: Sequence[str | int], body: object) -> Iterator[str | int]:
     """Yield the part of pydantic's location that is a path in the body: without the names of a union's branches, and
-    only up to a value that pydantic converted."""
+    only up to a value that pydantic converted. Branches of models that
+    have errors of their own have names in `<>`: they are no fields that are missing."""
     for depth, part in enumerate(location, start=1):
         if isinstance(body, dict):
-            if part in body or depth == len(location):
+            if part in body or (depth == len(location) and not str(part).startswith("<")):
                 yield part
                 body = body.get(part)
         elif isinstance(body, list) and isinstance(part, int):

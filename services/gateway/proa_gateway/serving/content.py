@@ -112,6 +112,13 @@ def _text(texts: Sequence[str]) -> Sequence[TextPart]:
     return text_part("\n".join(texts)) if texts else ()
 
 
+def together(first: str | list[Part], second: str | list[Part]) -> str | list[Part]:
+    """Two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}"
+    return [part for each in (first, second) for part in (text_part(each) if isinstance(each, str) else each)]
+
+
 def image_url(value: object) -> str:
     """Raises `PydanticCustomError` unless it is the text of a URL."""
     if not isinstance(value, str) or not value:

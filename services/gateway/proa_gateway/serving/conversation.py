@@ -12,16 +12,18 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PlainValidator,
     PrivateAttr,
+    Tag,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from proa.template_rules import REASONING_FIELDS
-from proa_gateway.errors import InvalidRequest
+from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import Content, read_answer
 from proa_gateway.serving.fields import Effort, TemplateValue, TemplateVariables, Text, Unsupported
+from proa_gateway.serving.offers import Offered, OfferedTool, by_type
 
 MAX_NAME = 128
 MAX_TOOLS = 1024  # OpenAI has 128
@@ -72,6 +74,7 @@ class Tool(BaseModel):
         return tool
 
 
+ToolField = Annotated[Annotated[Tool, Tag("<tool>")] | Offered, by_type({"function": "<tool>"})]
 ToolMode = Literal["none", "auto", "required"]
 ToolChoice = ToolMode | NamedTool
 
@@ -82,6 +85,7 @@ class AllowedTools:
 
     mode: ToolMode
     names: frozenset[str]
+    left_out: tuple[OfferedTool, ...] = ()  # entries of other types
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,23 @@ class ToolChoiceForm:
             case {"type": "allowed_tools", **fields}:
                 match fields.get("allowed_tools") if self.is_nested else fields:
                     case {"mode": ("auto" | "required") as mode, "tools": [*tools]}:
-                        return AllowedTools(cast(ToolMode, mode), frozenset(map(self._name, tools)))
+                        return self._allowed(cast(ToolMode, mode), tools)
             case {"type": str(kind)}:
                 message = "has the type {kind}: only the types function and allowed_tools are supported"
                 raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
         message = f'must be "none", "auto", "required", {self._named} or allowed_tools'
         raise PydanticCustomError("invalid_value", message)
+
+    def _allowed(self, mode: ToolMode, tools: Sequence[object]) -> AllowedTools:
+        names: set[str] = set()
+        left_out: list[OfferedTool] = []
+        for tool in tools:
+            match tool:
+                case {"type": str(kind)} if kind not in ("function", ""):
+                    left_out.append(OfferedTool.model_construct(type=kind))
+                case _:
+                    names.add(self._name(tool))
+        return AllowedTools(mode, frozenset(names), tuple(left_out))
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -151,11 +166,20 @@ def allowed_tools(tools: Sequence[Tool], choice: AllowedTools) -> Sequence[Tool]
     return allowed
 
 
-def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
-    """Raises `InvalidRequest`."""
+def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice, left_out: Sequence[OfferedTool] = ()) -> None:
+    """Raises `InvalidRequest`. `left_out`: the tools of other types."""
     names = [tool.function.name for tool in tools]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidRequest(f"The tools must have different names; {twice[0]!r} is there twice.", param="tools")
+    if left_out and isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
+        for tool in left_out:
+            if tool.name == tool_choice.name:
+                message = f"tool_choice names the tool {tool.name!r}, whose type {tool.type!r} is not supported."
+                raise UnsupportedField(message, param="tool_choice")
+    if left_out and not tools and tool_choice == "required":
+        kinds = ", ".join(repr(kind) for kind in dict.fromkeys(tool.type[:40] for tool in left_out[:10]))
+        message = f"tool_choice demands a call, but there are only tools of types that are not supported: {kinds}."
+        raise UnsupportedField(message, param="tool_choice")
     if not tools and tool_choice not in ("none", "auto"):
         raise InvalidRequest("tool_choice is only allowed when tools are specified.", param="tool_choice")
     if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
@@ -218,6 +242,7 @@ class Conversation:
 
     messages: Sequence[ChatMessage]  # in the form of chat completions, tool calls and their results included
     tools: Sequence[Tool] = ()
+    left_out_tools: Sequence[OfferedTool] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     includes_reasoning: bool = True  # the answer shows it
@@ -245,7 +270,7 @@ class TemplateFields(BaseModel):
     chat_template_kwargs: TemplateVariables | None = None
     documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     reasoning_effort: Effort | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceField = None
 
     @property
@@ -255,13 +280,16 @@ class TemplateFields(BaseModel):
 
     def conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
         """Raises `InvalidRequest`."""
-        tools: Sequence[Tool] = self.tools or ()
+        tools: Sequence[Tool] = [tool for tool in self.tools or () if isinstance(tool, Tool)]
+        left_out = [tool for tool in self.tools or () if isinstance(tool, OfferedTool)]
         tool_choice = self.tool_choice or "auto"
         if isinstance(tool_choice, AllowedTools):
-            tools, tool_choice = allowed_tools(tools, tool_choice), tool_choice.mode
+            tools, left_out = allowed_tools(tools, tool_choice), [*left_out, *tool_choice.left_out]
+            tool_choice = tool_choice.mode
         return Conversation(
             messages=messages,
             tools=tools,
+            left_out_tools=left_out,
             tool_choice=tool_choice,
             reasoning_effort=self.reasoning_effort,
             documents=self.documents or (),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
+import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,6 +25,7 @@ from proa_gateway.http.middleware import REQUEST_ID
 
 _STRING = {"type": "string"}
 MAX_PROMPTS: Final = 16_384  # gateways have lower limits of their own
+_ENVELOPE: Final = 8  # levels of a stored response, or of an event, around a field that it repeats
 NO_UNICODE: Final = "must be valid Unicode: it has a lone surrogate"
 _PROMPTS: Final = ("input", "queries", "text_1", "text_2")
 """Fields that may be null and are no settings."""
@@ -72,6 +74,20 @@ def check_texts(value: object) -> object:
             rest += entry.values()
         elif isinstance(entry, list):
             rest += entry
+    return value
+
+
+def check_json(value: object) -> object:
+    """Raises `PydanticCustomError` for a value that `orjson` cannot write within other values."""
+    nested = value
+    for _ in range(_ENVELOPE):
+        nested = [nested]
+    try:
+        orjson.dumps(nested)
+    except orjson.JSONEncodeError as error:
+        reasons = {"surrogate": NO_UNICODE, "64-bit": "has an integer of more than 64 bits"}
+        reason = next((text for part, text in reasons.items() if part in str(error)), "is nested too deeply")
+        raise PydanticCustomError("invalid_value", reason) from None
     return value
 
 

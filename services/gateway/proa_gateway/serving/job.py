@@ -107,6 +107,7 @@ class ApiCall(ABC):
     fields: RequestFields
     session_id: str | None  # what the requests of one conversation have in common, for session affinity
     extra_fields: Mapping[str, Any]  # of the body, which its class does not have, by their paths
+    warnings: Sequence[str] = ()  # about parts of the body that are left out
     num_prompts: int = 1
 
     @property

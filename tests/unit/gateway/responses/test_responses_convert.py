@@ -146,7 +146,7 @@ def test_only_an_unfinished_message_is_continued() -> None:
         ({"input": ["a"]}, "must be an object with a type"),
         ({"input": 5}, "must be a string or a list of items"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file': only input_text"),
-        ({"tools": [{"type": "mcp"}]}, "'mcp': only function"),
+        ({"tools": [{"name": "mcp"}]}, "must be an object with a type"),
         ({"tool_choice": "maybe"}, "must be"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{}]}}, "must have"),
         ({"input": "\ud800"}, "lone surrogate"),

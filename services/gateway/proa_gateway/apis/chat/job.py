@@ -14,6 +14,7 @@ from proa_gateway.serving.conversation_call import ConversationCall, Conversatio
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT
 from proa_gateway.serving.job import ApiSettings, Endpoint
+from proa_gateway.serving.offers import offered_fields
 
 CHAT = Endpoint("/v1/chat/completions", "chat", "chatcmpl-", REFUSED_IN_CHAT)
 BATCH = replace(CHAT, route="/v1/chat/completions/batch")
@@ -27,7 +28,7 @@ def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str 
         endpoint=CHAT,
         fields=body,
         session_id=body.session_id or body.prompt_cache_key or body.user,
-        extra_fields=body.extra_fields,
+        extra_fields=body.extra_fields | offered_fields(body.tools) if body.tools else body.extra_fields,
         settings=settings,
         reader=ConversationReader(
             conversation=conversation_of(body),
@@ -96,7 +97,7 @@ def batch_call(body: BatchChatCompletionRequest, settings: ApiSettings) -> Batch
         endpoint=BATCH,
         fields=body,
         session_id=chats[0].session_id,
-        extra_fields=body.extra_fields,
+        extra_fields=body.extra_fields | offered_fields(body.tools or ()),
         settings=settings,
         num_prompts=len(chats),
         chats=chats,

@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from proa_gateway.apis.messages.protocol import (
     REFUSED,
+    CompactionBlock,
     ContentBlock,
     CountTokensRequest,
     DocumentBlock,
     ImageBlock,
     MessageParam,
     MessagesRequest,
+    RecordBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoiceParam,
@@ -44,6 +46,7 @@ def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str)
         fields=request,
         session_id=body.metadata.user_id if body.metadata else None,
         extra_fields=body.extra_fields,
+        warnings=body.warnings,
         settings=settings,
         reader=_reader(body, conversation, request, settings),
         renderer=lambda chat: partial(
@@ -98,7 +101,8 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
     thinking, choice = body.thinking, body.tool_choice
     return Conversation(
         messages=messages,
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[_tool(tool) for tool in body.tools or () if isinstance(tool, ToolParam)],
+        left_out_tools=body.offered_tools,
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         includes_reasoning=not (thinking and thinking.display == "omitted"),
@@ -132,16 +136,13 @@ def _chat_messages(message: MessageParam, path: str) -> Iterator[ChatMessage]:
             if images:
                 yield _message(role="user", content=images)
     if rest := [(block_path, block) for block_path, block in blocks if not isinstance(block, ToolResultBlock)]:
-        yield _chat_message(message.role, rest)
+        yield from _chat_message(message.role, rest)
 
 
-def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> ChatMessage:
-    """Convert a message of these blocks, given with their paths in the body."""
-    parts = [
-        _image(block, path) if isinstance(block, ImageBlock) else block.text
-        for path, block in blocks
-        if isinstance(block, ImageBlock | TextBlock | DocumentBlock)
-    ]
+def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> Iterator[ChatMessage]:
+    """Convert a message of these blocks, given with their paths in the body. Yields none if nothing in it can be
+    read."""
+    parts = list(_parts(blocks))
     thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock)]
     calls = [block for _, block in blocks if isinstance(block, ToolUseBlock)]
     fields: dict[str, Any] = {"role": role, "content": joined(parts) if parts else None}
@@ -149,7 +150,20 @@ def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> Chat
         fields["reasoning_content"] = "\n".join(thoughts)
     if calls:
         fields["tool_calls"] = [{"id": each.id, "function": _function(each)} for each in calls]
-    return _message(**fields)
+    if parts or thoughts or calls:
+        yield _message(**fields)
+
+
+def _parts(blocks: Iterable[tuple[str, ContentBlock]]) -> Iterator[str | ImagePart]:
+    """Texts, records as texts, and images."""
+    for path, block in blocks:
+        match block:
+            case ImageBlock():
+                yield _image(block, path)
+            case TextBlock() | DocumentBlock():
+                yield block.text
+            case CompactionBlock() | RecordBlock() if block.text:
+                yield block.text
 
 
 def _image(block: ImageBlock, path: str) -> ImagePart:

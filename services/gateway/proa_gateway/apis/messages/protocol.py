@@ -1,23 +1,30 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`.
 
-A content block of another type is refused by its name.
+A content block of another type is refused by its name, a tool of another type is left out.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, ToolName
 from proa_gateway.serving.fields import Count, Effort, ModelName, Probability, TemplateValue, Text, known_types
 from proa_gateway.serving.ignored_fields import Refused
+from proa_gateway.serving.offers import (
+    UNREADABLE_COMPACTION,
+    Offered,
+    OfferedTool,
+    Record,
+    by_type,
+    offered_fields,
+)
 from proa_gateway.serving.structured_outputs import JsonText
 
 MAX_BLOCKS = 1024  # of a message
 _KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
 REFUSED = {
     "container": Refused("nothing is executed here"),
-    "mcp_servers": Refused("no servers are called"),
     "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
     "output_format": Refused("use output_config.format"),
     "prefill": Refused("end the messages with one of the assistant"),
@@ -104,6 +111,41 @@ class ToolUseBlock(BaseModel):
     input: dict[Text, TemplateValue]
 
 
+class CompactionBlock(BaseModel):
+    """A summary of earlier messages. `encrypted_content` is for its author only."""
+
+    type: Literal["compaction"]
+    content: Text | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content or ""
+
+
+RecordType = Literal[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "advisor_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "mcp_tool_listing",
+    "tool_reference",
+    "tool_addition",
+    "tool_removal",
+]
+
+
+class RecordBlock(Record):
+    """Text in the prompt."""
+
+    type: RecordType
+
+
 def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -118,8 +160,8 @@ TextBlocks = Annotated[
 
 
 _ResultBlock = Annotated[
-    Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")],
-    known_types("text", "image", "document"),
+    Annotated[TextBlock | ImageBlock | DocumentBlock | RecordBlock, Field(discriminator="type")],
+    known_types("text", "image", "document", *get_args(RecordType)),
 ]
 _ResultBlocks = Annotated[
     list[_ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock])
@@ -137,10 +179,28 @@ class ToolResultBlock(BaseModel):
 
 ContentBlock = Annotated[
     Annotated[
-        TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock
+        | ImageBlock
+        | DocumentBlock
+        | ThinkingBlock
+        | RedactedThinkingBlock
+        | ToolUseBlock
+        | ToolResultBlock
+        | CompactionBlock
+        | RecordBlock,
         Field(discriminator="type"),
     ],
-    known_types("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    known_types(
+        "text",
+        "image",
+        "document",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "compaction",
+        *get_args(RecordType),
+    ),
 ]
 
 
@@ -150,14 +210,6 @@ _Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=T
 class MessageParam(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
-
-
-def _refuse_server_tools(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in (None, "custom"):
-        message = "has the type {kind}: only tools that the client runs are supported"
-        raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(str(kind)[:40])})
-    return value
 
 
 class ToolParam(BaseModel):
@@ -170,7 +222,7 @@ class ToolParam(BaseModel):
     strict: bool | None = None
 
 
-ToolField = Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]
+ToolField = Annotated[Annotated[ToolParam, Tag("<tool>")] | Offered, by_type({"custom": "<tool>"}, default="custom")]
 
 
 class ToolChoiceParam(BaseModel):
@@ -229,9 +281,23 @@ class CountTokensRequest(BaseModel):
     output_config: OutputConfig | None = None
 
     @property
+    def offered_tools(self) -> list[OfferedTool]:
+        """The tools that are left out."""
+        return [tool for tool in self.tools or () if isinstance(tool, OfferedTool)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """About blocks that are left out."""
+        blocks = (block for message in self.messages for block in message.content)
+        unreadable = any(isinstance(block, CompactionBlock) and not block.text for block in blocks)
+        return [UNREADABLE_COMPACTION] if unreadable else []
+
+    @property
     def extra_fields(self) -> dict[str, Any]:
-        """The fields that this class does not have, without those that change nothing."""
-        return {name: value for name, value in self.__pydantic_extra__.items() if name not in NO_EFFECT}
+        """The fields that this class does not have, without those that change nothing, and the types of the tools that
+        are left out."""
+        extra = {name: value for name, value in self.__pydantic_extra__.items() if name not in NO_EFFECT}
+        return extra | offered_fields(self.offered_tools)
 
 
 class MessagesRequest(CountTokensRequest):

@@ -30,5 +30,6 @@ async def count_message_tokens(body: CountTokensRequest, request: Request) -> di
     """The tokens of the prompt that a message with the same fields would have."""
     gateway = gateway_of(request)
     request.state.response_headers += gateway.notices.check_extra(body.extra_fields, REFUSED)
+    request.state.response_headers += gateway.notices.warnings(body.warnings)
     with admitted(request, body.model) as model:
         return {"input_tokens": await count_tokens(body, gateway.settings, model)}

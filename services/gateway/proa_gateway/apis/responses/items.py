@@ -1,9 +1,10 @@
-"""Items of a response's input: messages, calls, their results and reasoning. Other items are refused by their type."""
+"""Items of a response's input: messages, calls, their results, reasoning, and records of other servers' tools. Other
+items are refused by their type."""
 
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.serving.content import MAX_PARTS, ImagePart, Part, image_url, joined
 from proa_gateway.serving.conversation import MAX_MESSAGES
 from proa_gateway.serving.fields import Text, known_types
+from proa_gateway.serving.offers import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,44 @@ class ReasoningItem(BaseModel):
         return {"id": self.id or new_id("rs_"), "type": "reasoning", **fields, "encrypted_content": None}
 
 
+RecordType = Literal[
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "tool_search_call",
+    "tool_search_output",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "program",
+    "program_output",
+    "compaction",
+    "compaction_summary",
+]
+
+
+class RecordItem(Record):
+    """Each is the assistant's text in the prompt. Compactions are here for their readable fields, if they have any."""
+
+    type: RecordType
+
+    def listed(self) -> Fields:
+        fields = self.model_dump()
+        return {**fields, "id": fields.get("id") or new_id("item_")}
+
+
+def is_unreadable_compaction(item: "Item") -> bool:
+    return isinstance(item, RecordItem) and item.type in ("compaction", "compaction_summary") and not item.text
+
+
 def _with_type(value: object) -> object:
     """Messages may have no type."""
     if not isinstance(value, dict):
@@ -195,10 +235,10 @@ def _with_type(value: object) -> object:
     return {"type": "message", **value} if "role" in value else value
 
 
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | RecordItem
 _Item = Annotated[
     Annotated[Item, Field(discriminator="type")],
-    known_types("message", "function_call", "function_call_output", "reasoning"),
+    known_types("message", "function_call", "function_call_output", "reasoning", *get_args(RecordType)),
     BeforeValidator(_with_type),
 ]
 
@@ -224,5 +264,8 @@ def parsed(items: Iterable[Fields]) -> list[Item]:
 
 
 def listed(items: Iterable[Item]) -> list[Fields]:
-    """The items as clients get them, each with an id."""
-    return [{**item.listed(), "status": item.status or "completed"} for item in items]
+    """The items as clients get them, each with an id. Records are as they were sent."""
+    return [
+        item.listed() if isinstance(item, RecordItem) else {**item.listed(), "status": item.status or "completed"}
+        for item in items
+    ]

@@ -12,12 +12,14 @@ from proa_gateway.apis.responses.items import (
     Item,
     MessageItem,
     ReasoningItem,
+    RecordItem,
     content_of,
 )
 from proa_gateway.apis.responses.output import LogprobsOf, OutputItems
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.apis.responses.render import Keep, ResponsesRenderer, new_response
-from proa_gateway.serving.content import Part
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.serving.content import Part, together
 from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader, PreparedChat
 from proa_gateway.serving.job import ApiSettings, Endpoint
@@ -36,6 +38,7 @@ def responses_call(
         fields=request,
         session_id=body.session_id or body.prompt_cache_key or body.user,
         extra_fields=body.extra_fields,
+        warnings=body.warnings,
         settings=settings,
         reader=ConversationReader(
             conversation=conversation_of(body, history),
@@ -86,9 +89,13 @@ def conversation_of(body: ResponsesRequest, history: Sequence[Item]) -> Conversa
     continues = _is_unfinished(items[-1])
     system = [_message("system", body.instructions)] if body.instructions else []
     functions = body.functions
+    messages = [*system, *chat_messages(items, len(history))]
+    if not messages:
+        raise InvalidRequest("input: there is nothing in it that the model could read.", param="input")
     return Conversation(
-        messages=[*system, *chat_messages(items, len(history))],
+        messages=messages,
         tools=body.tool_choice.tools(functions),
+        left_out_tools=[*body.offered_tools, *body.tool_choice.left_out],
         tool_choice=body.tool_choice.choice(functions),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         includes_reasoning=body.include_reasoning is not False,
@@ -105,6 +112,8 @@ def chat_messages(items: Iterable[Item], num_before: int = 0) -> Iterator[ChatMe
     answer = _Answer()
     for index, item in enumerate(items, start=-num_before):
         path = f"input[{index}]" if index >= 0 else ""
+        if isinstance(item, RecordItem) and not item.text:
+            continue
         if isinstance(item, CallOutputItem):
             yield from answer.take()
             yield _message("tool", content_of(item.output, path and f"{path}.output"), tool_call_id=item.call_id)
@@ -123,25 +132,35 @@ class _Answer:
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
+        self._has_message = False  # whose text is in the content, maybe after records
 
     def is_before(self, item: Item) -> bool:
-        """Whether the item begins another message: reasoning comes first, then text, then calls."""
-        if len(self._fields.get("tool_calls", ())) >= MAX_CALLS:
-            return True
-        return not isinstance(item, CallItem) and not self._fields.keys().isdisjoint({"content", "tool_calls"})
+        """Whether the item begins another message: reasoning comes first, then text and records, then calls."""
+        if isinstance(item, CallItem):
+            return len(self._fields.get("tool_calls", ())) >= MAX_CALLS
+        if isinstance(item, ReasoningItem):
+            return not self._fields.keys().isdisjoint({"content", "tool_calls"})
+        return "tool_calls" in self._fields or (self._has_message and isinstance(item, MessageItem))
 
     def add(self, item: Item, path: str) -> None:
         if isinstance(item, ReasoningItem):
             earlier = self._fields.get("reasoning_content")
             self._fields["reasoning_content"] = f"{earlier}\n{item.text}" if earlier else item.text
         elif isinstance(item, MessageItem):
-            self._fields["content"] = content_of(item.content, path and f"{path}.content")
+            self._add_content(content_of(item.content, path and f"{path}.content"))
+            self._has_message = True
+        elif isinstance(item, RecordItem):
+            self._add_content(item.text)
         elif isinstance(item, CallItem):
             function = {"name": item.call_name.flat, "arguments": item.arguments}
             self._fields.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
 
+    def _add_content(self, content: str | list[Part]) -> None:
+        earlier = self._fields.get("content")
+        self._fields["content"] = content if earlier is None else together(earlier, content)
+
     def take(self) -> list[ChatMessage]:
-        fields, self._fields = self._fields, {}
+        fields, self._fields, self._has_message = self._fields, {}, False
         return [ChatMessage.model_validate({"role": "assistant", **fields})] if fields else []
 
 

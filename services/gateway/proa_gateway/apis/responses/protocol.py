@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.apis.responses.items import CallName, InputItems
+from proa_gateway.apis.responses.items import CallName, InputItems, is_unreadable_compaction
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.conversation import (
@@ -21,18 +20,18 @@ from proa_gateway.serving.conversation import (
     ToolName,
 )
 from proa_gateway.serving.fields import (
-    NO_UNICODE,
     Count,
     Effort,
     Name,
     TemplateValue,
     TemplateVariables,
     Text,
-    known_types,
+    check_json,
 )
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
+from proa_gateway.serving.offers import UNREADABLE_COMPACTION, Offered, OfferedTool, by_type, offered_fields
 from proa_gateway.serving.structured_outputs import ResponseFormat
 
 _FORM = ToolChoiceForm(is_nested=False)
@@ -75,7 +74,6 @@ REFUSED: Mapping[str, Refused] = {
     "previous_input_messages": Refused("use previous_response_id or input"),
 }
 NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
-_ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
 MAX_REPEATED = 4 * 2**20
 
 
@@ -113,27 +111,32 @@ class NamespaceParam(BaseModel):
     type: Literal["namespace"]
     name: ToolName
     description: Text | None = None
-    tools: list[Annotated[FunctionParam, known_types("function")]]
+    tools: list[Annotated[Annotated[FunctionParam, Tag("<function>")] | Offered, by_type({"function": "<function>"})]]
 
     @model_validator(mode="after")
     def _check_names(self) -> "NamespaceParam":
-        if any(len(CallName(tool.name, self.name).flat) > MAX_NAME for tool in self.tools):
+        if any(len(CallName(tool.name, self.name).flat) > MAX_NAME for tool in self.functions):
             message = "has a function whose name, with that of the namespace, is longer than {most} characters"
             raise PydanticCustomError("invalid_value", message, {"most": MAX_NAME})
         return self
 
+    @property
+    def functions(self) -> list[FunctionParam]:
+        return [tool for tool in self.tools if isinstance(tool, FunctionParam)]
+
 
 ToolParam = Annotated[
-    Annotated[FunctionParam | NamespaceParam, Field(discriminator="type")], known_types("function", "namespace")
+    Annotated[FunctionParam, Tag("<function>")] | Annotated[NamespaceParam, Tag("<namespace>")] | Offered,
+    by_type({"function": "<function>", "namespace": "<namespace>"}),
 ]
 
 
-def functions_of(tools: Iterable[FunctionParam | NamespaceParam]) -> Iterator[Function]:
+def functions_of(tools: Iterable[FunctionParam | NamespaceParam | OfferedTool]) -> Iterator[Function]:
     for tool in tools:
         if isinstance(tool, FunctionParam):
             yield tool.function()
-        else:
-            yield from (function.function(tool.name) for function in tool.tools)
+        elif isinstance(tool, NamespaceParam):
+            yield from (function.function(tool.name) for function in tool.functions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,11 @@ class ToolSelection:
             return [function.tool for function in functions]
         names = {flat for name in self.parsed.names for flat in _flat_names(name, functions)}
         return [function.tool for function in functions if function.call_name.flat in names]
+
+    @property
+    def left_out(self) -> Sequence[OfferedTool]:
+        """Allowed tools of other types."""
+        return self.parsed.left_out if isinstance(self.parsed, AllowedTools) else ()
 
     def choice(self, functions: Sequence[Function]) -> ToolChoice:
         """Raises `InvalidRequest` for a name that functions of several namespaces have."""
@@ -194,20 +202,11 @@ def _num_characters(value: object) -> int:
 
 
 def _check_repeated(value: object) -> object:
-    """Raises `PydanticCustomError` for JSON that `orjson` cannot write."""
+    """Raises `PydanticCustomError`."""
     if _num_characters(value) > MAX_REPEATED:
         message = "must not have more than {limit} characters: the response repeats them"
         raise PydanticCustomError("invalid_value", message, {"limit": MAX_REPEATED})
-    nested = value
-    for _ in range(_ENVELOPE):
-        nested = [nested]
-    try:
-        orjson.dumps(nested)
-    except orjson.JSONEncodeError as error:
-        reasons = {"surrogate": NO_UNICODE, "64-bit": "has an integer of more than 64 bits"}
-        reason = next((text for part, text in reasons.items() if part in str(error)), "is nested too deeply")
-        raise PydanticCustomError("invalid_value", reason) from None
-    return value
+    return check_json(value)
 
 
 Repeated = BeforeValidator(_check_repeated)
@@ -285,6 +284,18 @@ class ResponsesRequest(GenerationRequest):
         return list(functions_of(self.tools or ()))
 
     @property
+    def offered_tools(self) -> list[OfferedTool]:
+        """The tools that are left out, those of namespaces included."""
+        namespaces = [tool for tool in self.tools or () if isinstance(tool, NamespaceParam)]
+        tools = [*(self.tools or ()), *(inner for namespace in namespaces for inner in namespace.tools)]
+        return [tool for tool in tools if isinstance(tool, OfferedTool)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """About items that are left out."""
+        return [UNREADABLE_COMPACTION] if any(is_unreadable_compaction(item) for item in self.input) else []
+
+    @property
     def extra_fields(self) -> dict[str, Any]:
         """Unknown fields, and those of `GenerationRequest` that responses do not support, by their path in the body."""
         others = {name: getattr(self, name) for name in REFUSED if name in self.model_fields_set}
@@ -293,7 +304,7 @@ class ResponsesRequest(GenerationRequest):
         }
         if self.top_logprobs and not self.wants_logprobs:
             unknown["top_logprobs"] = self.top_logprobs
-        fields = super().extra_fields | others | unknown
+        fields = super().extra_fields | others | unknown | offered_fields(self.offered_tools)
         return {name: value for name, value in fields.items() if name not in NO_EFFECT}
 
     @property

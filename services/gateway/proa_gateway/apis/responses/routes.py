@@ -42,6 +42,7 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> Respon
     """The tokens of the prompt that a response with the same fields would have."""
     gateway = gateway_of(request)
     request.state.response_headers += gateway.notices.check_extra(body.extra_fields, REFUSED)
+    request.state.response_headers += gateway.notices.warnings(body.warnings)
     history = _history(_stored(request), body)
     call = responses_call(body, history, gateway.settings, _discard)
     with admitted(request, body.model) as model:
