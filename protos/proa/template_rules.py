@@ -196,6 +196,7 @@ def find_rules(
         later_system=has_system
         and reads(system, user, later)
         and reads(user, later, then)
+        and reads(system, user, later, answer, then)
         and reads(system, user, answer, later, then)
         and (not calls or reads(system, user, bare, result, later)),
         system_alone=not has_system or reads(system),

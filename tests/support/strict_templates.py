@@ -88,7 +88,7 @@ STRICT_TEMPLATES: Mapping[str, tuple[str, TemplateRules]] = {
             _raise("m.role == 'assistant' and (loop.first or " + _LAST + ".role == 'system')")
             + _raise(f"not loop.first and m.role in ('user', 'assistant') and {_LAST}.role == m.role")
         ),
-        TemplateRules(users=False, answers=False, answer_first=False, text_before_calls=False),
+        TemplateRules(later_system=False, users=False, answers=False, answer_first=False, text_before_calls=False),
     ),
     "answer after a result": (
         _template(_raise(f"m.role == 'user' and not loop.first and {_LAST}.role == 'tool'")),
