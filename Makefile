@@ -83,6 +83,9 @@ browser: setup ## the chat page in headless Chromium, which must be installed
 clients: setup ## the clients that people use, against the built-in model (PORT); installs them into build/clients
 	proa serve builtin --host 127.0.0.1 --port $(PORT) --enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
 
+agents: setup ## Codex, Claude Code, OpenCode, Qwen Code and openai-agents in pinned versions, against the built-in model and a scripted one (AGENTS_ARGS="--only codex"); installs them into AGENTS_CACHE (build/agents, 1.2 GB)
+	PYTHONPATH=tests:. python tests/peers/agents.py $(AGENTS_ARGS)
+
 quantizers: setup ## what the quantizers write, against their own perplexity (QUANTIZERS_ARGS); installs them into build/quantizers
 	PYTHONPATH=tests:. python tests/peers/quantizers.py $(QUANTIZERS_ARGS)
 
@@ -155,4 +158,4 @@ clean: ## remove the environment, the tools and all caches; build/ is kept
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run real-model bench soak chaos browser clients quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments lock e2e size clean help
+.PHONY: run real-model bench soak chaos browser clients agents quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments lock e2e size clean help

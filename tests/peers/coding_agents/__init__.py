@@ -1,0 +1,1 @@
+"""The coding agents of `agents.py`, and what it records of them."""

@@ -1,0 +1,158 @@
+"""The coding agents of `agents.py`: their packages, and how each is pointed at a gateway. docs/agents.md has the same
+settings."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.scripted_turns import call
+
+PYTHON_PACKAGES = ("openai-agents==0.24.0",)
+_PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Add File: hello.txt
++hello from proa
+*** End Patch
+EOF
+"""
+
+
+def read_note(tool: str, field: str) -> Callable[[Path], str]:
+    return lambda work: call(tool, **{field: str(work / "note.txt")})
+
+
+def saw_the_note(work: Path, prompt: str) -> None:
+    assert "The secret is marmalade." in prompt.rpartition("<tool>")[2], prompt[-1000:]
+
+
+def patched(work: Path, prompt: str) -> None:
+    assert (work / "hello.txt").read_text() == "hello from proa\n", prompt[-1000:]
+
+
+def _nothing(url: str, model: str) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """`command`: from the folder of the packages, the model and the question. `files`: of its home, by path.
+    `environment`: from the URL, the model and its home. `call`: what the scripted model writes, for a work folder;
+    `check` raises `AssertionError` unless the call was run, from the work folder and the prompt after it."""
+
+    name: str
+    version: str
+    package: str = ""  # npm
+    postinstall: str = ""
+    is_deterministic: bool = True  # the same question twice is the same prompt
+    command: Callable[[Path, str, str], Sequence[str]]
+    environment: Callable[[str, str, Path], Mapping[str, str]] = lambda url, model, home: {}
+    files: Callable[[str, str], Mapping[str, str]] = _nothing
+    call: Callable[[Path], str]
+    check: Callable[[Path, str], None] = saw_the_note
+
+
+def codex_files(url: str, model: str) -> Mapping[str, str]:
+    config = f"""model = "{model}"
+model_provider = "proa"
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[model_providers.proa]
+name = "Proa"
+base_url = "{url}/v1"
+wire_api = "responses"
+request_max_retries = 0
+stream_max_retries = 0
+"""
+    return {"codex/config.toml": config}
+
+
+def claude_environment(url: str, model: str, home: Path) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": model,
+        "CLAUDE_CONFIG_DIR": str(home / "claude"),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024" if model == "fake" else "32",
+    }
+
+
+def opencode_files(url: str, model: str) -> Mapping[str, str]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Proa",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {model: {"limit": {"context": 131_072, "output": 32 if model != "fake" else 1024}}},
+    }
+    config = {"autoupdate": False, "share": "disabled", "provider": {"proa": provider}}
+    return {"config/opencode/opencode.json": json.dumps(config)}
+
+
+AGENTS = (
+    Agent(
+        name="codex",
+        version="0.171.0",
+        package="@openai/codex@0.171.0",
+        command=lambda cache, model, question: [
+            *(str(cache / "node_modules/.bin/codex"), "exec", "--skip-git-repo-check"),
+            *("--sandbox", "danger-full-access", question),
+        ],
+        environment=lambda url, model, home: {"CODEX_HOME": str(home / "codex")},
+        files=codex_files,
+        call=lambda work: call("exec_command", cmd=_PATCH),
+        check=patched,
+    ),
+    Agent(
+        name="claude-code",
+        version="2.1.332",
+        package="@anthropic-ai/claude-code@2.1.332",
+        postinstall="@anthropic-ai/claude-code/install.cjs",
+        command=lambda cache, model, question: [str(cache / "node_modules/.bin/claude"), "-p", question],
+        environment=claude_environment,
+        call=read_note("Read", "file_path"),
+    ),
+    Agent(
+        name="opencode",
+        version="1.18.33",
+        package="opencode-ai@1.18.33",
+        postinstall="opencode-ai/postinstall.mjs",
+        command=lambda cache, model, question: [
+            *(str(cache / "node_modules/.bin/opencode"), "run", "-m", f"proa/{model}", question)
+        ],
+        files=opencode_files,
+        call=read_note("read", "filePath"),
+    ),
+    Agent(
+        name="qwen-code",
+        version="0.24.4",
+        package="@qwen-code/qwen-code@0.24.4",
+        command=lambda cache, model, question: [
+            *(str(cache / "node_modules/.bin/qwen"), "--auth-type", "openai", "-p", question)
+        ],
+        environment=lambda url, model, home: {
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": "none",
+            "OPENAI_MODEL": model,
+        },
+        files=lambda url, model: {
+            ".qwen/settings.json": json.dumps(
+                {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
+            )
+        },
+        call=read_note("read_file", "file_path"),
+    ),
+    Agent(
+        name="openai-agents",
+        version="0.24.0",
+        command=lambda cache, model, question: [
+            *(str(cache / "venv/bin/python"), str(Path(__file__).parent / "openai_agent.py"), model, question)
+        ],
+        environment=lambda url, model, home: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"},
+        call=read_note("read_file", "path"),
+    ),
+)
