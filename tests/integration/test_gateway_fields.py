@@ -44,11 +44,21 @@ async def test_empty_settings_leave_the_answer_as_it_is(gateway: RunningGateway)
     assert response.json()["choices"] == plain
 
 
-@pytest.mark.parametrize("role", ["tool", "function", "critic", "ipython"])
-async def test_a_message_may_have_any_role(gateway: RunningGateway, engine: FakeEngine, role: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "written"),
+    [
+        ("function", "function: 5"),
+        ("critic", "critic: 5"),
+        ("ipython", "ipython: 5"),
+        ("tool", "user: [result of a tool]\n5"),  # the template reads no calls
+    ],
+)
+async def test_a_message_may_have_any_role(
+    gateway: RunningGateway, engine: FakeEngine, role: str, written: str
+) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": role, "tool_call_id": "1", "content": "5"}]
     assert (await gateway.chat(messages=messages)).status_code == 200
-    assert byte_level_tokenizer().decode(prompt_ids(engine.requests[0])).startswith(f"user: Hi\n{role}: 5\n")
+    assert byte_level_tokenizer().decode(prompt_ids(engine.requests[0])).startswith(f"user: Hi\n{written}\n")
 
 
 @pytest.mark.parametrize(

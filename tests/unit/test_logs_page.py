@@ -19,7 +19,9 @@ def test_the_line_of_every_10_seconds_and_its_fields_are_on_the_page() -> None:
     stats = SchedulerStats(
         num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.125, prefix_cache_queries=4, prefix_cache_hits=1
     )
-    line = StatsLog(Totals()).next(Totals(250, 1234, stats), seconds=10.0)
+    interval = StatsLog(Totals()).next(Totals(250, 1234, stats), seconds=10.0)
+    assert interval is not None
+    line = interval.line("GPU KV cache")
     text = section("Every 10 seconds")
     assert f"INFO {line}\n" in text
     rows = re.findall(r"^\| [^|]+ \| (`[^|]+`) \|", text, re.M)
