@@ -17,7 +17,7 @@ from proa.contract import (
     Lora,
     SchedulerStats,
 )
-from proa.engine.v1 import service_pb2
+from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
@@ -78,7 +78,7 @@ class Gateway:
     def add(self, handle: int) -> None:
         self.send(add=service_pb2.AddRequest(handle=handle, request=engine_request(request_id=f"r{handle}")))
 
-    async def messages(self) -> AsyncIterator[service_pb2.SessionRequest]:
+    async def requests(self) -> AsyncIterator[service_pb2.SessionRequest]:
         while (message := await self._sent.get()) is not None:
             yield message
 
@@ -87,8 +87,21 @@ class Gateway:
         self.received.append(message)
 
     @property
+    def heartbeats(self) -> list[core_pb2.SchedulerStats]:
+        """Statistics alone, which come at any time."""
+        return [message.outputs.stats for message in self.received if is_heartbeat(message)]
+
+    @property
+    def messages(self) -> list[service_pb2.SessionResponse]:
+        return [message for message in self.received if not is_heartbeat(message)]
+
+    @property
     def outputs(self) -> list[service_pb2.SessionResponse]:
-        return [message for message in self.received if message.HasField("outputs")]
+        return [message for message in self.messages if message.HasField("outputs")]
+
+
+def is_heartbeat(message: service_pb2.SessionResponse) -> bool:
+    return message.HasField("outputs") and not (message.outputs.outputs or message.outputs.plain_handles)
 
 
 class SessionUnderTest:
@@ -108,7 +121,7 @@ class SessionUnderTest:
         self.router.start(engine)
         self.gateway = Gateway()
         self.session = Session(self.router, lambda: None, **options)
-        self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))
+        self.running = asyncio.create_task(self.session.run(self.gateway.requests(), self.gateway.write))
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
         self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections=rejections))
@@ -140,7 +153,7 @@ async def received(case: SessionUnderTest, condition: Callable[[], object]) -> N
 
 async def test_hello_comes_first_and_before_any_step_has_the_adapters_loaded_at_the_start() -> None:
     async with open_session() as case:
-        hello = case.gateway.received[0].hello
+        hello = case.gateway.messages[0].hello
         assert hello.instance_id == "i"
         assert [lora.name for lora in hello.loras.loras] == ["a"]
 
@@ -219,11 +232,9 @@ async def test_session_with_too_many_unread_pooled_values_is_closed() -> None:
 async def test_statistics_are_sent_while_a_step_runs_with_its_age() -> None:
     async with open_session() as case:
         case.core.step_started_at = 0.0  # long ago, on the monotonic clock
-        await received(case, lambda: case.gateway.outputs)
+        await received(case, lambda: any(stats.last_step_age > 0 for stats in case.gateway.heartbeats))
 
-        stats = case.gateway.outputs[0].outputs.stats
-        assert stats.num_running_reqs == 2
-        assert stats.last_step_age > 0
+        assert case.gateway.heartbeats[-1].num_running_reqs == 2
 
 
 async def test_closed_session_aborts_its_unfinished_requests() -> None:
@@ -251,20 +262,20 @@ async def test_rejection_by_the_core_names_the_handle() -> None:
     async with open_session() as case:
         client = case.core.submitted[0].client_index
         case.step(rejections=(Rejection("r2", client, "resource_exhausted", "the queue is full"),))
-        await received(case, lambda: case.gateway.received[-1].HasField("rejected"))
+        await received(case, lambda: case.gateway.messages[-1].HasField("rejected"))
 
-        rejected = case.gateway.received[-1].rejected
+        rejected = case.gateway.messages[-1].rejected
         assert (rejected.handle, rejected.message, rejected.retryable) == (2, "the queue is full", True)
 
 
 async def test_drained_session_ends_with_its_last_request() -> None:
     async with open_session(num_requests=1) as case:
         case.router.drain()
-        await received(case, lambda: case.gateway.received[-1].HasField("draining"))
+        await received(case, lambda: case.gateway.messages[-1].HasField("draining"))
         case.step(case.output(1, 5, finish_reason=FinishReason.STOP))
         await case.running
 
-        assert case.gateway.received[-1].outputs.outputs[0].handle == 1
+        assert case.gateway.messages[-1].outputs.outputs[0].handle == 1
         assert case.core.aborted == []
 
 
