@@ -13,7 +13,7 @@ from proa.grammar import GrammarError, Lowered, check
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.parsing.format import FunctionTool, ToolChoice, ToolFormat
+from proa_gateway.parsing.format import FunctionTool, TextGrammar, ToolChoice, ToolFormat
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.serving.conversation import Tool
 from proa_gateway.serving.grammars import Grammars
@@ -42,7 +42,7 @@ class MessageConstraint:
 
     @property
     def constrains_calls(self) -> bool:
-        return bool(self.tools) and (self.choice != "auto" or any(tool.function.strict for tool in self.tools))
+        return bool(self.tools) and (self.choice != "auto" or any(tool.is_enforced for tool in self.tools))
 
     @property
     def param(self) -> str:
@@ -72,7 +72,7 @@ class MessageGrammarKey:
     """The grammar of a message, as a key of `Grammars`. `answer`: of the content."""
 
     tool_format: ToolFormat
-    tools: str  # names, schemas and whether they are strict, as JSON
+    tools: str  # names, schemas, whether they are strict, and grammars of inputs, as JSON
     choice: ToolChoice
     parallel_calls: bool
     reasoning: Reasoning
@@ -83,15 +83,18 @@ class MessageGrammarKey:
     @classmethod
     def of(cls, message: MessageConstraint, answer: Grammar | None, tokenizer: Tokenizer) -> "MessageGrammarKey":
         """Raises `GrammarError` for schemas that are nested too deeply."""
-        functions = [tool.function for tool in message.tools]
+        tools = [
+            (each.function.name, each.function.parameters or {}, each.is_enforced, _fields(each.grammar))
+            for each in message.tools
+        ]
         try:
-            tools = json.dumps([[each.name, each.parameters or {}, bool(each.strict)] for each in functions])
+            as_json = json.dumps(tools)
         except RecursionError:
             raise GrammarError("the parameters are nested too deeply") from None
         is_closed = message.reasoning is Reasoning.CLOSED
         return cls(
             message.tool_format,
-            tools,
+            as_json,
             message.choice,
             message.parallel_calls,
             message.reasoning,
@@ -106,7 +109,10 @@ class MessageGrammarKey:
 
     def lower(self) -> Lowered:
         """Raises `GrammarError`."""
-        tools = [FunctionTool(name, parameters, strict) for name, parameters, strict in json.loads(self.tools)]
+        tools = [
+            FunctionTool(name, parameters, strict, TextGrammar(*text) if text else None)
+            for name, parameters, strict, text in json.loads(self.tools)
+        ]
         added_tokens = self.tokenizer.added_tokens
         if tools:
             lowered = tool_grammar(
@@ -132,6 +138,10 @@ class MessageGrammarKey:
             lowered = Lowered(grammar)
         check(lowered.grammar.text)
         return lowered
+
+
+def _fields(grammar: TextGrammar | None) -> tuple[str, str] | None:
+    return None if grammar is None else (grammar.syntax, grammar.definition)
 
 
 class Constrainer:

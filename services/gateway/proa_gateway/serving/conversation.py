@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,8 +21,9 @@ from pydantic_core import PydanticCustomError
 
 from proa.template_rules import REASONING_FIELDS
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.parsing.format import NamedTool
+from proa_gateway.parsing.format import NamedTool, TextGrammar
 from proa_gateway.serving.content import Content, read_answer
+from proa_gateway.serving.custom_tools import ChatInputFormat, call_arguments, function_fields, grammar_of
 from proa_gateway.serving.fields import Effort, TemplateValue, TemplateVariables, Text, Unsupported
 from proa_gateway.serving.offers import Offered, OfferedTool, by_type
 
@@ -62,6 +64,16 @@ class Tool(BaseModel):
             tool._sent = value
         return tool
 
+    @property
+    def grammar(self) -> TextGrammar | None:
+        """Of the input of a custom tool. None: any text, or the tool is a function."""
+        return None
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether calls must match the tool, also if none is demanded."""
+        return bool(self.function.strict) or self.grammar is not None
+
     def for_template(self) -> dict[str, Any]:
         """Return the tool as it was sent, in the same order of keys, without `strict`, which the gateway enforces."""
         function = {key: value for key, value in self._sent["function"].items() if key != "strict"}
@@ -74,7 +86,48 @@ class Tool(BaseModel):
         return tool
 
 
-ToolField = Annotated[Annotated[Tool, Tag("<tool>")] | Offered, by_type({"function": "<tool>"})]
+class CustomTool(Tool):
+    """A tool whose calls have a text as input, as the function that it is for the model."""
+
+    _grammar: TextGrammar | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, name: str, description: str | None, grammar: TextGrammar | None) -> "CustomTool":
+        tool = cls.model_validate({"type": "function", "function": function_fields(name, description, grammar)})
+        tool._grammar = grammar
+        return tool
+
+    @property
+    def grammar(self) -> TextGrammar | None:
+        return self._grammar
+
+
+class CustomDefinition(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: ToolName
+    description: Text | None = None
+    format: ChatInputFormat | None = None
+
+
+class CustomToolParam(BaseModel):
+    """A custom tool in chat completions."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    def tool(self) -> CustomTool:
+        return CustomTool.of(self.custom.name, self.custom.description, grammar_of(self.custom.format))
+
+
+ToolField = Annotated[
+    Annotated[Tool, Tag("<tool>")]
+    | Annotated[CustomToolParam, AfterValidator(CustomToolParam.tool), Tag("<custom>")]
+    | Offered,
+    by_type({"function": "<tool>", "custom": "<custom>"}),
+]
 ToolMode = Literal["none", "auto", "required"]
 ToolChoice = ToolMode | NamedTool
 
@@ -99,14 +152,14 @@ class ToolChoiceForm:
         if value is None or value in get_args(ToolMode):
             return cast(ToolMode | None, value)
         match value:
-            case {"type": "function"}:
+            case {"type": "function" | "custom"}:
                 return NamedTool(self._name(value))
             case {"type": "allowed_tools", **fields}:
                 match fields.get("allowed_tools") if self.is_nested else fields:
                     case {"mode": ("auto" | "required") as mode, "tools": [*tools]}:
                         return self._allowed(cast(ToolMode, mode), tools)
             case {"type": str(kind)}:
-                message = "has the type {kind}: only the types function and allowed_tools are supported"
+                message = "has the type {kind}: only the types function, custom and allowed_tools are supported"
                 raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
         message = f'must be "none", "auto", "required", {self._named} or allowed_tools'
         raise PydanticCustomError("invalid_value", message)
@@ -116,7 +169,7 @@ class ToolChoiceForm:
         left_out: list[OfferedTool] = []
         for tool in tools:
             match tool:
-                case {"type": str(kind)} if kind not in ("function", ""):
+                case {"type": str(kind)} if kind not in ("function", "custom", ""):
                     left_out.append(OfferedTool.model_construct(type=kind))
                 case _:
                     names.add(self._name(tool))
@@ -126,7 +179,8 @@ class ToolChoiceForm:
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the field."""
         name = {"name": {"type": "string"}}
-        tool = _object(type={"enum": ["function"]}, **({"function": _object(**name)} if self.is_nested else name))
+        tools = {kind: {kind: _object(**name)} if self.is_nested else name for kind in ("function", "custom")}
+        tool = {"anyOf": [_object(type={"enum": [kind]}, **fields) for kind, fields in tools.items()]}
         allowed = {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": tool}}
         fields = {"allowed_tools": _object(**allowed)} if self.is_nested else allowed
         allowing = _object(type={"enum": ["allowed_tools"]}, **fields)
@@ -141,7 +195,9 @@ class ToolChoiceForm:
         match tool:
             case {"type": "function", "function": {"name": str(name)}} if self.is_nested:
                 return name
-            case {"type": "function", "name": str(name)} if not self.is_nested:
+            case {"type": "custom", "custom": {"name": str(name)}} if self.is_nested:
+                return name
+            case {"type": "function" | "custom", "name": str(name)} if not self.is_nested:
                 return name
         raise PydanticCustomError("invalid_value", f"must have {self._named} for each tool that it names")
 
@@ -203,6 +259,17 @@ class ToolCall(BaseModel):
     id: Text = ""
     type: Literal["function"] = "function"
     function: FunctionCall
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_custom(cls, value: Any) -> Any:
+        """Read the call of a custom tool as one of the function that it is for the model."""
+        match value:
+            case {"type": "custom", "custom": {"name": name, "input": str(text)}, **others}:
+                return {**others, "type": "function", "function": {"name": name, "arguments": call_arguments(text)}}
+            case {"type": "custom"}:
+                raise PydanticCustomError("invalid_value", 'must have "custom": {"name": …, "input": …}')
+        return value
 
 
 class ChatMessage(BaseModel):
@@ -272,6 +339,11 @@ class TemplateFields(BaseModel):
     reasoning_effort: Effort | None = None
     tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceField = None
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(tool.function.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
     @property
     def opens_message(self) -> bool:

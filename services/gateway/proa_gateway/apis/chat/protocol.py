@@ -84,18 +84,35 @@ class CalledTool(BaseModel):
     function: CalledFunction
 
 
+class CustomInput(BaseModel):
+    name: str
+    input: str
+
+
+class CalledCustomTool(BaseModel):
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+
 class CalledFunctionPart(BaseModel):
     name: str | None = None
     arguments: str
 
 
+class CustomInputPart(BaseModel):
+    name: str | None = None
+    input: str
+
+
 class ToolCallPart(BaseModel):
-    """The first part of a call has `id`, `type` and the name, those after it more of the arguments."""
+    """The first part of a call has `id`, `type` and the name, those after it more of the arguments or of the input."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunctionPart
+    type: Literal["function", "custom"] | None = None
+    function: CalledFunctionPart | None = None
+    custom: CustomInputPart | None = None
 
 
 class AssistantMessage(BaseModel):
@@ -107,7 +124,7 @@ class AssistantMessage(BaseModel):
     function_call: None
     reasoning: str | None
     reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: list[CalledTool | CalledCustomTool] | None = None
 
 
 class ChatDelta(BaseModel):

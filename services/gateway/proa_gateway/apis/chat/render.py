@@ -9,8 +9,16 @@ import orjson
 from proa.template_rules import text_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.output.text import Delta
-from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
+from proa_gateway.parsing.events import (
+    ArgumentsDelta,
+    CallEnded,
+    CallStarted,
+    ContentDelta,
+    MessageEvent,
+    ReasoningDelta,
+)
 from proa_gateway.parsing.format import NamedTool
+from proa_gateway.parsing.input_text import InputText
 from proa_gateway.serving.choices import ChoiceRenderer, Output, Prompt, Usage
 from proa_gateway.serving.content import for_template
 from proa_gateway.serving.conversation_call import PreparedChat
@@ -35,6 +43,7 @@ class ChatForm:
     names_call: bool  # `tool_choice` names a function, so that a call does not change the finish reason
     continuous_usage: bool  # every event of a stream has the usage
     is_parsed: bool  # reasoning and calls are not part of the content
+    custom_tools: frozenset[str] = frozenset()  # names of the tools whose calls have an input in place of arguments
 
 
 class ChatChoice:
@@ -46,6 +55,7 @@ class ChatChoice:
         self._index = index
         self._opening_fields = opening_fields
         self._has_calls = False
+        self._inputs: dict[int, InputText] = {}  # of the calls of custom tools
         self.text_frame = (
             form.envelope.event_head() + b'{"index":%d,"delta":{"content":' % index,
             b'},"logprobs":null,"finish_reason":null}' + form.envelope.event_tail(),
@@ -85,10 +95,12 @@ class ChatChoice:
                     reasoning += text
                 case ContentDelta(text):
                     content += text
-                case CallStarted(_, id, name):
-                    calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-                case ArgumentsDelta(index, text):
-                    calls[index]["function"]["arguments"] += text
+                case CallStarted():
+                    calls.append(self._started(event))
+                case ArgumentsDelta() | CallEnded():
+                    for kind, field in self._more(event).items():
+                        for name, text in field.items():
+                            calls[event.index][kind][name] += text
         self._has_calls = bool(calls)
         message: dict[str, Any] = {"role": form.role, "content": content or (None if calls else "")}
         message |= {**_ABSENT, "reasoning": reasoning or None}
@@ -105,13 +117,26 @@ class ChatChoice:
                 return {"content": text}
             case ReasoningDelta(text) if self._form.includes_reasoning:
                 return {"reasoning_content": text, "reasoning": text}
-            case CallStarted(index, id, name):
+            case CallStarted(index):
                 self._has_calls = True
-                call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-                return {"tool_calls": [call]}
-            case ArgumentsDelta(index, text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+                return {"tool_calls": [{"index": index, **self._started(event)}]}
+            case ArgumentsDelta(index) | CallEnded(index) if more := self._more(event):
+                return {"tool_calls": [{"index": index, **more}]}
         return None
+
+    def _started(self, call: CallStarted) -> dict[str, Any]:
+        if call.name not in self._form.custom_tools:
+            return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        self._inputs[call.index] = InputText()
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": ""}}
+
+    def _more(self, event: ArgumentsDelta | CallEnded) -> dict[str, dict[str, str]]:
+        """Return the fields of a call with more of its arguments or of its input; empty if there is no more."""
+        text = event.text if isinstance(event, ArgumentsDelta) else ""
+        if (input_text := self._inputs.get(event.index)) is None:
+            return {"function": {"arguments": text}} if text else {}
+        text = input_text.feed(text) if isinstance(event, ArgumentsDelta) else input_text.close()
+        return {"custom": {"input": text}} if text else {}
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
         form = self._form
@@ -153,6 +178,7 @@ class ChatRenderer:
             names_call=isinstance(body.tool_choice, NamedTool),
             continuous_usage=settings.includes_usage or body.continuous_usage,
             is_parsed=chat.prompt.message_format is not None,
+            custom_tools=body.custom_tools if body.tools else frozenset(),
         )
         self._body = body
         self._prompt = chat.prompt

@@ -17,8 +17,14 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.serving.content import MAX_PARTS, ImagePart, Part, image_url, joined
 from proa_gateway.serving.conversation import MAX_MESSAGES
+from proa_gateway.serving.custom_tools import call_arguments
 from proa_gateway.serving.fields import Text, known_types
 from proa_gateway.serving.offers import Record
+
+_ITEM_TYPES = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    "reasoning",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +152,35 @@ class CallItem(BaseModel):
         return {"id": self.id or new_id("fc_"), "type": "function_call", **fields}
 
 
+class CustomCallItem(BaseModel):
+    """A call of a custom tool by the model. `namespace`: of the tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Text
+    name: Text
+    input: Text
+    namespace: Text | None = None
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def call_name(self) -> CallName:
+        return CallName(self.name, self.namespace)
+
+    @property
+    def arguments(self) -> str:
+        """Of the function that the tool is for the model, as JSON text."""
+        return call_arguments(self.input)
+
+    def listed(self) -> Fields:
+        fields = {"call_id": self.call_id, **self.call_name.fields(), "input": self.input}
+        return {"id": self.id or new_id("ctc_"), "type": "custom_tool_call", **fields}
+
+
 class CallOutputItem(BaseModel):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Text
     output: Parts
     id: Text | None = None
@@ -160,7 +191,8 @@ class CallOutputItem(BaseModel):
         has_images = len(texts) < len(self.output)
         output = [part.listed() for part in self.output] if has_images else "\n".join(texts)
         fields = {"call_id": self.call_id, "output": output}
-        return {"id": self.id or new_id("fco_"), "type": "function_call_output", **fields}
+        prefix = "fco_" if self.type == "function_call_output" else "ctco_"
+        return {"id": self.id or new_id(prefix), "type": self.type, **fields}
 
 
 def _dropped(value: object) -> None:
@@ -235,10 +267,10 @@ def _with_type(value: object) -> object:
     return {"type": "message", **value} if "role" in value else value
 
 
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | RecordItem
+Item = MessageItem | CallItem | CustomCallItem | CallOutputItem | ReasoningItem | RecordItem
 _Item = Annotated[
     Annotated[Item, Field(discriminator="type")],
-    known_types("message", "function_call", "function_call_output", "reasoning", *get_args(RecordType)),
+    known_types(*_ITEM_TYPES, *get_args(RecordType)),
     BeforeValidator(_with_type),
 ]
 

@@ -8,6 +8,7 @@ from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.items import (
     CallItem,
     CallOutputItem,
+    CustomCallItem,
     Fields,
     Item,
     MessageItem,
@@ -20,7 +21,7 @@ from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.apis.responses.render import Keep, ResponsesRenderer, new_response
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.content import Part, together
-from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, ReasoningFields
+from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, CustomTool, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader, PreparedChat
 from proa_gateway.serving.job import ApiSettings, Endpoint
 
@@ -69,6 +70,7 @@ def _renderer(
         includes_reasoning=body.include_reasoning is not False,
         logprobs=_logprobs_of(body, chat, settings) if body.wants_logprobs else None,
         call_names=[function.call_name for function in body.functions],
+        custom_tools={each.call_name.flat for each in body.functions if isinstance(each.tool, CustomTool)},
     )
     return ResponsesRenderer(response, items, keep, is_streamed=bool(body.stream), wants_tokens=body.wants_logprobs)
 
@@ -136,7 +138,7 @@ class _Answer:
 
     def is_before(self, item: Item) -> bool:
         """Whether the item begins another message: reasoning comes first, then text and records, then calls."""
-        if isinstance(item, CallItem):
+        if isinstance(item, CallItem | CustomCallItem):
             return len(self._fields.get("tool_calls", ())) >= MAX_CALLS
         if isinstance(item, ReasoningItem):
             return not self._fields.keys().isdisjoint({"content", "tool_calls"})
@@ -151,7 +153,7 @@ class _Answer:
             self._has_message = True
         elif isinstance(item, RecordItem):
             self._add_content(item.text)
-        elif isinstance(item, CallItem):
+        elif isinstance(item, CallItem | CustomCallItem):
             function = {"name": item.call_name.flat, "arguments": item.arguments}
             self._fields.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
 

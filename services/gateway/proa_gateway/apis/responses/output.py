@@ -1,6 +1,6 @@
 """OutputItems: the items of a response's output, and the events that stream them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.items import CallName, Fields, Status, new_id, output_text
@@ -13,6 +13,7 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
+from proa_gateway.parsing.input_text import InputText
 
 LogprobsOf = Callable[[Sequence[TokenLogprobs]], list[Fields]]
 Event = tuple[str, Fields]
@@ -23,16 +24,23 @@ class OutputItems:
     """Builds items from a message's events. `items` are those that have ended."""
 
     def __init__(
-        self, *, includes_reasoning: bool, logprobs: LogprobsOf | None, call_names: Iterable[CallName] = ()
+        self,
+        *,
+        includes_reasoning: bool,
+        logprobs: LogprobsOf | None,
+        call_names: Iterable[CallName] = (),
+        custom_tools: Collection[str] = (),
     ) -> None:
         """`logprobs` renders the log probabilities of the text's tokens; None: not requested. `call_names`: the
-        functions' names."""
+        functions' names. `custom_tools`: flat names of those that are custom tools."""
         self.items: list[Fields] = []
         self._includes_reasoning = includes_reasoning
         self._render_logprobs = logprobs
         self._call_names = {name.flat: name for name in call_names}
+        self._custom_tools = custom_tools
+        self._input = InputText()  # of the custom call that has not ended
         self._open: Fields | None = None  # the item that has not ended
-        self._texts: list[str] = []  # its text, or the arguments of the call
+        self._texts: list[str] = []  # its text, or the arguments or the input of the call
         self._logprobs: list[Fields] = []  # of its text
         self._held: list[TokenLogprobs] = []  # of tokens whose text has not come yet
         self._events: list[Event] = []  # not returned yet
@@ -54,10 +62,15 @@ class OutputItems:
     def close(self, status: Status) -> list[Event]:
         """End the item that is open, if there is one."""
         if self._open is not None:
+            if self._open["type"] == "custom_tool_call":
+                self._grow_input(self._input.close())
             item, text = {**self._open, "status": status}, "".join(self._texts)
             if item["type"] == "function_call":
                 item["arguments"] = text
                 self._emit("response.function_call_arguments.done", name=item["name"], arguments=text)
+            elif item["type"] == "custom_tool_call":
+                item["input"] = text
+                self._emit("response.custom_tool_call_input.done", input=text)
             else:
                 item["content"] = [self._end_part(item["type"], text)]
             self._emit_item("done", item)
@@ -79,7 +92,13 @@ class OutputItems:
                 self._grow("response.reasoning_text.delta", text, content_index=0)
             case CallStarted(_, id, name):
                 names = self._call_names.get(name, CallName(name)).fields()
-                self._start({"id": new_id("fc_"), "call_id": id, **names, "arguments": ""}, "function_call")
+                if name in self._custom_tools:
+                    self._start({"id": new_id("ctc_"), "call_id": id, **names, "input": ""}, "custom_tool_call")
+                    self._input = InputText()
+                else:
+                    self._start({"id": new_id("fc_"), "call_id": id, **names, "arguments": ""}, "function_call")
+            case ArgumentsDelta(_, text) if self._open is not None and self._open["type"] == "custom_tool_call":
+                self._grow_input(self._input.feed(text))
             case ArgumentsDelta(_, text):
                 self._grow("response.function_call_arguments.delta", text)
             case CallEnded():
@@ -104,6 +123,10 @@ class OutputItems:
     def _grow(self, event: str, text: str, **fields: object) -> None:
         self._texts.append(text)
         self._emit(event, delta=text, **fields)
+
+    def _grow_input(self, text: str) -> None:
+        if text:
+            self._grow("response.custom_tool_call_input.delta", text)
 
     def _end_part(self, kind: str, text: str) -> Fields:
         if kind == "message":

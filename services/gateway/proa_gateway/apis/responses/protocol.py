@@ -14,11 +14,13 @@ from proa_gateway.serving.conversation import (
     MAX_NAME,
     MAX_TOOLS,
     AllowedTools,
+    CustomTool,
     Tool,
     ToolChoice,
     ToolChoiceForm,
     ToolName,
 )
+from proa_gateway.serving.custom_tools import InputFormat, grammar_of
 from proa_gateway.serving.fields import (
     Count,
     Effort,
@@ -73,6 +75,7 @@ REFUSED: Mapping[str, Refused] = {
     "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
     "previous_input_messages": Refused("use previous_response_id or input"),
 }
+_CALLABLE = {"function": "<function>", "custom": "<custom>"}  # types of tools, and their tags
 NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
 MAX_REPEATED = 4 * 2**20
 
@@ -103,15 +106,33 @@ class FunctionParam(BaseModel):
         return Function(call_name, Tool.model_validate({"type": "function", "function": function}))
 
 
+class CustomParam(BaseModel):
+    """A tool whose input is a text, which matches `format`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["custom"]
+    name: ToolName
+    description: Text | None = None
+    format: InputFormat | None = None
+
+    def function(self, namespace: str | None = None) -> Function:
+        call_name = CallName(self.name, namespace)
+        return Function(call_name, CustomTool.of(call_name.flat, self.description, grammar_of(self.format)))
+
+
+_Callable = Annotated[FunctionParam, Tag("<function>")] | Annotated[CustomParam, Tag("<custom>")]
+
+
 class NamespaceParam(BaseModel):
-    """Functions with a common first name. `description` has no effect: each function has its own."""
+    """Functions and custom tools with a common first name. `description` has no effect: each tool has its own."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["namespace"]
     name: ToolName
     description: Text | None = None
-    tools: list[Annotated[Annotated[FunctionParam, Tag("<function>")] | Offered, by_type({"function": "<function>"})]]
+    tools: list[Annotated[_Callable | Offered, by_type(_CALLABLE)]]
 
     @model_validator(mode="after")
     def _check_names(self) -> "NamespaceParam":
@@ -121,19 +142,19 @@ class NamespaceParam(BaseModel):
         return self
 
     @property
-    def functions(self) -> list[FunctionParam]:
-        return [tool for tool in self.tools if isinstance(tool, FunctionParam)]
+    def functions(self) -> list[FunctionParam | CustomParam]:
+        return [tool for tool in self.tools if isinstance(tool, FunctionParam | CustomParam)]
 
 
 ToolParam = Annotated[
-    Annotated[FunctionParam, Tag("<function>")] | Annotated[NamespaceParam, Tag("<namespace>")] | Offered,
-    by_type({"function": "<function>", "namespace": "<namespace>"}),
+    _Callable | Annotated[NamespaceParam, Tag("<namespace>")] | Offered,
+    by_type({**_CALLABLE, "namespace": "<namespace>"}),
 ]
 
 
-def functions_of(tools: Iterable[FunctionParam | NamespaceParam | OfferedTool]) -> Iterator[Function]:
+def functions_of(tools: Iterable[FunctionParam | CustomParam | NamespaceParam | OfferedTool]) -> Iterator[Function]:
     for tool in tools:
-        if isinstance(tool, FunctionParam):
+        if isinstance(tool, FunctionParam | CustomParam):
             yield tool.function()
         elif isinstance(tool, NamespaceParam):
             yield from (function.function(tool.name) for function in tool.functions)

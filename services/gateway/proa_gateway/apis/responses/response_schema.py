@@ -52,6 +52,18 @@ class OutputCall(BaseModel):
     status: Literal["completed", "incomplete"]
 
 
+class OutputCustomCall(BaseModel):
+    """`namespace`: of the tool; only there if it has one."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+    status: Literal["completed", "incomplete"]
+
+
 class ResponseUsage(BaseModel):
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -69,7 +81,7 @@ class ResponseObject(BaseModel):
     completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
+    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall]
     error: dict[str, Any] | None
     incomplete_details: dict[str, str] | None
     usage: ResponseUsage | None
