@@ -15,9 +15,9 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.format import FunctionTool, TextGrammar, ToolChoice, ToolFormat
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
-from proa_gateway.serving.conversation import Tool
 from proa_gateway.serving.grammars import Grammars
 from proa_gateway.serving.structured_outputs import Constraint
+from proa_gateway.serving.tools import Tool
 from proa_gateway.tokenizer import Tokenizer
 
 BUDGET = "thinking_token_budget"

@@ -16,7 +16,7 @@ from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, template_messages
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
-from proa_gateway.serving.conversation import Conversation, ReasoningFields, check_tools
+from proa_gateway.serving.conversation import Conversation, ReasoningFields
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
 from proa_gateway.serving.generation_request import (
     GenerationRequest,
@@ -38,6 +38,7 @@ from proa_gateway.serving.prompt import (
     truncated,
 )
 from proa_gateway.serving.structured_outputs import Constraint
+from proa_gateway.serving.tools import check_tools
 from proa_gateway.tokenizer import MARK
 
 
@@ -72,7 +73,8 @@ class ConversationReader:
         if conversation.chat_template is not None and not self.settings.trusts_template:
             message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
             raise UnsupportedField(message, param="chat_template")
-        check_tools(conversation.tools, conversation.tool_choice, conversation.left_out_tools)
+        if conversation.tools or conversation.tool_choice not in ("none", "auto"):
+            check_tools(conversation.tools, conversation.tool_choice, conversation.left_out_tools)
         if conversation.prompt_tools and not conversation.separates_reasoning:
             message = "separate_reasoning is not supported with tools: the answer is then always parsed."
             raise UnsupportedField(message, param="separate_reasoning")

@@ -27,10 +27,11 @@ from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import ImagePart, joined
-from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, Tool, ToolChoice
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings, Endpoint
+from proa_gateway.serving.tools import Tool, ToolChoice
 
 MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
 BILLING: Final = "x-anthropic-billing-header:"

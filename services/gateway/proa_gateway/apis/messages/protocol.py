@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, ToolName
+from proa_gateway.serving.conversation import MAX_MESSAGES
 from proa_gateway.serving.fields import Count, Effort, ModelName, Probability, TemplateValue, Text, known_types
 from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.offers import (
@@ -20,6 +20,7 @@ from proa_gateway.serving.offers import (
     offered_fields,
 )
 from proa_gateway.serving.structured_outputs import JsonText
+from proa_gateway.serving.tools import MAX_TOOLS, ToolName
 
 MAX_BLOCKS = 1024  # of a message
 _KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))

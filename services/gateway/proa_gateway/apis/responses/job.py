@@ -21,9 +21,10 @@ from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.apis.responses.render import Keep, ResponsesRenderer, new_response
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.content import Part, together
-from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, CustomTool, ReasoningFields
+from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader, PreparedChat
 from proa_gateway.serving.job import ApiSettings, Endpoint
+from proa_gateway.serving.tools import CustomTool
 
 RESPONSES = Endpoint("/v1/responses", "chat", "resp_", REFUSED)
 

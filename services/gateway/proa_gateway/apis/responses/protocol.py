@@ -10,17 +10,6 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.apis.responses.items import CallName, InputItems, is_unreadable_compaction
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
-from proa_gateway.serving.conversation import (
-    MAX_NAME,
-    MAX_TOOLS,
-    AllowedTools,
-    CustomTool,
-    Tool,
-    ToolChoice,
-    ToolChoiceForm,
-    ToolName,
-)
-from proa_gateway.serving.custom_tools import InputFormat, grammar_of
 from proa_gateway.serving.fields import (
     Count,
     Effort,
@@ -35,6 +24,18 @@ from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.offers import UNREADABLE_COMPACTION, Offered, OfferedTool, by_type, offered_fields
 from proa_gateway.serving.structured_outputs import ResponseFormat
+from proa_gateway.serving.tools import (
+    MAX_NAME,
+    MAX_TOOLS,
+    AllowedTools,
+    CustomTool,
+    InputFormat,
+    Tool,
+    ToolChoice,
+    ToolChoiceForm,
+    ToolName,
+    grammar_of,
+)
 
 _FORM = ToolChoiceForm(is_nested=False)
 LOGPROBS = "message.output_text.logprobs"
