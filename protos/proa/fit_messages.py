@@ -22,6 +22,8 @@ REMINDER: Final = ("<system-reminder>\n", "\n</system-reminder>")
 """Around a system message that becomes the user's. Coding agents write the same tag."""
 OPENING: Final = "."
 """A user's message before an answer that comes first."""
+WriteCall = Callable[[str, str], str]
+"""A call's name and arguments to its text."""
 _GAP = "\n\n"
 _TEMPLATE = "messages: the model's chat template reads"
 ONE_SYSTEM: Final = f"{_TEMPLATE} one system message, so those at the start were joined"
@@ -40,15 +42,22 @@ USER_AFTER_RESULT: Final = f"{_TEMPLATE} no message of the user after a result, 
 ANSWER_FIRST: Final = f"{_TEMPLATE} no answer first, so a message '{OPENING}' of the user was put before it"
 
 
-def fit_messages(messages: Sequence[Message], rules: TemplateRules) -> tuple[Sequence[Message], Sequence[str]]:
+def call_text(name: str, arguments: str) -> str:
+    """A call as text. `arguments`: JSON."""
+    return f"[call of {name}: {arguments}]"
+
+
+def fit_messages(
+    messages: Sequence[Message], rules: TemplateRules, *, write_call: WriteCall = call_text
+) -> tuple[Sequence[Message], Sequence[str]]:
     """Return the messages in a shape that the template reads, and a warning for each kind of change.
 
     `messages` are not changed; if the template reads all shapes they are returned themselves. Calls without content,
-    and ids of calls, get the form that the template reads, without a warning.
+    and ids of calls, get the form that the template reads, without a warning. `write_call`: for calls that become text.
     """
     if rules.takes_all:
         return messages, ()
-    fitting = _Fitting(rules)
+    fitting = _Fitting(rules, write_call)
     messages = fitting.joined(messages, fitting.joins_with_call)
     for change in (fitting.calls, fitting.systems, fitting.opening):
         messages = list(change(messages))
@@ -58,12 +67,24 @@ def fit_messages(messages: Sequence[Message], rules: TemplateRules) -> tuple[Seq
     return messages, list(fitting.warnings)
 
 
+def with_blank_line(first: Content | None, second: Content | None) -> Content:
+    """The contents with a blank line between them. Parts stay parts."""
+    if not first or not second:
+        return first or second or ""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + _GAP + second
+    *before, last = _parts(first)
+    ends = [{**last, "text": last["text"] + _GAP}] if "text" in last else [last, *text_part(_GAP)]
+    return [*before, *ends, *_parts(second)]
+
+
 class _Fitting:
     """The changes of one conversation, in the order of the methods. `warnings`: of those that were made."""
 
-    def __init__(self, rules: TemplateRules) -> None:
+    def __init__(self, rules: TemplateRules, write_call: WriteCall) -> None:
         self.warnings: dict[str, None] = {}
         self._rules = rules
+        self._write_call = write_call
 
     def joined(self, messages: Sequence[Message], joins: Callable[[Message, Message], str]) -> list[Message]:
         """Join neighbours for which `joins` returns a warning."""
@@ -147,7 +168,7 @@ class _Fitting:
         others = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
         for group in groups:
             if group.is_text:
-                yield {**others, "content": _with_blank_line(content, "\n".join(map(_call_text, group.calls)))}
+                yield {**others, "content": with_blank_line(content, "\n".join(map(self._call_text, group.calls)))}
                 yield from (_result_as_text(each, group.calls) for each in group.rest)
             else:
                 if content and not self._takes_text(message):
@@ -207,6 +228,12 @@ class _Fitting:
             return content
         return None if self._rules.null_content else ""
 
+    def _call_text(self, call: Mapping[str, Any]) -> str:
+        arguments = call["function"].get("arguments") or {}
+        # The gateway's are mappings that know the text that was sent.
+        text = json.dumps(arguments, ensure_ascii=False) if type(arguments) is dict else str(arguments)
+        return self._write_call(call["function"]["name"], text)
+
     def _warn(self, warning: str) -> None:
         self.warnings[warning] = None
 
@@ -235,13 +262,6 @@ def _by_call(calls: Sequence[Mapping[str, Any]], rest: Sequence[Message]) -> lis
         by_call[owner].append(message)
     by_call[-1] += rest[num_results:]
     return by_call
-
-
-def _call_text(call: Mapping[str, Any]) -> str:
-    arguments = call["function"].get("arguments") or {}
-    # The gateway's are mappings that know the text that was sent.
-    text = json.dumps(arguments, ensure_ascii=False) if type(arguments) is dict else arguments
-    return f"[call of {call['function']['name']}: {text}]"
 
 
 def _result_as_text(message: Message, calls: Sequence[Mapping[str, Any]] = ()) -> Message:
@@ -278,24 +298,13 @@ def _as_reminder(message: Message) -> Message:
 
 def _joined(first: Message, second: Message) -> Message:
     """The first one with the text, the reasoning and the calls of the second."""
-    joined = {**first, "content": _with_blank_line(first.get("content"), second.get("content"))}
+    joined = {**first, "content": with_blank_line(first.get("content"), second.get("content"))}
     if calls := second.get("tool_calls"):
         joined["tool_calls"] = calls
     for name in REASONING_FIELDS:
         if thought := second.get(name):
             joined[name] = _GAP.join([*filter(None, [first.get(name)]), thought])
     return joined
-
-
-def _with_blank_line(first: Content | None, second: Content | None) -> Content:
-    """The contents with a blank line between them. Parts stay parts."""
-    if not first or not second:
-        return first or second or ""
-    if isinstance(first, str) and isinstance(second, str):
-        return first + _GAP + second
-    *before, last = _parts(first)
-    ends = [{**last, "text": last["text"] + _GAP}] if "text" in last else [last, *text_part(_GAP)]
-    return [*before, *ends, *_parts(second)]
 
 
 def _around(before: str, content: Content | None, after: str = "") -> Content:

@@ -107,7 +107,6 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "invalid_value",
     ),
     ({"tools": [TOOL, TOOL]}, "tools", "invalid_value"),
-    ({"tools": [TOOL]}, "tools", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),

@@ -94,7 +94,12 @@ async def test_requests_that_are_not_one_text_or_chat_are_refused(gateway: Runni
 
 async def test_what_chats_refuse_is_refused(gateway: RunningGateway) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    for fields in ({"tools": [tool]}, {"functions": [tool]}, {"mm_processor_kwargs": {"a": 1}}, {"chat_template": "x"}):
+    for fields in (
+        {"documents": [{"text": "x"}]},
+        {"functions": [tool]},
+        {"mm_processor_kwargs": {"a": 1}},
+        {"chat_template": "x"},
+    ):
         error = await refused(gateway, "/tokenize", messages=CHAT, **fields)
         assert (error["code"], error["param"]) == ("unsupported_parameter", *fields)
     both = {"add_generation_prompt": True, "continue_final_message": True}

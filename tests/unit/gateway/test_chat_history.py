@@ -10,7 +10,6 @@ import transformers
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.errors import UnsupportedField
 from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt, template_messages
 from proa_gateway.tokenizer import TemplateRenderer
 from support.chat import TOOL_TEMPLATES
@@ -147,12 +146,6 @@ def test_tools_are_left_out_with_tool_choice_none() -> None:
     source = "{{ tools is defined }}"
     assert render(source, [{"role": "user"}], tools=[WEATHER], tool_choice="none") == "False"
     assert render(source, [{"role": "user"}], tools=[WEATHER], tool_choice="auto") == "True"
-
-
-def test_a_template_that_names_no_tools_is_refused_with_tools() -> None:
-    with pytest.raises(UnsupportedField, match="tools") as refused:
-        render("{{ messages[0].content }}", [{"role": "user", "content": "Hi"}], tools=[WEATHER])
-    assert refused.value.param == "tools"
 
 
 def test_arguments_cannot_be_changed_by_a_template() -> None:

@@ -191,20 +191,16 @@ def fit_reasoning(conversation: Conversation, template: ChatTemplate, fields: Re
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, object]:
     """The template's variables from the fields of the same names."""
     variables: dict[str, object] = {}
-    if conversation.prompt_tools:
-        _check_used(template, "tools")
+    if conversation.prompt_tools and "tools" in template.variables:
         variables["tools"] = [tool.for_template() for tool in conversation.prompt_tools]
     if conversation.documents:
-        _check_used(template, "documents")
+        if "documents" not in template.variables:
+            message = "documents is not supported: the model's chat template does not use it."
+            raise UnsupportedField(message, param="documents")
         variables["documents"] = list(conversation.documents)
     if conversation.reasoning_effort is not None:
         variables["reasoning_effort"] = conversation.reasoning_effort
     return variables
-
-
-def _check_used(template: ChatTemplate, field: str) -> None:
-    if field not in template.variables:
-        raise UnsupportedField(f"{field} is not supported: the model's chat template does not use it.", param=field)
 
 
 def _cut(text: str) -> str:

@@ -9,7 +9,8 @@ from functools import partial
 
 from proa.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooCostly
 from proa.contract import SamplingParams
-from proa.fit_messages import fit_messages
+from proa.fit_messages import call_text, fit_messages
+from proa.template_rules import Message
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.grammars.message import Reasoning
@@ -17,6 +18,7 @@ from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, r
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields
+from proa_gateway.serving.described_tools import DESCRIBED, UNKNOWN, describe_tools, hermes_call
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
 from proa_gateway.serving.generation_request import (
     GenerationRequest,
@@ -98,7 +100,7 @@ class ConversationReader:
         parts = list(image_parts(conversation.messages, self.param))
         images = await load_images(parts, model, settings.images, param=self.param) if parts else None
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
-        messages, warnings = fit_messages(template_messages(written.messages), template.rules)
+        messages, changes = self._messages(written, template, model)
         placeholder = images.input.placeholder if images is not None else ""
         renderer, content_format = model.tokenizer.templates, settings.content_format
         text = await self._rendered(
@@ -130,7 +132,23 @@ class ConversationReader:
             )
             message_format = await self._message_format(model_format, lambda: self._rendered(model, added_text()))
         prompt = Prompt(kept, expanded, placed, message_format=message_format)
-        return ReadConversation(prompt, conversation, [*fitted.unused_fields, *ignored], [*fitted.warnings, *warnings])
+        return ReadConversation(prompt, conversation, [*fitted.unused_fields, *ignored], [*fitted.warnings, *changes])
+
+    def _messages(
+        self, conversation: Conversation, template: ChatTemplate, model: ServedModel
+    ) -> tuple[Sequence[Message], Sequence[str]]:
+        """Return the messages as the template reads them, and warnings about what was changed."""
+        messages, warnings, write_call = template_messages(conversation.messages), [], call_text
+        if conversation.prompt_tools:
+            knows_calls = self.settings.formats.for_tools(model).has_calls
+            if "tools" not in template.variables:
+                messages = describe_tools(messages, conversation.prompt_tools, shows_form=not knows_calls)
+                warnings.append(DESCRIBED)
+                write_call = call_text if knows_calls else hermes_call
+            elif not knows_calls and conversation.tool_choice == "auto":
+                warnings.append(UNKNOWN)
+        fitted, changes = fit_messages(messages, template.rules, write_call=write_call)
+        return fitted, [*warnings, *changes]
 
     async def _rendered(self, model: ServedModel, prompt: Awaitable[str]) -> str:
         """Raises `InvalidRequest` for a template that takes too long or too much memory."""
@@ -206,10 +224,8 @@ class ConversationCall(GenerationCall):
             logprobs=num_logprobs("top_logprobs", self.logprobs, model.info),
             prompt_logprobs=self.fields.prompt_logprobs,
         )
-        model_format = self.settings.formats.of(model)
-        if self.reader.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
-            message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
-            raise UnsupportedField(message, param="tools")
+        formats, has_tools = self.settings.formats, bool(self.reader.conversation.prompt_tools)
+        model_format = formats.for_tools(model) if has_tools else formats.of(model)
         read = await self.reader.read(model, model_format)
         return GenerationJob(
             request=self.fields,

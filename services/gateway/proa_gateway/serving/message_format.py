@@ -95,12 +95,24 @@ class MessageFormats:
         self._known, self._name = known, tool_call_parser
         self._reasoning_name = reasoning_parser
         self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
+        self._unknown: WeakKeyDictionary[Tokenizer, ModelFormat] = WeakKeyDictionary()  # for tools
 
     def of(self, model: ServedModel) -> ModelFormat | None:
         """Return the model's format. None if it is not known: outputs are then not parsed."""
         if model.tokenizer not in self._formats:
             self.prepare(model.name, model.tokenizer)
         return self._formats[model.tokenizer]
+
+    def for_tools(self, model: ServedModel) -> ModelFormat:
+        """Return the format of requests with tools. If that of the model's calls is not known, it is Hermes'."""
+        found = self.of(model)
+        if found is not None:
+            return found
+        if model.tokenizer not in self._unknown:
+            self._unknown[model.tokenizer] = ModelFormat(
+                replace(HERMES, reasoning=None), model.tokenizer, has_calls=False
+            )
+        return self._unknown[model.tokenizer]
 
     def prepare(self, name: str, tokenizer: Tokenizer) -> None:
         """Find the format of a model, called `name` in the log, which renders its chat template. Not on an event
