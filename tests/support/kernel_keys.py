@@ -3,7 +3,7 @@ with an argument in reverse. In a process of its own, because a hash is computed
 
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from proa_engine import kernels
 from proa_engine.kernels import variants  # noqa: F401
@@ -11,7 +11,7 @@ from proa_engine.kernels.launch import Kernel
 
 
 def main(*, backwards: bool) -> None:
-    modules = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
+    modules = [import_module(module.name) for module in walk_packages(kernels.__path__, f"{kernels.__name__}.")]
     found = {
         each.jit.__name__: each for module in modules for each in vars(module).values() if isinstance(each, Kernel)
     }

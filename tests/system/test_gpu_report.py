@@ -139,8 +139,8 @@ def test_what_fails_is_tried_without_graphs_and_without_dependent_launch(tmp_pat
 @pytest.mark.timeout(300)
 def test_a_smoke_test_that_holds_the_interpreter_is_tried_in_other_modes(tmp_path: Path) -> None:
     (tests := tmp_path / "test_card.py").write_text(HANGS_WITH_GRAPHS)
-    step = replace(smoke(), workloads=(str(tests),), arguments=("--processes=1", "--timeout=30"), seconds=40.0)
-    with closing(Reporter(tmp_path, 120.0, tmp_path)) as reporter:
+    step = replace(smoke(), workloads=(str(tests),), arguments=("--processes=1", "--timeout=30"), seconds=90.0)
+    with closing(Reporter(tmp_path, 240.0, tmp_path)) as reporter:
         reporter.results.stages["preflight"] = {"machine": "", "records": {"tests": {"complete": True}}, "problems": {}}
         reporter.run(step)
     stage = stages(tmp_path)["smoke"]

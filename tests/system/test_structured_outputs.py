@@ -148,10 +148,16 @@ async def test_max_tokens_and_stop_strings_end_a_constrained_output(client: Asyn
     assert (stopped.finish_reason, stopped.message.content.rstrip(" ")[-1]) == ("stop", ",")
 
 
+STRICT_NOT = {
+    "type": "json_schema",
+    "json_schema": {"name": "any", "strict": True, "schema": {"not": {"minLength": 1}}},
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"guided_json": {"not": {"type": "string"}}}, "guided_json", '"not"'),
+        ({"response_format": STRICT_NOT}, "response_format", "not is not supported"),
         ({"guided_json": {"type": "integer", "multipleOf": 999_983}}, "guided_json", "multipleOf"),
         ({"guided_regex": "(?!a)b"}, "guided_regex", "look-around"),
         ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "Lark"),
