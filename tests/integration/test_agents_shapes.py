@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from proa import fit_messages
-from proa_gateway.serving.offers import UNREADABLE_COMPACTION
+from proa_gateway.serving.tools.offers import UNREADABLE_COMPACTION
 from support.chat_images import image_engine
 from support.fake_engine import FakeEngine, prompt_ids, say, tokenizer_files
 from support.gateway import RunningGateway, running_gateway

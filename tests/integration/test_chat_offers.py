@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.serving.tools import MAX_TOOLS
+from proa_gateway.serving.tools.tool import MAX_TOOLS
 from support.offers import Door, open_door
 
 PATH = "/v1/chat/completions"

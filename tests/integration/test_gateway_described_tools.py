@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.serving.described_tools import DESCRIBED, UNKNOWN
+from proa_gateway.serving.tools.described import DESCRIBED, UNKNOWN
 from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids, tokenizer_files
 from support.gateway import RunningGateway, running_gateway
 from support.tokenizers import byte_level_tokenizer

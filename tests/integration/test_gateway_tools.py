@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from proa_gateway.apis.chat.protocol import ChatCompletion, ChatCompletionChunk
-from proa_gateway.serving.described_tools import UNKNOWN
+from proa_gateway.serving.tools.described import UNKNOWN
 from support.chat import tool_tokenizer, tool_tokenizer_files
 from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, running_gateway

@@ -10,8 +10,8 @@ import pytest
 from typing_extensions import get_type_hints
 
 from proa_gateway.apis.messages.protocol import RecordType
-from proa_gateway.serving.offers import MAX_RECORD_BYTES
-from proa_gateway.serving.tools import MAX_TOOLS
+from proa_gateway.serving.tools.offers import MAX_RECORD_BYTES
+from proa_gateway.serving.tools.tool import MAX_TOOLS
 from support.offers import Asked, Door, open_door
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -7,8 +7,8 @@ import pytest
 from openai.types.responses.tool_param import ToolParam
 from typing_extensions import get_type_hints
 
-from proa_gateway.serving.offers import MAX_RECORD_BYTES
-from proa_gateway.serving.tools import MAX_TOOLS
+from proa_gateway.serving.tools.offers import MAX_RECORD_BYTES
+from proa_gateway.serving.tools.tool import MAX_TOOLS
 from support.offers import Asked, Door, open_door
 
 PATH = "/v1/responses"

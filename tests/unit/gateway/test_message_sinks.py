@@ -30,7 +30,7 @@ from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Usage
 from proa_gateway.serving.envelope import Envelope
 from proa_gateway.serving.message_format import MessageFormat, ModelFormat
-from proa_gateway.serving.tools import Tool
+from proa_gateway.serving.tools.tool import Tool
 from proa_gateway.tokenizer import Tokenizer
 from support.asgi import AsgiServer
 from support.chat import tool_tokenizer, tool_tokenizer_files

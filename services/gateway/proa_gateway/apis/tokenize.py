@@ -19,8 +19,8 @@ from proa_gateway.serving.fields import ModelName, Text, TokenIds
 from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.offers import offered_fields
 from proa_gateway.serving.prompt import MAX_COUNTED_TOKENS, check_text_fits
+from proa_gateway.serving.tools.offers import offered_fields
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {

@@ -17,7 +17,7 @@ from proa_gateway.parsing.format import FunctionTool, TextGrammar, ToolChoice, T
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.serving.grammars import Grammars
 from proa_gateway.serving.structured_outputs import Constraint
-from proa_gateway.serving.tools import Tool
+from proa_gateway.serving.tools.tool import Tool
 from proa_gateway.tokenizer import Tokenizer
 
 BUDGET = "thinking_token_budget"

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 from proa.template_rules import REASONING_FIELDS
 from proa_gateway.serving.content import Content, read_answer
 from proa_gateway.serving.fields import Effort, TemplateValue, TemplateVariables, Text, Unsupported
-from proa_gateway.serving.offers import OfferedTool
-from proa_gateway.serving.tools import (
+from proa_gateway.serving.tools.offers import OfferedTool
+from proa_gateway.serving.tools.tool import (
     MAX_TOOLS,
     AllowedTools,
     CustomTool,

@@ -18,7 +18,6 @@ from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, r
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields
-from proa_gateway.serving.described_tools import DESCRIBED, UNKNOWN, describe_tools, hermes_call
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
 from proa_gateway.serving.generation_request import (
     GenerationRequest,
@@ -40,7 +39,8 @@ from proa_gateway.serving.prompt import (
     truncated,
 )
 from proa_gateway.serving.structured_outputs import Constraint
-from proa_gateway.serving.tools import check_tools
+from proa_gateway.serving.tools.described import DESCRIBED, UNKNOWN, describe_tools, hermes_call
+from proa_gateway.serving.tools.tool import check_tools
 from proa_gateway.tokenizer import MARK
 
 

@@ -17,7 +17,7 @@ from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.parsing.json_formats import HERMES
 from proa_gateway.parsing.known_formats import KnownFormats
 from proa_gateway.parsing.parser import ResponseParser
-from proa_gateway.serving.tools import Tool
+from proa_gateway.serving.tools.tool import Tool
 from proa_gateway.serving.written_call import written_call
 from proa_gateway.tokenizer import Tokenizer
 

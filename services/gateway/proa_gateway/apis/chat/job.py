@@ -14,7 +14,7 @@ from proa_gateway.serving.conversation_call import ConversationCall, Conversatio
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.offers import offered_fields
+from proa_gateway.serving.tools.offers import offered_fields
 
 CHAT = Endpoint("/v1/chat/completions", "chat", "chatcmpl-", REFUSED_IN_CHAT)
 BATCH = replace(CHAT, route="/v1/chat/completions/batch")

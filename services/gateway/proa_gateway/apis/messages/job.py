@@ -31,7 +31,7 @@ from proa_gateway.serving.conversation import ChatMessage, Conversation, Reasoni
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.tools import Tool, ToolChoice
+from proa_gateway.serving.tools.tool import Tool, ToolChoice
 
 MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
 BILLING: Final = "x-anthropic-billing-header:"

@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.serving.conversation import MAX_MESSAGES
 from proa_gateway.serving.fields import Count, Effort, ModelName, Probability, TemplateValue, Text, known_types
 from proa_gateway.serving.ignored_fields import Refused
-from proa_gateway.serving.offers import (
+from proa_gateway.serving.structured_outputs import JsonText
+from proa_gateway.serving.tools.offers import (
     UNREADABLE_COMPACTION,
     Offered,
     OfferedTool,
@@ -19,8 +20,7 @@ from proa_gateway.serving.offers import (
     by_type,
     offered_fields,
 )
-from proa_gateway.serving.structured_outputs import JsonText
-from proa_gateway.serving.tools import MAX_TOOLS, ToolName
+from proa_gateway.serving.tools.tool import MAX_TOOLS, ToolName
 
 MAX_BLOCKS = 1024  # of a message
 _KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))

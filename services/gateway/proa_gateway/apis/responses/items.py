@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.serving.content import MAX_PARTS, ImagePart, Part, image_url, joined
 from proa_gateway.serving.conversation import MAX_MESSAGES
 from proa_gateway.serving.fields import Text, known_types
-from proa_gateway.serving.offers import Record
-from proa_gateway.serving.tools import call_arguments
+from proa_gateway.serving.tools.offers import Record
+from proa_gateway.serving.tools.tool import call_arguments
 
 _ITEM_TYPES = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),

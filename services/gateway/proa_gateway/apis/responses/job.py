@@ -24,7 +24,7 @@ from proa_gateway.serving.content import Part, together
 from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader, PreparedChat
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.tools import CustomTool
+from proa_gateway.serving.tools.tool import CustomTool
 
 RESPONSES = Endpoint("/v1/responses", "chat", "resp_", REFUSED)
 

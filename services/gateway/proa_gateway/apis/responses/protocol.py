@@ -22,9 +22,9 @@ from proa_gateway.serving.fields import (
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
-from proa_gateway.serving.offers import UNREADABLE_COMPACTION, Offered, OfferedTool, by_type, offered_fields
 from proa_gateway.serving.structured_outputs import ResponseFormat
-from proa_gateway.serving.tools import (
+from proa_gateway.serving.tools.offers import UNREADABLE_COMPACTION, Offered, OfferedTool, by_type, offered_fields
+from proa_gateway.serving.tools.tool import (
     MAX_NAME,
     MAX_TOOLS,
     AllowedTools,

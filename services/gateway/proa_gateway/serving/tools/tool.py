@@ -28,7 +28,7 @@ from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.format import INPUT, INPUT_SCHEMA, NamedTool, TextGrammar
 from proa_gateway.parsing.json_text import quoted
 from proa_gateway.serving.fields import TemplateValue, Text, known_types
-from proa_gateway.serving.offers import Offered, OfferedTool, by_type
+from proa_gateway.serving.tools.offers import Offered, OfferedTool, by_type
 
 MAX_NAME = 128
 MAX_TOOLS = 1024  # OpenAI has 128

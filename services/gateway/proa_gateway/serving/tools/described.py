@@ -17,7 +17,7 @@ from typing import Final
 from proa.fit_messages import with_blank_line
 from proa.template_rules import Message, role_of
 from proa_gateway.parsing.json_formats import HERMES
-from proa_gateway.serving.tools import Tool
+from proa_gateway.serving.tools.tool import Tool
 
 DESCRIBED: Final = "tools: the model's chat template does not use them, so they were described in the first message"
 UNKNOWN: Final = f"tools: the model's format of calls is not known, so only that of {HERMES.name} is read"
