@@ -11,6 +11,7 @@ from openai.types import Decision
 from tokenizers import AddedToken
 
 from proa.engine.v1 import core_pb2
+from proa.fit_messages import USERS
 from support.chat_images import data_url, image_engine
 from support.fake_engine import FakeEngine, prompt_ids, tokenizer_files
 from support.gateway import RunningGateway, running_gateway
@@ -229,6 +230,20 @@ async def test_reasoning_is_off_or_closed() -> None:
         async with deciding(files=files(template)) as engine, running_gateway(engine) as gateway:
             await decide(gateway, PREDICATE, PREDICATE)
             assert text_of(engine.requests[-1]).endswith(f"<start>assistant\n{ending}")
+
+
+async def test_what_was_changed_for_the_template_is_named_once() -> None:
+    """The template wants answers between the messages of the user, which the question is one of."""
+    alternating = (
+        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    async with deciding(files=files(alternating + TEMPLATE)) as engine, running_gateway(engine) as gateway:
+        body = {"model": "fake", "input": "Hello", "questions": [PREDICATE, PREDICATE]}
+        response = await gateway.http.post("/v1/decisions", json=body)
+        assert response.status_code == 200
+        assert response.headers["x-proa-warnings"] == USERS
+        assert text_of(engine.requests[-1]).startswith("<start>user\nHello\n\nQuestion")
 
 
 async def test_systemone_answers_by_id() -> None:

@@ -140,7 +140,11 @@ class DecisionCall(ApiCall):
         # An engine caches whole blocks. `Job.prompts` is what is routed, and found in a cache.
         is_shared = model.info.prefix_caching and len(self.asked) > 1 and size >= model.info.block_size
         return DecisionJob(
-            prompts=[shared if is_shared else first], questions=prompts, is_shared=is_shared, render=self.render
+            prompts=[shared if is_shared else first],
+            warnings=prompts.warnings,
+            questions=prompts,
+            is_shared=is_shared,
+            render=self.render,
         )
 
 

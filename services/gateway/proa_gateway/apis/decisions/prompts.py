@@ -41,10 +41,11 @@ class QuestionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class QuestionPrompts:
-    """`num_shared`: tokens that all prompts begin with."""
+    """`num_shared`: tokens that all prompts begin with. `warnings`: about what was changed for the chat template."""
 
     questions: Sequence[QuestionPrompt]
     num_shared: int
+    warnings: Sequence[str]
 
     @property
     def num_tokens(self) -> int:
@@ -72,6 +73,7 @@ class _Begun:
     token_ids: "array[int]"
     images: tuple[Image, ...]
     text: str = ""  # of the one that is rendered
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class PromptMaker:
             for each, prompt in zip(asked, prompts, strict=True)
         ]
         self._check(questions)
-        return QuestionPrompts(questions, num_shared(prompts))
+        warnings = dict.fromkeys(warning for prompt in prompts for warning in prompt.warnings)
+        return QuestionPrompts(questions, num_shared(prompts), list(warnings))
 
     async def _ending(self) -> _Ending:
         """Found with a short message: the template adds the same behind any."""
@@ -160,8 +163,9 @@ class PromptMaker:
 
     async def _read(self, content: object) -> _Begun:
         message = ChatMessage.model_validate({"role": "user", "content": content})
-        prompt = (await self._reader([*self.messages, message]).read(self.model)).prompt
-        return _Begun(array("I", prompt.token_ids), prompt.images, prompt.text or "")
+        read = await self._reader([*self.messages, message]).read(self.model)
+        prompt = read.prompt
+        return _Begun(array("I", prompt.token_ids), prompt.images, prompt.text or "", read.warnings)
 
     def _reader(self, messages: Sequence[ChatMessage]) -> ConversationReader:
         return ConversationReader(
