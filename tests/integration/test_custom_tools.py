@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 
 from proa_gateway.apis.chat import protocol
 from support.chat import tool_tokenizer, tool_tokenizer_files
-from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
+from support.fake_engine import FakeEngine
 from support.gateway import running_gateway
+from support.scripted_turns import prompt_text, says
 from support.text_grammars import PATCH
 
 TOKENIZER = tool_tokenizer()
@@ -56,15 +57,6 @@ def custom(name: str, text: str, *, ascii_only: bool = False) -> str:
 CALLS = f"{custom('apply_patch', PATCH.example)}\n{custom('run', RUN, ascii_only=True)}\n{call('get_time', '{}')}"
 
 
-def says(engine: FakeEngine, text: str) -> None:
-    ids = TOKENIZER.encode(text).ids
-    engine.script = lambda request: Reply([*ids, EOS])
-
-
-def prompt_text(engine: FakeEngine) -> str:
-    return str(TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False))
-
-
 async def respond(client: AsyncOpenAI, **fields: Any) -> Response:
     """The response as a whole, whose output the events have too. Both fit the client's types."""
     arguments: Any = {"model": "fake", "input": "Do it.", "tools": TOOLS} | fields
@@ -103,7 +95,9 @@ async def test_a_response_has_the_calls_of_custom_tools(engine: FakeEngine, clie
     assert patch.id is not None
     assert patch.id.startswith("ctc_")
     assert response.model_dump(exclude_unset=True)["tools"][0] == TOOLS[0]
-    assert "The input must match this Lark grammar:\\nstart: begin_patch hunk+ end_patch" in prompt_text(engine)
+    assert "The input must match this Lark grammar:\\nstart: begin_patch hunk+ end_patch" in prompt_text(
+        engine.requests[-1]
+    )
 
 
 async def test_what_an_unconstrained_call_has_beside_an_input(engine: FakeEngine, client: AsyncOpenAI) -> None:
@@ -143,8 +137,8 @@ async def test_a_custom_call_and_its_output_are_in_the_next_prompt(
         fields = {"input": [{"role": "user", "content": "Do it."}, item.to_dict(), result]}
     second = await client.responses.create(model="fake", tools=TOOLS, **fields)
     assert second.output_text == "Done."
-    assert custom("run", RUN) in prompt_text(engine)
-    assert "Script\ncompleted" in prompt_text(engine)
+    assert custom("run", RUN) in prompt_text(engine.requests[-1])
+    assert "Script\ncompleted" in prompt_text(engine.requests[-1])
     items = [entry.to_dict() async for entry in client.responses.input_items.list(second.id, order="asc")]
     assert [entry["type"] for entry in items[-2:]] == ["custom_tool_call", "custom_tool_call_output"]
     assert items[-2]["input"] == RUN
@@ -158,7 +152,7 @@ async def test_a_custom_tool_of_a_namespace(engine: FakeEngine, client: AsyncOpe
     assert isinstance(item, ResponseCustomToolCall)
     assert (item.namespace, item.name, item.input) == ("shell", "run", RUN)
     await respond(client, tools=tools, input=[item.to_dict()])
-    assert custom("shell__run", RUN) in prompt_text(engine)
+    assert custom("shell__run", RUN) in prompt_text(engine.requests[-1])
 
 
 async def test_allowed_custom_tools(engine: FakeEngine, client: AsyncOpenAI) -> None:
@@ -166,7 +160,7 @@ async def test_allowed_custom_tools(engine: FakeEngine, client: AsyncOpenAI) -> 
     allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "run"}]}
     response = await respond(client, tool_choice=allowed)
     assert json.loads(response.model_dump_json())["tool_choice"] == allowed
-    assert "apply_patch" not in prompt_text(engine)
+    assert "apply_patch" not in prompt_text(engine.requests[-1])
     assert engine.requests[-1].sampling_params.grammar.text
 
 
@@ -246,7 +240,7 @@ async def test_a_custom_call_in_a_chats_history(engine: FakeEngine, client: Asyn
         {"role": "tool", "tool_call_id": "call_1", "content": "completed"},
     ]
     await client.chat.completions.create(model="fake", messages=messages, tools=CHAT_TOOLS)
-    assert custom("run", RUN) in prompt_text(engine)
+    assert custom("run", RUN) in prompt_text(engine.requests[-1])
     messages[1]["tool_calls"] = [{"id": "call_1", "type": "custom", "custom": {"name": "run"}}]
     with pytest.raises(BadRequestError, match=r'must have "custom": \{"name": …, "input": …\}'):
         await client.chat.completions.create(model="fake", messages=messages, tools=CHAT_TOOLS)

@@ -7,11 +7,11 @@ import pytest
 from anthropic import AsyncAnthropic
 from anthropic.types import Message
 
-from support.chat import tool_tokenizer, tool_tokenizer_files
-from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
+from support.chat import tool_tokenizer_files
+from support.fake_engine import FakeEngine
 from support.gateway import running_gateway
+from support.scripted_turns import prompt_text, says
 
-TOKENIZER = tool_tokenizer()
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [
     {"name": "get_weather", "description": "The weather", "input_schema": SCHEMA},
@@ -32,11 +32,6 @@ async def engine() -> AsyncIterator[FakeEngine]:
 async def client(engine: FakeEngine) -> AsyncIterator[AsyncAnthropic]:
     async with running_gateway(engine) as gateway, gateway.anthropic_client() as client:
         yield client
-
-
-def says(engine: FakeEngine, text: str) -> None:
-    ids = TOKENIZER.encode(text).ids
-    engine.script = lambda request: Reply([*ids, EOS])
 
 
 async def both(client: AsyncAnthropic, **fields: Any) -> Message:
@@ -89,7 +84,7 @@ async def test_the_result_of_a_call_is_in_the_next_prompt(engine: FakeEngine, cl
         {"role": "user", "content": [result]},
     ]
     answer = await both(client, messages=messages)
-    prompt = TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+    prompt = prompt_text(engine.requests[-1])
     assert '"get_weather"' in prompt
     assert "heavy rain" in prompt
     assert simplified(answer) == ([{"type": "text", "text": "It rains."}], "end_turn")

@@ -10,8 +10,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from support.chat import tool_tokenizer, tool_tokenizer_files
-from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
+from support.fake_engine import FakeEngine
 from support.gateway import running_gateway
+from support.scripted_turns import prompt_text, says
 
 TOKENIZER = tool_tokenizer()
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
@@ -34,15 +35,6 @@ async def engine() -> AsyncIterator[FakeEngine]:
 async def client(engine: FakeEngine) -> AsyncIterator[AsyncOpenAI]:
     async with running_gateway(engine) as gateway:
         yield gateway.openai
-
-
-def says(engine: FakeEngine, text: str) -> None:
-    ids = TOKENIZER.encode(text).ids
-    engine.script = lambda request: Reply([*ids, EOS])
-
-
-def prompt_text(engine: FakeEngine) -> str:
-    return str(TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False))
 
 
 async def both(client: AsyncOpenAI, **fields: Any) -> Response:
@@ -126,7 +118,7 @@ async def test_the_result_of_a_call_is_in_the_next_prompt(
     else:
         items: Any = [{"role": "user", "content": "The weather?"}, *(item.to_dict() for item in first.output), result]
         answer = await both(client, input=items)
-    text = prompt_text(engine)
+    text = prompt_text(engine.requests[-1])
     assert text.count('{"name": "get_weather", "arguments": {"city": "Rome"}}') == 1
     assert text.count("<|im_start|>assistant") == 2  # the call, and the answer
     assert "heavy rain" in text
@@ -137,7 +129,7 @@ async def test_only_allowed_tools_may_be_called(engine: FakeEngine, client: Asyn
     says(engine, TIME)
     allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
     response = await both(client, tool_choice=allowed)
-    assert "get_weather" not in prompt_text(engine)
+    assert "get_weather" not in prompt_text(engine.requests[-1])
     assert json.loads(response.model_dump_json())["tool_choice"] == allowed
     named = await both(client, tool_choice={"type": "function", "name": "get_time"})
     assert simplified(named) == [("function_call", "get_time {}")]
@@ -156,16 +148,16 @@ async def test_a_function_of_a_namespace_is_called_by_both_names(
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "heavy rain"}
     says(engine, "It rains.")
     await both(client, input=[call.to_dict(), result], tools=tools, tool_choice="none")
-    assert '{"name": "sky__get_weather", "arguments": {"city": "Rome"}}' in prompt_text(engine)
+    assert '{"name": "sky__get_weather", "arguments": {"city": "Rome"}}' in prompt_text(engine.requests[-1])
 
 
 async def test_an_effort_switches_reasoning(engine: FakeEngine, client: AsyncOpenAI) -> None:
     says(engine, "Look it up.</think>\n\nWarm.")
     thinking = await client.responses.create(model="fake", input="Hi", reasoning={"effort": "low"})
-    assert prompt_text(engine).endswith("<think>\n")
+    assert prompt_text(engine.requests[-1]).endswith("<think>\n")
     says(engine, "Warm.")
     brief = await client.responses.create(model="fake", input="Hi", reasoning={"effort": "none", "summary": "auto"})
-    assert prompt_text(engine).endswith("</think>\n\n")
+    assert prompt_text(engine.requests[-1]).endswith("</think>\n\n")
     assert simplified(thinking) == [("reasoning", "Look it up."), ("message", "Warm.")]
     assert simplified(brief) == [("message", "Warm.")]
     assert brief.reasoning is not None

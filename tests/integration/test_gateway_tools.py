@@ -10,8 +10,9 @@ import pytest
 from proa_gateway.apis.chat.protocol import ChatCompletion, ChatCompletionChunk
 from proa_gateway.serving.tools.described import UNKNOWN
 from support.chat import tool_tokenizer, tool_tokenizer_files
-from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
+from support.fake_engine import EOS, FakeEngine, Reply
 from support.gateway import RunningGateway, running_gateway
+from support.scripted_turns import prompt_text, says
 
 TOKENIZER = tool_tokenizer()
 WEATHER: dict[str, Any] = {
@@ -50,12 +51,6 @@ async def engine() -> AsyncIterator[FakeEngine]:
 async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
     async with running_gateway(engine) as gateway:
         yield gateway
-
-
-def says(engine: FakeEngine, text: str) -> None:
-    """The model's next outputs are this text, whose special tokens are tokens."""
-    ids = TOKENIZER.encode(text).ids
-    engine.script = lambda request: Reply([*ids, EOS])
 
 
 async def whole(gateway: RunningGateway, **fields: Any) -> Any:
@@ -204,7 +199,7 @@ async def test_where_the_prompt_leaves_the_reasoning_decides_what_the_output_beg
     says(engine, "one two")
     found = simplified(await whole(gateway, reasoning_effort="none"))
     assert (found["content"], found["reasoning"]) == ("one two", None)
-    assert TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False).endswith("</think>\n\n")
+    assert prompt_text(engine.requests[-1]).endswith("</think>\n\n")
     assert (await gateway.http.get("/v1/models")).json()["data"][0]["thinking_switch"] == "enable_thinking"
 
 
@@ -257,7 +252,7 @@ async def test_tool_choice_none_leaves_tools_out_and_parses_no_calls(
     found = simplified(await whole(gateway, tool_choice="none"))
     assert found["calls"] == []
     assert "get_weather" in found["content"]
-    assert "The weather" not in TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+    assert "The weather" not in prompt_text(engine.requests[-1])
 
 
 async def test_only_allowed_tools_may_be_called(gateway: RunningGateway, engine: FakeEngine) -> None:
@@ -266,7 +261,7 @@ async def test_only_allowed_tools_may_be_called(gateway: RunningGateway, engine:
     for ask in (whole, streamed):
         found = simplified(await ask(gateway, tool_choice={"type": "allowed_tools", "allowed_tools": choice}))
         assert found == message(None, ("get_weather", ROME), finish="tool_calls")
-        prompt = TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+        prompt = prompt_text(engine.requests[-1])
         assert "get_weather" in prompt
         assert "get_time" not in prompt
         assert engine.requests[-1].sampling_params.HasField("grammar")
@@ -309,7 +304,7 @@ async def test_a_result_goes_back_into_the_prompt(gateway: RunningGateway, engin
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "23 °C"}
     answer = await whole(gateway, messages=[*USER, first, result])
     assert answer.choices[0].message.content == "Warm."
-    prompt = TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+    prompt = prompt_text(engine.requests[-1])
     assert f"assistant\nHm.\n{CALL}<|im_end|>" in prompt
     assert "<tool_response>\n23 °C\n</tool_response>" in prompt
 

@@ -1,4 +1,4 @@
-"""A model that follows a script: it calls a tool, reads the result and answers. For tests with real agents."""
+"""A model that follows a script, with a tokenizer that has tokens for calls: its outputs and its prompts as text."""
 
 import json
 from collections.abc import Sequence
@@ -29,6 +29,12 @@ def scripted_engine(*turns: str) -> FakeEngine:
         "chat_template.jinja": (_TEMPLATE + STRICTEST).encode(),
     }
     return FakeEngine(script=reply, files=files, max_model_len=1_000_000, num_gpu_blocks=65_536)
+
+
+def says(engine: FakeEngine, text: str) -> None:
+    """The model's next outputs are this text, whose special tokens are tokens."""
+    ids = _TOKENIZER.encode(text).ids
+    engine.script = lambda request: Reply([*ids, EOS])
 
 
 def call(tool: str, **arguments: Any) -> str:

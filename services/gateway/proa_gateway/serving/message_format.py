@@ -81,6 +81,14 @@ class ModelFormat:
         return compile_format(self.tool_format, self._added_tokens, calls=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The formats of one model. `known`: None if it is not known."""
+
+    known: ModelFormat | None
+    for_tools: ModelFormat
+
+
 class MessageFormats:
     """The format of each model, one of `known`.
 
@@ -94,30 +102,27 @@ class MessageFormats:
         known.check(tool_call_parser, reasoning_parser)
         self._known, self._name = known, tool_call_parser
         self._reasoning_name = reasoning_parser
-        self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
-        self._unknown: WeakKeyDictionary[Tokenizer, ModelFormat] = WeakKeyDictionary()  # for tools
+        self._found: WeakKeyDictionary[Tokenizer, _Found] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:
         """Return the model's format. None if it is not known: outputs are then not parsed."""
-        if model.tokenizer not in self._formats:
-            self.prepare(model.name, model.tokenizer)
-        return self._formats[model.tokenizer]
+        return self._of(model).known
 
     def for_tools(self, model: ServedModel) -> ModelFormat:
         """Return the format of requests with tools. If that of the model's calls is not known, it is Hermes'."""
-        found = self.of(model)
-        if found is not None:
-            return found
-        if model.tokenizer not in self._unknown:
-            self._unknown[model.tokenizer] = ModelFormat(
-                replace(HERMES, reasoning=None), model.tokenizer, has_calls=False
-            )
-        return self._unknown[model.tokenizer]
+        return self._of(model).for_tools
 
     def prepare(self, name: str, tokenizer: Tokenizer) -> None:
         """Find the format of a model, called `name` in the log, which renders its chat template. Not on an event
         loop."""
-        self._formats[tokenizer] = self._make(name, tokenizer)
+        known = self._make(name, tokenizer)
+        unknown = ModelFormat(replace(HERMES, reasoning=None), tokenizer, has_calls=False)
+        self._found[tokenizer] = _Found(known, known or unknown)
+
+    def _of(self, model: ServedModel) -> _Found:
+        if model.tokenizer not in self._found:
+            self.prepare(model.name, model.tokenizer)
+        return self._found[model.tokenizer]
 
     def _make(self, name: str, tokenizer: Tokenizer) -> ModelFormat | None:
         written = written_call(tokenizer)

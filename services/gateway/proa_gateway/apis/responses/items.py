@@ -132,40 +132,37 @@ class MessageItem(BaseModel):
         return {"id": self.id or new_id("msg_"), "type": "message", "role": self.role, "content": parts}
 
 
-class CallItem(BaseModel):
-    """A call by the model. `namespace`: of the function. `arguments`: JSON text."""
+class _Called(BaseModel):
+    """A call by the model. `namespace`: of the function or of the custom tool."""
+
+    call_id: Text
+    name: Text
+    namespace: Text | None = None
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def call_name(self) -> CallName:
+        return CallName(self.name, self.namespace)
+
+    def _listed(self, kind: str, prefix: str, **given: str) -> Fields:
+        fields = {"call_id": self.call_id, **self.call_name.fields(), **given}
+        return {"id": self.id or new_id(prefix), "type": kind, **fields}
+
+
+class CallItem(_Called):
+    """`arguments`: JSON text."""
 
     type: Literal["function_call"]
-    call_id: Text
-    name: Text
     arguments: Text
-    namespace: Text | None = None
-    id: Text | None = None
-    status: Status | None = None
-
-    @property
-    def call_name(self) -> CallName:
-        return CallName(self.name, self.namespace)
 
     def listed(self) -> Fields:
-        fields = {"call_id": self.call_id, **self.call_name.fields(), "arguments": self.arguments}
-        return {"id": self.id or new_id("fc_"), "type": "function_call", **fields}
+        return self._listed(self.type, "fc_", arguments=self.arguments)
 
 
-class CustomCallItem(BaseModel):
-    """A call of a custom tool by the model. `namespace`: of the tool."""
-
+class CustomCallItem(_Called):
     type: Literal["custom_tool_call"]
-    call_id: Text
-    name: Text
     input: Text
-    namespace: Text | None = None
-    id: Text | None = None
-    status: Status | None = None
-
-    @property
-    def call_name(self) -> CallName:
-        return CallName(self.name, self.namespace)
 
     @property
     def arguments(self) -> str:
@@ -173,8 +170,7 @@ class CustomCallItem(BaseModel):
         return call_arguments(self.input)
 
     def listed(self) -> Fields:
-        fields = {"call_id": self.call_id, **self.call_name.fields(), "input": self.input}
-        return {"id": self.id or new_id("ctc_"), "type": "custom_tool_call", **fields}
+        return self._listed(self.type, "ctc_", input=self.input)
 
 
 class CallOutputItem(BaseModel):

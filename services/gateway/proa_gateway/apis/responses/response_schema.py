@@ -40,28 +40,26 @@ class OutputReasoning(BaseModel):
     content: list[ReasoningText]
 
 
-class OutputCall(BaseModel):
-    """`namespace`: of the function; only there if it has one. `arguments`: JSON text."""
+class _Called(BaseModel):
+    """`namespace`: of the function or of the custom tool; only there if it has one."""
 
     id: str
+    call_id: str
+    name: str
+    namespace: str | None = None
+    status: Literal["completed", "incomplete"]
+
+
+class OutputCall(_Called):
+    """`arguments`: JSON text."""
+
     type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
     arguments: str
-    status: Literal["completed", "incomplete"]
 
 
-class OutputCustomCall(BaseModel):
-    """`namespace`: of the tool; only there if it has one."""
-
-    id: str
+class OutputCustomCall(_Called):
     type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
-    status: Literal["completed", "incomplete"]
 
 
 class ResponseUsage(BaseModel):
