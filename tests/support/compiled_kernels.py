@@ -19,11 +19,10 @@ from typing import Any
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, EncoderInput, ImageSpan, LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.memory.kv_cache import CacheSizes, cache_groups, image_of
-from proa_engine.step.loras import EMPTY_LORA
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import LIMITED, PENALIZED
@@ -126,14 +125,14 @@ def variants_of(case: Case) -> set[Variant]:
         model = str(make_shape_model(Path(folder), case.model))
         worker = MetaWorker(EngineConfig.from_options(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.run_start))
-    loras = [None, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [None]
+    loras = [BASE_MODEL, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [BASE_MODEL]
     odd_steps = [variant for lora in loras for variant in record(partial(run_odd_steps, worker, case, lora))]
     later = {variant.name for variant in set(odd_steps) - at_start}
     assert not later, f"{case.name}: compiled while requests wait: {later}"
     return at_start
 
 
-def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot | None) -> None:
+def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot) -> None:
     num_drafts = min(case.num_drafts, 2)
     runner = worker.model_runner
     sizes = CacheSizes(num_blocks=999, num_state_slots=999, max_num_seqs=999)

@@ -15,6 +15,7 @@ from proa.contract import PoolingParams, PoolingTask, PromptEmbeds, SamplingPara
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
+    BASE_MODEL,
     CachedRequestData,
     Drafts,
     ImageSpan,
@@ -125,7 +126,7 @@ class FakeRow:
     num_computed_tokens: int
     tables: list[list[int]]  # ids of blocks, those that windows have passed included; -1: never had one
     params: SamplingParams
-    lora: LoraSlot | None = None
+    lora: LoraSlot = BASE_MODEL
     num_planned_tokens: int = 0  # the most that can have been computed, as the plan says before each step
     start: int = 0  # of the step's tokens
     state_slot: int | None = None
@@ -243,7 +244,9 @@ class FakeExecutor:
         for request_id in plan.num_scheduled_tokens:
             self._read_back(request_id)
             lora = self.rows[request_id].lora
-            assert lora is None or self.lora_slots[lora.slot] == lora.lora_id, f"{request_id} has another's adapter"
+            assert lora == BASE_MODEL or self.lora_slots[lora.slot] == lora.lora_id, (
+                f"{request_id} has another's adapter"
+            )
         self._update_states(plan)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
@@ -376,13 +379,13 @@ class FakeExecutor:
         assert len(new.block_ids) == 1 + len(self.windows)
         self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
 
-    def _fill_slot(self, lora: LoraSlot | None) -> str:
+    def _fill_slot(self, lora: LoraSlot) -> str:
         """Put the adapter into its slot, if that holds another one. Returns the digest of its content."""
-        if lora is None:
+        if lora == BASE_MODEL:
             return ""
         assert 0 <= lora.slot < self.max_loras
         assert lora.lora_id in self.loras, "an adapter that was unloaded"
-        others = [row.lora.lora_id for row in self.rows.values() if row.lora is not None and row.lora.slot == lora.slot]
+        others = [row.lora.lora_id for row in self.rows.values() if row.lora.slot == lora.slot]
         assert set(others) <= {lora.lora_id}, "the slot's adapter is in use"
         if self.lora_slots.get(lora.slot) != lora.lora_id:
             self.num_slot_fills += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 
 from proa.contract import EngineCoreRequest, LoadedLoras, Lora
-from proa_engine.core.lora_slots import Adapter, LoraSlots
+from proa_engine.core.lora_slots import NO_ADAPTER, Adapter, LoraSlots, NoAdapter
 from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, LoraNotFound, LoraStore, TooManyLoras
 from proa_engine.core.operations import LoadLora, UnloadLora
 from proa_engine.core.request import Request
@@ -47,38 +47,23 @@ class Loras:
         has_changed, self.has_changed = self.has_changed, False
         return self.loaded if has_changed else None
 
-    def find(self, request: EngineCoreRequest) -> Adapter | None:
-        """Return the adapter that the request names. None: it names none, one that is not loaded, or one with another
+    def find(self, request: EngineCoreRequest) -> Adapter | NoAdapter:
+        """Return the adapter that the request names. Raises `LoraNotFound` if it is not loaded, or has another
         digest."""
+        if not request.lora_name:
+            return NO_ADAPTER
         adapter = self._by_name.get(request.lora_name)
         if adapter is None or request.lora_digest not in ("", adapter.lora.digest):
-            return None
+            raise LoraNotFound(f"the adapter {request.lora_name!r} is not loaded, or has another content")
         self._by_name[request.lora_name] = self._by_name.pop(request.lora_name)
         return adapter
 
-    def add_request(self, request: Request) -> None:
-        """Count a new request for its adapter, if it has one."""
-        if request.lora is not None:
-            request.lora.num_requests += 1
-
     def remove_request(self, request: Request) -> None:
         """Count one request fewer for its adapter. After its last request, an unloaded adapter's memory is freed."""
-        adapter = request.lora
-        if adapter is not None:
-            adapter.num_requests -= 1
-            if adapter.num_requests == 0 and adapter in self._leaving:
-                self._leaving.remove(adapter)
-                self._free(adapter)
-
-    def allocate_slot(self, request: Request) -> None:
-        """Count a running request for its adapter, and allocate a slot to the adapter if it has none."""
-        if request.lora is not None:
-            self.slots.start(request.lora)
-
-    def free_slot(self, request: Request) -> None:
-        """Count one running request fewer for its adapter. An adapter without running requests may lose its slot."""
-        if request.lora is not None:
-            self.slots.stop(request.lora)
+        request.lora.remove_request()
+        for adapter in [each for each in self._leaving if each.num_requests == 0]:
+            self._leaving.remove(adapter)
+            self._free(adapter)
 
     def load(self, operation: LoadLora, on_loaded: Callable[["Future[str]"], None]) -> None:
         """Load an adapter, or queue the load. `on_loaded` is called with the argument for `finish_load`."""
@@ -129,7 +114,7 @@ class Loras:
         adapters = [*self._by_name.values(), *self._leaving]
         num_running = Counter(request.lora for request in running)
         num_requests = Counter(request.lora for request in unfinished)
-        assert num_requests.keys() <= {*adapters, None}
+        assert num_requests.keys() <= {*adapters, NO_ADAPTER}
         assert all(adapter.num_running == num_running[adapter] for adapter in adapters)
         assert all(adapter.num_requests == num_requests[adapter] for adapter in adapters)
         assert all(adapter.num_requests for adapter in self._leaving)

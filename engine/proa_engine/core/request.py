@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvFetch, KvLoad, extra_keys
-from proa_engine.core.lora_slots import Adapter
+from proa_engine.core.lora_slots import NO_ADAPTER, Adapter, NoAdapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
 from proa_engine.core.types import Block, PooledRows, RowOutput
 
@@ -100,7 +100,7 @@ class Request:
         # What its blocks' hashes depend on, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
         self.has_cache_salt = bool(request.cache_salt)
-        self.lora: Adapter | None = None
+        self.lora: Adapter | NoAdapter = NO_ADAPTER
         self.images: RequestImages | NoImages = NO_IMAGES
         self.prompt_embeds = request.prompt_embeds  # hashed; kept until it ends, as it may be preempted
         self.trace_headers = request.trace_headers

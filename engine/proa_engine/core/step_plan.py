@@ -9,7 +9,6 @@ from proa_engine.core.types import (
     CachedRequestData,
     Copies,
     EncoderInput,
-    LoraSlot,
     NewRequestData,
     SchedulerOutput,
     StateSteps,
@@ -75,7 +74,7 @@ class StepPlan:
             num_computed_tokens=request.num_computed_tokens,
             block_ids=block_ids,
             sampling_params=request.sampling_params,
-            lora=_lora_slot(request),
+            lora=request.lora.in_step,
             pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
             images=request.images.spans,
@@ -125,13 +124,6 @@ class StepPlan:
             self._num_chunk_tokens[request.request_id] = num_tokens
         request.images.claim(request, num_tokens)
         request.schedule(num_tokens)
-
-
-def _lora_slot(request: Request) -> LoraSlot | None:
-    if request.lora is None:
-        return None
-    assert request.lora.slot is not None, "a running request's adapter has a slot"
-    return LoraSlot(request.lora.id, request.lora.slot)
 
 
 def _uncomputed(request: Request) -> Sequence[PromptEmbeds]:

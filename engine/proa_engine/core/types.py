@@ -20,6 +20,7 @@ RejectionCode = Literal[
     "resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found", "failed_precondition"
 ]
 NO_LORA = -1  # instead of an adapter's slot
+EMPTY_LORA = 0  # id of an adapter that adds nothing, which is always loaded
 NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero), or nothing is written
 
 
@@ -85,6 +86,9 @@ class LoraSlot(NamedTuple):
     slot: int
 
 
+BASE_MODEL = LoraSlot(EMPTY_LORA, NO_LORA)  # of a request without an adapter
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
     """Where an image stands in a request's tokens."""
@@ -116,7 +120,7 @@ class NewRequestData:
     num_computed_tokens: int
     block_ids: list[list[int]]  # by table
     sampling_params: SamplingParams
-    lora: LoraSlot | None = None
+    lora: LoraSlot = BASE_MODEL
     pooling_params: PoolingParams | None = None  # if set, no step samples a token for the request
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
     images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more

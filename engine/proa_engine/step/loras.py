@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from proa_engine.core.lora_store import LoraInvalid
-from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.models.lora_weights import digest, open_lora, unchanged
 from proa_engine.option_groups import Downloads
@@ -22,7 +22,6 @@ from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
 _log = logging.getLogger(__name__)
-EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
 Prepared = list[object]  # by product
 LoraFill = Callable[[], None]  # device work that puts an adapter into a slot
 
@@ -42,7 +41,7 @@ class LoraAdapters:
         self._downloads = downloads or Downloads()
         self._other_layers = other_layers
         self._loaded: dict[int, Prepared] = {EMPTY_LORA: [None] * len(products.adapters)}
-        self._held: dict[int, int] = {}  # adapter by slot, as the next step will find it
+        self._held = _held_at_first()  # adapter by slot, as the next step will find it
 
     def load(self, lora_id: int, path: str) -> str:
         """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
@@ -75,7 +74,7 @@ class LoraAdapters:
     def move_to(self, products: LoraProducts) -> None:
         """Use `products` from now on: the same model loaded again, whose slots are empty."""
         self._products = products
-        self._held.clear()
+        self._held = _held_at_first()
 
     def _read(self, folder: Path) -> Prepared:
         segments = self._products.segments
@@ -126,9 +125,8 @@ class LoraColumns(Columns):
         self._slots = np.full(tables.num_slots, NO_LORA, np.int64)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        self._slots[slot] = NO_LORA if request.lora is None else request.lora.slot
-        if request.lora is not None:
-            edits.run(self._adapters.assign(request.lora))
+        self._slots[slot] = request.lora.slot
+        edits.run(self._adapters.assign(request.lora))
 
     def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape:
         return replace(shape, has_loras=True) if self._are_used(rows) else shape
@@ -146,6 +144,11 @@ class LoraColumns(Columns):
 
     def _are_used(self, rows: Rows) -> bool:
         return bool(self._slots[rows.slots].max() != NO_LORA)
+
+
+def _held_at_first() -> dict[int, int]:
+    """The adapters of slots while the device's are empty. The base model is never put into a slot."""
+    return {BASE_MODEL.slot: BASE_MODEL.lora_id}
 
 
 def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:

@@ -14,7 +14,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS, StepCosts
-from proa_engine.core.types import LoraSlot, SchedulerOutput
+from proa_engine.core.types import BASE_MODEL, LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.sampling.token_bitmask import WORD
 from proa_engine.memory.kv_cache import image_of, most_image_tokens
@@ -76,7 +76,7 @@ class WarmUp:
         pooling: PoolingConfig,
         generates: bool,
         whole_prompts: bool = False,
-        lora: LoraSlot | None = None,
+        lora: LoraSlot = BASE_MODEL,
         images: ImageConfig | None = None,
     ) -> None:
         """`whole_prompts`: each token attends to all others. `lora`: the adapter of all requests. `images`: how the

@@ -6,6 +6,7 @@ from dataclasses import replace
 from proa.contract import ImageInput, PoolingParams, PoolingTask, SamplingParams
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import (
+    BASE_MODEL,
     NO_STATE,
     CachedRequestData,
     EncoderInput,
@@ -34,7 +35,7 @@ def prefill_step(
     lengths: Sequence[int],
     groups: CacheGroups,
     params: SamplingParams | PoolingParams = GREEDY,
-    lora: LoraSlot | None = None,
+    lora: LoraSlot = BASE_MODEL,
 ) -> SchedulerOutput:
     """Return a step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 

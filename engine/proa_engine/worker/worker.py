@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
-from proa_engine.core.types import Copies, LoraSlot
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, Copies, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer
 from proa_engine.layers.parallel import ParallelContext
@@ -41,7 +41,6 @@ from proa_engine.step.decode_graphs import (
     ReportedCapture,
     graph_shapes,
 )
-from proa_engine.step.loras import EMPTY_LORA
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.prompt_graphs import MAX_PRODUCTS, PromptShape, prompt_shapes
 from proa_engine.worker.compile_pool import CompilePool
@@ -317,7 +316,7 @@ class Worker:
 
     def _warm_ups(self, plan: RunnerPlan, runner: ModelRunner, max_model_len: int) -> list[WarmUp]:
         """Return warm-ups of requests without an adapter, and, if adapters are enabled, with one that adds nothing."""
-        model, loras = self.model_config, [None, LoraSlot(EMPTY_LORA, 0)]
+        model, loras = self.model_config, [BASE_MODEL, LoraSlot(EMPTY_LORA, 0)]
         return [
             WarmUp(
                 runner,

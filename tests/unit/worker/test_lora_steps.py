@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from proa.contract import SamplingParams
-from proa_engine.core.types import LoraSlot
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.products.lora import TokenSlots
 from proa_engine.layers.lora import LoraProducts
-from proa_engine.step.loras import EMPTY_LORA, LoraAdapters
+from proa_engine.step.loras import LoraAdapters
 from support.runner import FakeModel, RunnerHarness
 
 GREEDY = SamplingParams(temperature=0)
@@ -41,7 +41,7 @@ def run_steps(*, graphs: bool, drafts: SpeculativeConfig | None = None) -> list[
     harness = RunnerHarness(model, max_num_seqs=4, graphs=graphs, drafts=drafts, loras=LoraAdapters(products))
     model.slots.clear()
     plan = harness.schedule({name: ([5, 6, 7], 3, GREEDY) for name in "abc"})
-    loras = [None, LoraSlot(EMPTY_LORA, 3), LoraSlot(EMPTY_LORA, 1)]
+    loras = [BASE_MODEL, LoraSlot(EMPTY_LORA, 3), LoraSlot(EMPTY_LORA, 1)]
     for new, lora in zip(plan.new_requests, loras, strict=True):
         object.__setattr__(new, "lora", lora)
     harness.run(harness.runner.prepare_inputs(plan))

@@ -2,7 +2,6 @@
 their blocks are fetched from another engine."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest
@@ -14,6 +13,7 @@ from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
 from proa_engine.core.prefill_rate import PrefillRate
@@ -57,7 +57,7 @@ class RequestAdmission:
         if (rejection := self._reject(request)) is not None:
             return rejection
         adapter = self._loras.find(request)
-        made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
+        made = self._factory.make(adapter.named_in(request))
         made.lora, made.images = adapter, self._images.of(request)
         if isinstance(made, PrefillRequest):
             self._tiers.host.store(made)
@@ -100,11 +100,11 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
         try:
             self._lengths.check(request)
+            self._loras.find(request)
         except ValueError as error:
             return Rejection(request.request_id, request.client_index, "invalid_argument", str(error))
-        if request.lora_name and self._loras.find(request) is None:
-            message = f"the adapter {request.lora_name!r} is not loaded, or has another content"
-            return Rejection(request.request_id, request.client_index, "not_found", message)
+        except LoraNotFound as error:
+            return Rejection(request.request_id, request.client_index, "not_found", str(error))
         num_waiting = self._table.num_waiting
         if num_waiting >= self._max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"

@@ -3,7 +3,7 @@
 import heapq
 from itertools import chain
 
-from proa_engine.core.lora_slots import Adapter, LoraSlots
+from proa_engine.core.lora_slots import Adapter, LoraSlots, NoAdapter
 from proa_engine.core.request import Request
 
 Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themselves are never compared
@@ -30,16 +30,21 @@ class RequestQueue:
         self._num_tokens[request.order] = request.num_tokens
         self.num_tokens += request.num_tokens
 
+    @property
+    def head(self) -> Request:
+        """The next request. The queue must not be empty."""
+        assert self._num_tokens, "the queue is empty"
+        while self._entries[0][0] not in self._num_tokens:
+            heapq.heappop(self._entries)
+        return self._entries[0][1]
+
     def peek(self) -> Request | None:
         """The next request, without removing it."""
-        while self._entries and self._entries[0][0] not in self._num_tokens:
-            heapq.heappop(self._entries)
-        return self._entries[0][1] if self._entries else None
+        return self.head if self._num_tokens else None
 
     def pop(self) -> Request:
         """Remove the next request. It may be pushed again."""
-        request = self.peek()
-        assert request is not None, "the queue is empty"
+        request = self.head
         heapq.heappop(self._entries)
         self.num_tokens -= self._num_tokens.pop(request.order)
         return request
@@ -60,6 +65,12 @@ def _order(entry: Entry) -> tuple[int, ...]:
     return entry[0]
 
 
+class _AdapterQueue(RequestQueue):
+    """The waiting requests of one adapter."""
+
+    num_passed = 0  # requests that started before older ones of these
+
+
 class LoraQueue:
     """A `RequestQueue` whose next request is the first without an adapter or whose adapter has or can get a slot.
 
@@ -70,80 +81,69 @@ class LoraQueue:
 
     def __init__(self, slots: LoraSlots) -> None:
         self._slots = slots
-        self._plain = RequestQueue()  # requests without an adapter
-        self._queues: dict[Adapter, RequestQueue] = {}  # none is empty
+        self._queues: dict[Adapter | NoAdapter, _AdapterQueue] = {}  # none is empty
 
     def __len__(self) -> int:
-        return len(self._plain) + sum(map(len, self._queues.values()))
+        return sum(map(len, self._queues.values()))
 
     @property
     def num_tokens(self) -> int:
         """Known tokens of all waiting requests."""
-        return self._plain.num_tokens + sum(queue.num_tokens for queue in self._queues.values())
+        return sum(queue.num_tokens for queue in self._queues.values())
 
     @property
     def num_deferred(self) -> int:
         """Number of requests whose adapters have no slot and can get none now."""
-        if not self._queues or self._slots.has_idle:
+        if self._slots.has_idle:
             return 0
-        return sum(len(queue) for adapter, queue in self._queues.items() if adapter.slot is None)
+        return sum(len(queue) for adapter, queue in self._queues.items() if not adapter.has_slot)
 
     def push(self, request: Request) -> None:
-        queue = self._plain if request.lora is None else self._queues.setdefault(request.lora, RequestQueue())
-        queue.push(request)
+        self._queues.setdefault(request.lora, _AdapterQueue()).push(request)
 
     def peek(self) -> Request | None:
         """Return the next request that can start, without removing it; None if there is none."""
-        head = self._plain.peek()
-        if not self._queues:
-            return head
-        heads = self._heads()
-        starving = [head.order for adapter, head in heads if adapter.slot is None and adapter.num_passed >= MAX_PASSED]
-        has_idle = self._slots.has_idle
-        emptied = self._slots.least_used if starving and not has_idle else None
-        able = [
-            head
-            for adapter, head in heads
-            if (has_idle if adapter.slot is None else adapter is not emptied or head.order < min(starving))
-        ]
-        return min(able if head is None else [head, *able], key=_order_of_request, default=None)
+        queues = self._queues.items()
+        if self._slots.has_idle:
+            return min((queue.head for _, queue in queues), key=_order_of_request, default=None)
+        able = {adapter: queue.head for adapter, queue in queues if adapter.has_slot}
+        starving = [queue for adapter, queue in queues if not adapter.has_slot and queue.num_passed >= MAX_PASSED]
+        if starving:
+            emptied = self._slots.least_used
+            if emptied in able and able[emptied].order > min(queue.head.order for queue in starving):
+                del able[emptied]
+        return min(able.values(), key=_order_of_request, default=None)
 
     def pop(self) -> Request:
         """Remove the next request that can start. It may be pushed again."""
         request = self.peek()
         assert request is not None, "no request can be started"
-        if request.lora is None:
-            return self._plain.pop()
-        for adapter, head in self._heads():
-            adapter.num_passed += adapter.slot is None and adapter is not request.lora and head.order < request.order
+        if request.lora.takes_slot:
+            self._count_passed(request)
         self._queues[request.lora].pop()
-        if request.lora.slot is None:
-            request.lora.num_passed = 0
         self._drop_if_empty(request.lora)
         return request
 
     def remove(self, request: Request) -> None:
         """Remove `request` from anywhere in the queue. It must not be pushed again."""
-        if request.lora is None:
-            self._plain.remove(request)
-        else:
-            self._queues[request.lora].remove(request)
-            self._drop_if_empty(request.lora)
+        self._queues[request.lora].remove(request)
+        self._drop_if_empty(request.lora)
 
     def to_list(self) -> list[Request]:
         """All waiting requests, in order."""
-        queues = [self._plain, *self._queues.values()]
-        return sorted(chain.from_iterable(queue.to_list() for queue in queues), key=_order_of_request)
+        return sorted(chain.from_iterable(queue.to_list() for queue in self._queues.values()), key=_order_of_request)
 
-    def _heads(self) -> list[tuple[Adapter, Request]]:
-        """Return each adapter's first request."""
-        heads = [(adapter, queue.peek()) for adapter, queue in self._queues.items()]
-        return [(adapter, head) for adapter, head in heads if head is not None]
+    def _count_passed(self, started: Request) -> None:
+        """Count that the request of an adapter starts before older ones of adapters without a slot."""
+        for adapter, queue in self._queues.items():
+            if adapter is started.lora:
+                queue.num_passed = 0
+            elif not adapter.has_slot:
+                queue.num_passed += queue.head.order < started.order
 
-    def _drop_if_empty(self, adapter: Adapter) -> None:
+    def _drop_if_empty(self, adapter: Adapter | NoAdapter) -> None:
         if not len(self._queues[adapter]):
             del self._queues[adapter]
-            adapter.num_passed = 0
 
 
 def _order_of_request(request: Request) -> tuple[int, ...]:

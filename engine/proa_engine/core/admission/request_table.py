@@ -60,14 +60,14 @@ class RequestTable:
 
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
-        self._loras.add_request(request)
+        request.lora.add_request()
         self.waiting.push(request)
         request.record(EventType.QUEUED, now)
 
     def add_pending(self, request: Request, now: float) -> None:
         """Add a request that cannot be queued yet; its status says why."""
         self.by_id[request.request_id] = self.pending[request.request_id] = request
-        self._loras.add_request(request)
+        request.lora.add_request()
         request.record(EventType.QUEUED, now)
 
     def queue_pending(self, request: Request) -> None:
@@ -103,7 +103,7 @@ class RequestTable:
         assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
         self._tiers.host.loads.end(request)
-        self._loras.allocate_slot(request)
+        request.lora.start(self._loras.slots)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
         if request.status is RequestStatus.PREEMPTED:
@@ -119,7 +119,7 @@ class RequestTable:
         later."""
         request = self.running.pop()
         self._kv_cache_manager.free(request)
-        self._loras.free_slot(request)
+        request.lora.stop(self._loras.slots)
         request.images.free()
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
@@ -134,7 +134,7 @@ class RequestTable:
         if before is RequestStatus.RUNNING:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
-            self._loras.free_slot(request)
+            request.lora.stop(self._loras.slots)
             request.images.free()
             self._finished_ids.append(request.request_id)
         elif before in PENDING:
