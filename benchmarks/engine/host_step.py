@@ -35,7 +35,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.executor.started import StartedRanks
 from proa_engine.observability.metrics import EngineMetrics
-from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.telemetry import NoEngineTracer
 from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make_model_info
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
@@ -203,7 +203,7 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
         cache_groups=executor.started.cache_groups,
         max_model_len=parts.limits.lengths.max_model_len,
     )
-    observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
+    observer, info = RequestObserver(NoEngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()
     router.start(LoadedEngine(parts.core, info, config, (), lambda request: None, observer))
     loras = EngineLoras("", lambda lora, model: None)

@@ -18,8 +18,8 @@ from proa.contract import (
     KvLoad,
     SamplingParams,
 )
-from proa_engine.observability.telemetry import EngineTracer
-from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.observability.telemetry import make_engine_tracer
+from proa_engine.observability.worker_spans import WorkerTracer, make_worker_tracer
 from proa_gateway.observability.outcome import Outcome
 from proa_gateway.observability.telemetry import GatewayTracer
 from support.otlp import OtlpReceiver
@@ -64,7 +64,7 @@ def seconds(start: int, end: int) -> float:
 
 
 def test_stages_start_and_end_at_the_lifecycle_events(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     tracer.observe_outputs(
         [output((EventType.QUEUED, QUEUED), (EventType.SCHEDULED, SCHEDULED), (EventType.FIRST_TOKEN, FIRST_TOKEN))]
@@ -83,7 +83,7 @@ def test_stages_start_and_end_at_the_lifecycle_events(receiver: OtlpReceiver) ->
 
 
 def test_waiting_for_host_memory_has_a_span(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
     finished.load = KvLoad(QUEUED, SCHEDULED, 48)
@@ -95,7 +95,7 @@ def test_waiting_for_host_memory_has_a_span(receiver: OtlpReceiver) -> None:
 
 
 def test_waiting_for_another_engine_has_a_span(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
     finished.fetch = KvFetch(QUEUED, SCHEDULED, 48, 3000, "the source has closed the connection")
@@ -109,7 +109,7 @@ def test_waiting_for_another_engine_has_a_span(receiver: OtlpReceiver) -> None:
 
 
 def test_waiting_for_the_disk_has_a_span(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
     finished.disk_read = KvFetch(QUEUED, SCHEDULED, 48, 3000)
@@ -120,7 +120,7 @@ def test_waiting_for_the_disk_has_a_span(receiver: OtlpReceiver) -> None:
 
 
 def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     headers = tracer.start_request(request())
     tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.LENGTH)])
     tracer.shutdown()
@@ -139,7 +139,7 @@ def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpRe
 
 
 def test_an_aborted_request_ends_its_spans_as_failed(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     tracer.observe_outputs([output((EventType.QUEUED, QUEUED), (EventType.SCHEDULED, SCHEDULED))])
     tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.ABORT)])
@@ -151,7 +151,7 @@ def test_an_aborted_request_ends_its_spans_as_failed(receiver: OtlpReceiver) -> 
 
 
 def test_spans_end_for_a_rejected_request_and_at_shutdown(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     tracer.start_request(request())
     tracer.end_request("r", "resource_exhausted", "the queue is full")
     tracer.start_request(request())
@@ -160,10 +160,11 @@ def test_spans_end_for_a_rejected_request_and_at_shutdown(receiver: OtlpReceiver
 
 
 def test_each_rank_makes_a_child_span_of_the_engines_span(receiver: OtlpReceiver) -> None:
-    engine = EngineTracer.from_environment(model_name="m")
+    engine = make_engine_tracer("m")
     headers = engine.start_request(request())
-    workers = [WorkerTracer.from_environment(rank, stage=rank) for rank in range(2)]
+    workers = [make_worker_tracer(rank, stage=rank) for rank in range(2)]
     for worker in workers:
+        assert isinstance(worker, WorkerTracer)
         worker.start("r", headers)
         worker.finish("r")
         worker.finish("unknown")
@@ -178,7 +179,7 @@ def test_each_rank_makes_a_child_span_of_the_engines_span(receiver: OtlpReceiver
 
 
 def test_a_trace_that_is_not_sampled_makes_no_span_and_no_worker_headers(receiver: OtlpReceiver) -> None:
-    tracer = EngineTracer.from_environment(model_name="m")
+    tracer = make_engine_tracer("m")
     assert tracer.start_request(request(traceparent=NOT_SAMPLED)) == {}
     tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)])
     tracer.shutdown()
@@ -274,7 +275,7 @@ def test_without_an_endpoint_nothing_is_recorded_but_the_clients_trace_context_i
     trace = gateway.start_request({"traceparent": PARENT}, "/v1/completions")
     assert not trace.is_recording
     assert trace.start_attempt("a:1").headers() == {"traceparent": PARENT}
-    engine = EngineTracer.from_environment(model_name="m")
+    engine = make_engine_tracer("m")
     assert engine.start_request(request()) == {}
     gateway.shutdown()
     engine.shutdown()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType
-from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.telemetry import make_engine_tracer
 from support.core import CoreRun, make_request
 from support.fake_executor import FakeExecutor
 from support.fake_grammar import fake_grammar
@@ -21,7 +21,7 @@ class TracedRun:
     """A core whose requests and steps are traced; `shutdown` sends everything."""
 
     def __init__(self, **choices: Any) -> None:
-        self.tracer = EngineTracer.from_environment(model_name="m")
+        self.tracer = make_engine_tracer("m")
         self.run = CoreRun(trace_steps=self.tracer.trace_steps, clock=time.time, **choices)
 
     def submit(self, request: EngineCoreRequest, *, sampled: bool) -> None:
@@ -129,4 +129,4 @@ def test_a_failed_step_has_a_failed_span(receiver: OtlpReceiver) -> None:
 def test_without_tracing_the_executor_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     executor = FakeExecutor()
-    assert EngineTracer.from_environment(model_name="m").trace_steps(executor) is executor
+    assert make_engine_tracer("m").trace_steps(executor) is executor

@@ -52,26 +52,20 @@ class _TracedRequest:
 class EngineTracer:
     """Makes the span `llm_request` with the children `queue`, `prefill` and `decode` for each sampled request.
 
-    Methods may be called from any thread, those for one request in order. Without a provider all are no-ops.
+    Methods may be called from any thread, those for one request in order.
     """
 
-    def __init__(self, provider: "TracerProvider | None" = None, *, model_name: str = "") -> None:
+    def __init__(self, provider: "TracerProvider", *, model_name: str) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("proa_engine") if provider else trace.NoOpTracer()
+        self._tracer = provider.get_tracer("proa_engine")
         self._model_name = model_name
         self._traced: dict[str, _TracedRequest] = {}  # only sampled requests
-
-    @classmethod
-    def from_environment(cls, *, model_name: str) -> "EngineTracer":
-        return cls(make_tracer_provider("proa-engine"), model_name=model_name)
 
     def start_request(self, request: EngineCoreRequest) -> dict[str, str]:
         """Start `llm_request` as a child of the request's trace headers.
 
         Return the headers for the workers' spans, which replace the request's own; empty unless the trace is sampled.
         """
-        if self._provider is None:
-            return {}
         parent = extract_context(request.trace_headers)
         attributes = _request_attributes(request, self._model_name)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes)
@@ -83,9 +77,7 @@ class EngineTracer:
         return inject_headers(span)
 
     def trace_steps(self, executor: Executor) -> Executor:
-        """Wrap the executor to trace its steps; return it unchanged without a provider."""
-        if self._provider is None:
-            return executor
+        """Wrap the executor to trace its steps."""
         return TracedExecutor(executor, self._tracer, self._count_chunk)
 
     def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
@@ -110,8 +102,7 @@ class EngineTracer:
         """End all spans, export them and stop. Waits at most for the exporter's timeout."""
         for request_id in list(self._traced):
             self.end_request(request_id, "shutdown")
-        if self._provider is not None:
-            self._provider.shutdown()
+        self._provider.shutdown()
 
     def _count_chunk(self, request_id: str, num_tokens: int) -> None:
         """Count a prefill step. Steps that compute a preempted request again are not counted: it then has more tokens
@@ -185,6 +176,31 @@ class EngineTracer:
             if is_last and error_type is not None:
                 set_error(span, error_type)
             span.end(stop)
+
+
+class NoEngineTracer:
+    """The `EngineTracer` of an engine whose traces are not exported. Makes no spans."""
+
+    def start_request(self, request: EngineCoreRequest) -> dict[str, str]:
+        return {}
+
+    def trace_steps(self, executor: Executor) -> Executor:
+        return executor
+
+    def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        pass
+
+    def end_request(self, request_id: str, error_type: str, message: str = "") -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def make_engine_tracer(model_name: str) -> EngineTracer | NoEngineTracer:
+    """Make the tracer that the `OTEL_*` variables describe."""
+    provider = make_tracer_provider("proa-engine")
+    return NoEngineTracer() if provider is None else EngineTracer(provider, model_name=model_name)
 
 
 def _request_attributes(request: EngineCoreRequest, model_name: str) -> dict[str, AttributeValue]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
@@ -15,19 +14,15 @@ if TYPE_CHECKING:
 
 
 class WorkerTracer:
-    """Makes the spans `worker.rank` of one rank. Without a provider all methods are no-ops."""
+    """Makes the spans `worker.rank` of one rank."""
 
-    def __init__(self, rank: int, provider: "TracerProvider | None" = None, *, stage: int = 0) -> None:
+    def __init__(self, rank: int, provider: "TracerProvider", *, stage: int) -> None:
         """`stage` is the rank's pipeline stage."""
         self._rank = rank
         self._stage = stage
         self._provider = provider
-        self._tracer = provider.get_tracer("proa_engine.worker") if provider else trace.NoOpTracer()
+        self._tracer = provider.get_tracer("proa_engine.worker")
         self._spans: dict[str, Span] = {}
-
-    @classmethod
-    def from_environment(cls, rank: int, stage: int = 0) -> "WorkerTracer":
-        return cls(rank, make_tracer_provider("proa-engine-worker"), stage=stage)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
         """End the spans of requests that finished or were preempted, and start those of new ones."""
@@ -40,7 +35,7 @@ class WorkerTracer:
 
     def start(self, request_id: str, headers: Mapping[str, str]) -> None:
         """Start a request's span, also when it is resumed after a preemption. Empty headers: not traced."""
-        if not headers or self._provider is None:
+        if not headers:
             return
         parent = extract_context(headers)
         attributes: dict[str, AttributeValue] = {
@@ -58,5 +53,20 @@ class WorkerTracer:
     def shutdown(self) -> None:
         for request_id in list(self._spans):
             self.finish(request_id)
-        if self._provider is not None:
-            self._provider.shutdown()
+        self._provider.shutdown()
+
+
+class NoWorkerTracer:
+    """The `WorkerTracer` of a rank whose traces are not exported. Makes no spans."""
+
+    def update(self, scheduler_output: SchedulerOutput) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def make_worker_tracer(rank: int, stage: int = 0) -> WorkerTracer | NoWorkerTracer:
+    """Make the tracer that the `OTEL_*` variables describe."""
+    provider = make_tracer_provider("proa-engine-worker")
+    return NoWorkerTracer() if provider is None else WorkerTracer(rank, provider, stage=stage)

@@ -13,6 +13,16 @@ from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from proa_engine.tokenizer import Tokenizer
 
 
+class NoText:
+    """The `TextStream` of an output without text: every token counts at once."""
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        return TextDelta("", len(token_ids))
+
+    def finish(self, token_ids: Sequence[int], *, stop_token: bool) -> TextDelta:
+        return TextDelta("", len(token_ids))
+
+
 @dataclass(slots=True)
 class Choice:
     """One of a request's `n` choices, which is one request to the core.
@@ -22,7 +32,7 @@ class Choice:
 
     core_id: str
     index: int
-    stream: TextStream | None  # None: no text
+    stream: TextStream | NoText
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -30,26 +40,23 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
     def append(self, output: EngineCoreOutput) -> None:
         self.token_ids.extend(output.new_token_ids)
         self.logprobs.extend(output.logprobs)
-        if output.finish_reason is not None:
-            self.finish_reason = output.finish_reason.public_name
-            self.stop_reason = output.public_stop_reason
-        if self.stream is None:
-            self.num_kept = len(self.token_ids)
-        elif output.finish_reason is None:
+        if output.finish_reason is None:
             self._add_text(self.stream.push(output.new_token_ids))
         else:
+            self.finish_reason, self.stop_reason = output.finish_reason.public_name, output.public_stop_reason
             is_stop = output.finish_reason is FinishReason.STOP
             self._add_text(self.stream.finish(output.new_token_ids, stop_token=is_stop))
 
     def append_plain(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        if self.stream is None:
-            self.num_kept = len(self.token_ids)
-        else:
-            self._add_text(self.stream.push((token_id,)))
+        self._add_text(self.stream.push((token_id,)))
 
     def _add_text(self, delta: TextDelta) -> None:
         self.text += delta.text
@@ -72,7 +79,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self.choices)
+        return all(choice.is_finished for choice in self.choices)
 
 
 class OutputProcessor:
@@ -93,16 +100,20 @@ class OutputProcessor:
 
     def remove(self, request_id: str) -> list[str]:
         """Remove a request and return the core_ids of its unfinished choices, none for an unknown id."""
-        state = self._states.pop(request_id, None)
-        choices = state.choices if state is not None else []
-        return [choice.core_id for choice in choices if self._choices.pop(choice.core_id, None) is not None]
+        if request_id not in self._states:
+            return []
+        choices = self._states.pop(request_id).choices
+        unfinished = [choice.core_id for choice in choices if choice.core_id in self._choices]
+        for core_id in unfinished:
+            del self._choices[core_id]
+        return unfinished
 
     def make_choice(self, core_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> Choice:
         """Raises `ValueError` for stop strings if the outputs will have no text."""
         if self._tokenizer is None or not params.detokenize:
             if params.stop:
                 raise ValueError("stop strings need a tokenizer and detokenize=True")
-            return Choice(core_id, index, None)
+            return Choice(core_id, index, NoText())
         stream = TextStream(
             self._tokenizer.vocabulary,
             stop=params.stop,
@@ -119,26 +130,25 @@ class OutputProcessor:
         updated: dict[str, RequestState] = {}
         to_abort: list[str] = []
         for core_id, token_id in zip(plain.request_ids, plain.token_ids, strict=True):
-            if (found := self._choices.get(core_id)) is not None:
-                state, choice = found
+            if core_id in self._choices:
+                state, choice = self._choices[core_id]
                 choice.append_plain(token_id)
                 updated[state.request_id] = state
-                if choice.finish_reason is not None:
+                if choice.is_finished:
                     del self._choices[core_id]
                     to_abort.append(core_id)
         for output in outputs:
-            found = self._choices.get(output.request_id)
-            if found is None:  # ended by a stop string or aborted
+            if output.request_id not in self._choices:  # ended by a stop string or aborted
                 continue
-            state, choice = found
+            state, choice = self._choices[output.request_id]
             choice.append(output)
             if choice.index == 0:
                 state.prompt_logprobs.extend(output.prompt_logprobs)
                 state.num_cached_tokens = output.num_cached_tokens or 0
             updated[state.request_id] = state
-            if choice.finish_reason is not None:
+            if choice.is_finished:
                 del self._choices[choice.core_id]
-                if output.finish_reason is None:
+                if not output.is_finished:
                     to_abort.append(choice.core_id)
         for state in updated.values():
             if state.finished:

@@ -1,7 +1,7 @@
 """GenerateCall: the output stream of one Generate call. Outputs merge while the caller does not read."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras
 from proa_engine.core.types import PlainTokens
@@ -18,7 +18,6 @@ class GenerateCall:
         self._stream_id = router.add_stream(self)
         self._pending: EngineCoreOutput | None = None
         self._last = EngineCoreOutput()  # not plain: it has the request's id and counts
-        self._finished = False
         self._error: EngineError | None = None
         self._wake = asyncio.Event()
 
@@ -26,17 +25,18 @@ class GenerateCall:
         """Raises EngineError."""
         self._router.submit(self._stream_id, request)
 
-    async def next_output(self) -> EngineCoreOutput | None:
-        """Wait for output and return it, merged; `None` after the last one. Raises EngineError."""
-        while self._pending is None and not self._finished:
-            if self._error is not None:
-                raise self._error
-            self._wake.clear()
-            await self._wake.wait()
-        output, self._pending = self._pending, None
-        if output is not None:
-            self._finished = output.finish_reason is not None
-        return output
+    async def outputs(self) -> AsyncIterator[EngineCoreOutput]:
+        """Yield outputs as they come, those merged that came meanwhile. Raises EngineError."""
+        is_finished = False
+        while not is_finished:
+            while self._pending is None:
+                if self._error is not None:
+                    raise self._error
+                self._wake.clear()
+                await self._wake.wait()
+            output, self._pending = self._pending, None
+            is_finished = output.is_finished
+            yield output
 
     async def __aenter__(self) -> "GenerateCall":
         return self

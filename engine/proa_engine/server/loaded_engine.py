@@ -15,7 +15,7 @@ from proa_engine.core.operations import Operation
 from proa_engine.core.types import StepOutputs
 from proa_engine.engine_parts import EngineParts
 from proa_engine.observability.metrics import EngineMetrics
-from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.telemetry import EngineTracer, NoEngineTracer
 from proa_engine.server.kv_events import KvEventSource
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestObserver:
-    tracer: EngineTracer
+    tracer: EngineTracer | NoEngineTracer
     metrics: EngineMetrics
 
     def on_request(self, request: EngineCoreRequest) -> dict[str, str]:

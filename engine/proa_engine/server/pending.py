@@ -58,10 +58,9 @@ class HandleColumn:
     """The handles of `request_ids`, those of requests without one left out."""
 
     def __init__(self, request_ids: Sequence[str], handles: Mapping[str, int]) -> None:
-        found = [handles.get(request_id) for request_id in request_ids]
-        mask = [handle is not None for handle in found]
+        mask = [request_id in handles for request_id in request_ids]
         self.request_ids = request_ids
-        self.handles = array("I", [handle for handle in found if handle is not None])
+        self.handles = array("I", map(handles.__getitem__, compress(request_ids, mask)))
         self.select: Select = _all if all(mask) else _masked(mask)  # the tokens of `handles`
 
 
@@ -83,20 +82,15 @@ class PendingOutputs:
         self.num_bytes = 0  # that the outputs hold, without pooled values
         self.num_pooled_bytes = 0
 
-    def extend(self, outputs: Iterable[tuple[int | None, EngineCoreOutput]]) -> list[int]:
-        """Add one step's outputs, given with their handles. Outputs without a handle are dropped.
-
-        Returns the handles of finished requests.
-        """
+    def extend(self, outputs: Iterable[tuple[int, EngineCoreOutput]]) -> list[int]:
+        """Add one step's outputs, given with their handles. Returns the handles of finished requests."""
         finished = list[int]()
         for handle, output in outputs:
-            if handle is None:
-                continue
             if is_plain(output):
                 self.extend_plain(array("I", (handle,)), output.new_token_ids)
                 continue
             self._add_entry(handle, output)
-            if output.finish_reason is not None:
+            if output.is_finished:
                 finished.append(handle)
         return finished
 
@@ -108,7 +102,8 @@ class PendingOutputs:
             self._plain_token_ids.extend(token_ids)
             return
         for handle, token_id in zip(handles, token_ids, strict=True):
-            if (entry := self._outputs.get(handle)) is not None:
+            if handle in self._outputs:
+                entry = self._outputs[handle]
                 entry.new_token_ids = _join(entry.new_token_ids, (token_id,))
             else:
                 self._plain_handles.append(handle)
@@ -126,13 +121,12 @@ class PendingOutputs:
         return outputs
 
     def _add_entry(self, handle: int, output: EngineCoreOutput) -> None:
-        earlier = self._outputs.get(handle)
-        if earlier is None:
+        if handle in self._outputs:
+            merge_output(self._outputs[handle], output)
+        else:
             output.handle, output.request_id = handle, ""
             self._outputs[handle] = output
             self.num_bytes += OUTPUT_BYTES
-        else:
-            merge_output(earlier, output)
         self.num_bytes += _held_bytes(output)
         self.num_pooled_bytes += len(output.pooled)
 
@@ -141,7 +135,7 @@ def is_plain(output: EngineCoreOutput) -> bool:
     """Whether the output is one token and nothing else."""
     return (
         len(output.new_token_ids) == 1
-        and output.finish_reason is None
+        and not output.is_finished
         and not output.logprobs
         and not output.events
         and not output.prompt_logprobs

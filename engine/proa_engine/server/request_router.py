@@ -38,11 +38,9 @@ T = TypeVar("T")
 async def check_pixels(request: EngineCoreRequest) -> None:
     """Raises `InvalidRequest` for a wrong hash. Many pixels are hashed on a thread."""
     if sum(len(image.pixels) for image in request.images) <= MAX_INLINE_BYTES:
-        wrong = _find_wrong(request.images)
+        _check_pixels(request.images)
     else:
-        wrong = await asyncio.to_thread(_find_wrong, request.images)
-    if wrong is not None:
-        raise InvalidRequest(f"the hash of image {wrong} is not that of its pixels")
+        await asyncio.to_thread(_check_pixels, request.images)
 
 
 async def hash_embeds(request: EngineCoreRequest) -> EngineCoreRequest:
@@ -58,12 +56,10 @@ async def hash_embeds(request: EngineCoreRequest) -> EngineCoreRequest:
         raise InvalidRequest(str(error)) from None
 
 
-def _find_wrong(images: Sequence[Image]) -> int | None:
-    """The index of the first image with another hash than that of its pixels."""
+def _check_pixels(images: Sequence[Image]) -> None:
     for index, image in enumerate(images):
         if image.pixels and hash_image(image.pixels, image.height, image.width) != image.hash:
-            return index
-    return None
+            raise InvalidRequest(f"the hash of image {index} is not that of its pixels")
 
 
 class OutputStream(Protocol):
@@ -96,6 +92,70 @@ class OutputStream(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _WithoutEngine:
+    """The engine while it is loading, or after it has failed."""
+
+    refusal: EngineError
+
+    @property
+    def loaded(self) -> LoadedEngine:
+        raise self.refusal
+
+    def admit(self) -> LoadedEngine:
+        raise self.refusal
+
+    def drain(self, refusal: EngineError) -> "_WithoutEngine":
+        return _WithoutEngine(refusal)
+
+    def on_refused(self, error: EngineError) -> None:
+        pass
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        pass
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats()
+
+
+@dataclass(frozen=True, slots=True)
+class _WithEngine:
+    """A loaded engine, which admits requests."""
+
+    loaded: LoadedEngine
+
+    def admit(self) -> LoadedEngine:
+        """Return the engine if it takes new requests. Raises EngineError."""
+        return self.loaded
+
+    def drain(self, refusal: EngineError) -> "_DrainingEngine":
+        return _DrainingEngine(self.loaded, refusal)
+
+    def on_refused(self, error: EngineError) -> None:
+        """Count a request that was refused."""
+        self.loaded.observer.on_refused(status_code(error).name.lower())
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self.loaded.core.abort(request_ids)
+
+    def stats(self) -> SchedulerStats:
+        """Current statistics."""
+        stats, started_at = self.loaded.core.stats(), self.loaded.core.step_started_at
+        if started_at is not None:
+            stats.last_step_age = max(0.0, time.monotonic() - started_at)
+        return stats
+
+
+@dataclass(frozen=True, slots=True)
+class _DrainingEngine(_WithEngine):
+    """A loaded engine that admits no new requests; running ones continue."""
+
+    refusal: EngineError
+
+    def admit(self) -> LoadedEngine:
+        raise self.refusal
+
+
 @dataclass(slots=True)
 class _Stream:
     output: OutputStream
@@ -108,8 +168,7 @@ class RequestRouter:
     def __init__(self, on_sleep: Callable[[bool], None] = lambda asleep: None) -> None:
         """`on_sleep` is called when the engine begins to sleep, and when it is awake again."""
         self._on_sleep = on_sleep
-        self._engine: LoadedEngine | None = None
-        self._refusal: EngineError | None = NotReady("the model is still loading")
+        self._engine: _WithoutEngine | _WithEngine = _WithoutEngine(NotReady("the model is still loading"))
         self._streams: dict[int, _Stream] = {}
         self._stream_ids: dict[str, int] = {}  # by request id; kept until the core finishes or rejects the request
         self._shares = StreamShares(self._stream_ids)
@@ -123,27 +182,24 @@ class RequestRouter:
     @property
     def engine(self) -> LoadedEngine:
         """The loaded engine, also while draining. Raises NotReady or EngineDead."""
-        if self._engine is None:
-            assert self._refusal is not None
-            raise self._refusal
-        return self._engine
+        return self._engine.loaded
 
     def start(self, engine: LoadedEngine) -> None:
         """Admit requests, now that the model is loaded."""
-        self._engine = engine
-        self._refusal = None
+        self._engine = _WithEngine(engine)
         self.loras = engine.loras
 
     def drain(self) -> None:
         """Admit no new requests; running ones continue."""
-        self._refusal = Draining("the engine is shutting down")
-        self._kv_events.fail(self._refusal)
+        refusal = Draining("the engine is shutting down")
+        self._engine = self._engine.drain(refusal)
+        self._kv_events.fail(refusal)
         for stream in self._streams.values():
             stream.output.drain()
 
     def fail(self, error: EngineError) -> None:
         """End all streams. Nothing is admitted or delivered from now on."""
-        self._engine, self._refusal = None, error
+        self._engine = _WithoutEngine(error)
         self._stream_ids.clear()
         self._idle.set()
         self._kv_events.fail(error)
@@ -156,8 +212,7 @@ class RequestRouter:
 
     def add_stream(self, output: OutputStream) -> int:
         """Register a stream and return its id. Raises EngineError unless serving."""
-        if self._refusal is not None:
-            raise self._refusal
+        self._engine.admit()
         self._num_streams += 1
         self._streams[self._num_streams] = _Stream(output)
         return self._num_streams
@@ -171,8 +226,7 @@ class RequestRouter:
         try:
             engine = self._admit(request)
         except EngineError as error:
-            if self._engine is not None:
-                self._engine.observer.on_refused(status_code(error).name.lower())
+            self._engine.on_refused(error)
             raise
         self._stream_ids[request.request_id] = stream_id
         self._streams[stream_id].request_ids.add(request.request_id)
@@ -183,14 +237,15 @@ class RequestRouter:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Abort requests of any stream; each gets a last output. Unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._stream_ids]
-        if known and self._engine is not None:
-            self._engine.core.abort(known)
+        if known:
+            self._engine.abort(known)
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Route a step's outputs to their requests' streams. Takes ownership of `outputs`."""
-        if self._engine is None:  # failed while this step was on its way from the main thread
+        if isinstance(self._engine, _WithoutEngine):  # failed while this step was on its way from the main thread
             return
-        self._engine.observer.on_outputs(outputs)
+        observer = self._engine.loaded.observer
+        observer.on_outputs(outputs)
         if outputs.stats.sleep_level != self._sleep_level:
             self._sleep_level = outputs.stats.sleep_level
             self._on_sleep(self._sleep_level > 0)
@@ -201,55 +256,45 @@ class RequestRouter:
             for each in self._streams.values():
                 each.output.loras_changed(outputs.loras)
         for stream_id, tokens in self._shares.split(outputs.plain):
-            if (stream := self._streams.get(stream_id)) is not None:
-                stream.output.deliver_plain(tokens, outputs.timestamp, outputs.step)
+            if stream_id in self._streams:
+                self._streams[stream_id].output.deliver_plain(tokens, outputs.timestamp, outputs.step)
         by_stream: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
         for output in outputs.outputs:
             by_stream[output.client_index].append(output)
-            if output.finish_reason is not None:
+            if output.is_finished:
                 self._forget(output.request_id)
         for stream_id, of_stream in by_stream.items():
-            if (stream := self._streams.get(stream_id)) is not None:
-                stream.output.deliver(of_stream, outputs.timestamp, outputs.step)
+            if stream_id in self._streams:
+                self._streams[stream_id].output.deliver(of_stream, outputs.timestamp, outputs.step)
         if outputs.kv_events is not None:
             self._kv_events.deliver(outputs.kv_events)
         for rejection in outputs.rejections:
-            self._engine.observer.on_rejected(rejection.request_id, rejection.code, rejection.message)
-            if (stream := self._streams.get(rejection.client_index)) is not None:
-                stream.output.reject(rejection.request_id, rejection_error(rejection))
+            observer.on_rejected(rejection.request_id, rejection.code, rejection.message)
+            if rejection.client_index in self._streams:
+                self._streams[rejection.client_index].output.reject(rejection.request_id, rejection_error(rejection))
             self._forget(rejection.request_id)
 
     async def operate(self, operation: Operation[T]) -> T:
         """Have the core do what an operator called for, and wait for its result. Raises EngineError, or what the
         operation says."""
-        if self._refusal is not None:
-            raise self._refusal
-        return await asyncio.wrap_future(self.engine.core.operate(operation))
+        return await asyncio.wrap_future(self._engine.admit().core.operate(operation))
 
     def subscribe_kv_events(self) -> KvSubscription:
         """Subscribe to changes of the prefix cache. Raises EngineError."""
-        if self._refusal is not None:
-            raise self._refusal
-        if not self.engine.info.prefix_caching:
+        engine = self._engine.admit()
+        info = engine.info
+        if not info.prefix_caching:
             raise NoPrefixCache("the engine runs without prefix caching")
-        info = self.engine.info
-        return self._kv_events.subscribe(self.engine.core, info.num_gpu_blocks + info.num_host_blocks)
+        return self._kv_events.subscribe(engine.core, info.num_gpu_blocks + info.num_host_blocks)
 
     def load(self) -> SchedulerStats:
         """Current statistics; all zero before the model is loaded."""
-        if self._engine is None:
-            return SchedulerStats()
-        stats, started_at = self._engine.core.stats(), self._engine.core.step_started_at
-        if started_at is not None:
-            stats.last_step_age = max(0.0, time.monotonic() - started_at)
-        return stats
+        return self._engine.stats()
 
     def _admit(self, request: EngineCoreRequest) -> LoadedEngine:
-        if self._refusal is not None:
-            raise self._refusal
+        engine = self._engine.admit()
         if request.request_id in self._stream_ids:
             raise RequestIdInUse(f"request_id {request.request_id!r} belongs to an unfinished request")
-        engine = self.engine
         try:
             engine.validate(request)
         except ValueError as error:
@@ -257,9 +302,9 @@ class RequestRouter:
         return engine
 
     def _forget(self, request_id: str) -> None:
-        stream_id = self._stream_ids.pop(request_id, None)
-        stream = self._streams.get(stream_id) if stream_id is not None else None
-        if stream is not None:
-            stream.request_ids.discard(request_id)
+        if request_id in self._stream_ids:
+            stream_id = self._stream_ids.pop(request_id)
+            if stream_id in self._streams:
+                self._streams[stream_id].request_ids.discard(request_id)
         if not self._stream_ids:
             self._idle.set()

@@ -28,7 +28,7 @@ from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.models.generation_config import read_prompt_files
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.stats_log import log_stats
-from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.telemetry import make_engine_tracer
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from proa_engine.server.health import GATEWAY_WAIT_SECONDS, Health
 from proa_engine.server.io_thread import IoThread, server_credentials
@@ -77,7 +77,7 @@ class EngineServer:
         self._load = load
         self._started_at = time.monotonic()
         self._registry = CollectorRegistry()
-        self._tracer = EngineTracer.from_environment(model_name=options.config.model_name)
+        self._tracer = make_engine_tracer(options.config.model_name)
         self._router = RequestRouter(self._on_sleep)
         self._health = Health()
         servicer = EngineServicer(self._router, self._on_session)

@@ -34,7 +34,7 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
             )
             await check_pixels(converted)
             call.submit(await hash_embeds(converted))
-            while (output := await call.next_output()) is not None:
+            async for output in call.outputs():
                 await context.write(convert.generate_to_pb(output))
 
     async def Session(self, messages: AsyncIterator[service_pb2.SessionRequest], context: Context) -> None:

@@ -86,9 +86,9 @@ class Session:
 
     def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
         # Outputs without a handle belong to requests that the gateway has aborted; they are dropped.
-        handles = map(self._handles.get, (output.request_id for output in outputs))
-        finished = self._pending.extend(zip(handles, outputs, strict=True))
-        for handle in finished:
+        handles = self._handles
+        known = [(handles[output.request_id], output) for output in outputs if output.request_id in handles]
+        for handle in self._pending.extend(known):
             self._forget(handle)
         self._on_outputs(timestamp, step)
 
@@ -99,8 +99,8 @@ class Session:
         self._on_outputs(timestamp, step)
 
     def reject(self, request_id: str, error: EngineError) -> None:
-        handle = self._handles.get(request_id)
-        if handle is not None:
+        if request_id in self._handles:
+            handle = self._handles[request_id]
             self._forget(handle)
             self._send_control(convert.rejected_to_pb(handle, error))
 

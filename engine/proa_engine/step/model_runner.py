@@ -14,7 +14,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.models.base import CausalLM
-from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.step.async_output import StepTensors
 from proa_engine.step.columns import ForwardInputs, TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
@@ -59,7 +59,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         prompt_graphs: PromptGraphs | None = None,
         small_steps: SmallSteps | None = None,
-        tracer: WorkerTracer | None = None,
+        tracer: WorkerTracer | NoWorkerTracer | None = None,
     ) -> None:
         self.device = batch.tables.device
         self.caches = memory.layers
@@ -75,15 +75,14 @@ class ModelRunner:
         self._prompt_graphs = prompt_graphs
         self._small_steps = small_steps or SmallSteps(0)
         self._input_builder = InputBuilder(batch, graphs, prompt_graphs, self._small_steps.max_tokens)
-        self._tracer = tracer
+        self._tracer = tracer or NoWorkerTracer()
         # Whether graphs sample.
         self._graphs_draw = graphs is not None and self._stage.is_whole and not batch.has_drafts
         self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Update the host side of the batch and lay out the step. None if it computes no tokens."""
-        if self._tracer is not None:
-            self._tracer.update(scheduler_output)
+        self._tracer.update(scheduler_output)
         return self._input_builder.build(scheduler_output)
 
     @torch.inference_mode()

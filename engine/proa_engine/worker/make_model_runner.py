@@ -12,7 +12,7 @@ from proa_engine.memory.kv_cache import CacheSizes, num_parameters
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
-from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
@@ -65,7 +65,7 @@ class RunnerPlan:
     placement: Placement
     caches: CachePlan
     sizes: CacheSizes
-    tracer: WorkerTracer
+    tracer: WorkerTracer | NoWorkerTracer
     shapes: Sequence[GraphShape] = ()  # of the steps to capture as graphs
     prompt_shapes: Sequence[PromptShape] = ()
 

@@ -14,7 +14,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
-from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.observability.worker_spans import NoWorkerTracer
 from proa_engine.option_groups import KvTiers
 from proa_engine.ranks.distributed import Rendezvous
 from proa_engine.ranks.stage_links import StageLinks
@@ -55,7 +55,7 @@ class MetaWorker(Worker):
             num_gpu_blocks_override=_NUM_BLOCKS,
             kv_tiers=KvTiers(kv_offloading_size=config.kv_tiers.kv_offloading_size),
         )
-        super().__init__(config, rank, lambda line: None, tracer=WorkerTracer(rank))
+        super().__init__(config, rank, lambda line: None, tracer=NoWorkerTracer())
 
     def run_start(self) -> None:
         """Run everything that a worker runs before its first request."""

@@ -28,7 +28,7 @@ from proa_engine.memory.rank_tiers import NoRankTiers, RankTiers, disk_folder, m
 from proa_engine.models.config import ModelConfig, at_stage
 from proa_engine.mover.messages import ToCore
 from proa_engine.observability.progress import Progress
-from proa_engine.observability.worker_spans import WorkerTracer
+from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer, make_worker_tracer
 from proa_engine.ranks.distributed import ALONE, Rendezvous, leave
 from proa_engine.ranks.join import join_ranks
 from proa_engine.ranks.stage_links import StageLinks
@@ -81,7 +81,7 @@ class Worker:
         log: Callable[[str], None],
         *,
         ranks_here: int = 1,
-        tracer: WorkerTracer | None = None,
+        tracer: WorkerTracer | NoWorkerTracer | None = None,
     ) -> None:
         self.device: torch.device  # set by `init_device`, as are the next three
         self.model_config: ModelConfig
@@ -96,7 +96,7 @@ class Worker:
         self._rank = rank
         self._log = log
         self._ranks_here = ranks_here
-        self._tracer = tracer or WorkerTracer.from_environment(rank, rank // config.parallel.tensor_parallel_size)
+        self._tracer = tracer or make_worker_tracer(rank, rank // config.parallel.tensor_parallel_size)
         self._at_exit = ExitStack()
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
 

@@ -98,6 +98,11 @@ class EngineCoreOutput:
     load: KvLoad | None = field(default=None, metadata=LOCAL)  # the last one, on every output after it
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it is the request's last output."""
+        return self.finish_reason is not None
+
+    @property
     def public_stop_reason(self) -> int | str | None:
         """`stop_reason` for clients, as in vLLM."""
         return "repetition_detected" if self.finish_reason is FinishReason.REPETITION else self.stop_reason

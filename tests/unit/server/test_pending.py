@@ -97,10 +97,10 @@ def test_size_grows_with_pending_outputs_and_is_reset_by_take() -> None:
     assert pending.num_bytes == 0
 
 
-def test_finished_handles_are_returned_and_outputs_without_handle_dropped() -> None:
+def test_finished_handles_are_returned() -> None:
     pending = PendingOutputs()
 
-    finished = pending.extend([(1, output(10)), (None, output(11)), (2, output(12, finish_reason=FinishReason.STOP))])
+    finished = pending.extend([(1, output(10)), (2, output(12, finish_reason=FinishReason.STOP))])
 
     assert finished == [2]
     assert list(pending.take().plain_token_ids) == [10]

@@ -23,7 +23,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.observability.metrics import EngineMetrics
-from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.telemetry import NoEngineTracer
 from proa_engine.server.errors import SlowReader
 from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver
 from proa_engine.server.request_router import RequestRouter
@@ -113,7 +113,7 @@ class SessionUnderTest:
         config = EngineConfig(model="m")
         groups = CacheGroups(num_blocks=8, block_size=config.block_size)
         metrics = EngineMetrics(CollectorRegistry(), config, cache_groups=groups, max_model_len=64)
-        observer = RequestObserver(EngineTracer(), metrics)
+        observer = RequestObserver(NoEngineTracer(), metrics)
         loras = LoadedLoras(loras=(LORA,))
         engine = LoadedEngine(
             self.core, model_info(), config, (), lambda request: None, observer, loras, instance_id="i"
@@ -183,6 +183,16 @@ async def test_a_steps_plain_tokens_are_its_message_without_those_of_aborted_req
         messages = [message.outputs for message in case.gateway.outputs]
         assert [list(message.plain_handles[::4]) for message in messages] == [[2, 1, 3], [2, 1, 3], [2, 3]]
         assert [list(message.plain_token_ids[::4]) for message in messages] == [[20, 10, 30], [21, 11, 31], [22, 32]]
+
+
+async def test_outputs_of_aborted_requests_are_dropped() -> None:
+    async with open_session(num_requests=2) as case:
+        case.gateway.send(abort=service_pb2.AbortHandles(handles=[1]))
+        await wait_until(lambda: case.core.aborted)
+        case.step(*(case.output(handle, 20, finish_reason=FinishReason.STOP) for handle in (1, 2)))
+        await received(case, lambda: len(case.gateway.outputs) == 1)
+
+        assert [output.handle for output in case.gateway.outputs[0].outputs.outputs] == [2]
 
 
 async def test_steps_merge_while_the_gateway_does_not_read() -> None:

@@ -94,7 +94,7 @@ class FetchingSink:
         self._sequence.token(token_id)
 
     def _first_output(self, output: EngineCoreOutput) -> None:
-        if output.new_token_ids or output.finish_reason is not None:
+        if output.new_token_ids or output.is_finished:
             if self._fetch is not None and self._fetch.supplier is not None:
                 _set_cached_tokens(output, self._fetch.supplier)
             self._end_fetch(output.fetch)
@@ -164,7 +164,7 @@ class RemotePrefill:
         """Not called: a prefill generates no tokens."""
 
     def output(self, output: EngineCoreOutput) -> None:
-        if output.finish_reason is not None:
+        if output.is_finished:
             self.num_tokens, self.num_cached_tokens = 0, output.num_cached_tokens
             self._finish_span()
 

@@ -286,7 +286,7 @@ class Session:
         sink = self._sinks.get(handle)
         if sink is None:
             return
-        if output.finish_reason is not None:
+        if output.is_finished:
             self._remove(handle)
         self._listener.on_success()
         try:

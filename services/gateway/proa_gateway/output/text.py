@@ -239,7 +239,7 @@ class OutputProcessor:
             self._prompt_logprobs = self._prompt_logprobs or LogprobColumns()
             self._prompt_logprobs.extend(output.prompt_logprobs)
         token_ids = output.new_token_ids
-        if not self.received and (token_ids or output.finish_reason is not None):
+        if not self.received and (token_ids or output.is_finished):
             self._listener.started(self)
         self.received.extend(token_ids)
         if self._wants_tokens:
@@ -249,14 +249,14 @@ class OutputProcessor:
             token_ids = self._push_up_to_last_marker(token_ids)
             if self.finish_reason is not None:  # by a stop string or the sink
                 return
-        if output.finish_reason is None:
+        if not output.is_finished:
             delta = self._stream.push(token_ids)
         else:
             delta = self._stream.finish(token_ids, stop_token=output.finish_reason is FinishReason.STOP)
         self.num_tokens += delta.num_tokens
         if self._discards and output.finish_reason in (FinishReason.STOP, FinishReason.COMPLETE):
             self._emit(delta, FinishReason.LENGTH, None)
-        elif token_ids or output.finish_reason is not None:
+        elif token_ids or output.is_finished:
             self._emit(delta, output.finish_reason, output.public_stop_reason)
 
     def cut(self, finish_reason: FinishReason, stop_reason: str) -> None:
