@@ -87,8 +87,8 @@ class Mover:
         if listener is not None:
             server = Server(listener, arena, index, init, tls)
             Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
-        Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
         self._send(Listening(None if listener is None else listener.getsockname()[1]))
+        Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
         if disk is not None:
             disk.start()
         while (message := reader.read()) is not None:
