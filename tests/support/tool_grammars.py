@@ -42,9 +42,11 @@ class FormatTokenizer:
         return self.tokenizer.encode(text).ids
 
 
-@cache
-def format_tokenizer(*tokens: str) -> FormatTokenizer:
+def fresh_format_tokenizer(*tokens: str) -> FormatTokenizer:
     return FormatTokenizer(byte_level_tokenizer(), tokens)
+
+
+format_tokenizer = cache(fresh_format_tokenizer)
 
 
 @cache

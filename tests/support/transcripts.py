@@ -129,7 +129,7 @@ class Replay:
         """The text between the format's tokens, and those."""
         if not self._added:
             return [self._transcript.text.replace(PLAIN, "")]
-        pattern = "|".join(map(re.escape, self._added))
+        pattern = "|".join(map(re.escape, sorted(self._added, key=len, reverse=True)))
         return [run.replace(PLAIN, "") for run in re.split(f"({pattern})", self._transcript.text) if run]
 
     def _parser(self) -> ResponseParser:

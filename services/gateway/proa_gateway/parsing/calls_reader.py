@@ -9,7 +9,8 @@ from proa_gateway.parsing.json_text import JsonScanner
 class CallsReader:
     """`is_complete`: something else follows: `rest`, and the marker that was last given if it was not taken.
     `has_calls`: a call has started. `num_calls`: those that have ended, with those before these.
-    `raw`: what was read and is text after all, since no call came of it; before `rest`.
+    `raw`: what was read and is text after all, since no call came of it; before `rest`. `expected`: what belongs to the
+    closing of the section that has been read, if it comes next.
     """
 
     __slots__ = (
@@ -19,6 +20,7 @@ class CallsReader:
         "_in_section",
         "_pending",
         "_schemas",
+        "expected",
         "has_calls",
         "is_complete",
         "num_calls",
@@ -38,6 +40,7 @@ class CallsReader:
         self.num_calls = num_calls
         self.raw = ""
         self.rest = ""
+        self.expected = ""
 
     @property
     def scanner(self) -> JsonScanner | None:
@@ -159,7 +162,8 @@ class CallsReader:
                 return True
             case Terminal(action=Action.CLOSE_SECTION | Action.DROP):
                 self._drop(space + terminal.text)
-                self.is_complete = terminal.action is Action.CLOSE_SECTION
+                if terminal.action is Action.CLOSE_SECTION:
+                    self.is_complete, self.expected = True, terminal.rest
                 return True
         self.is_complete = True
         self._drop(space)

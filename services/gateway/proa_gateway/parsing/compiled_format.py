@@ -5,9 +5,19 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from proa_gateway.parsing.format import CallObject, Channels, NamedIds, ObjectLiteral, PythonCall, Tagged, ToolFormat
+from proa_gateway.parsing.format import (
+    PLACE,
+    CallObject,
+    CallTexts,
+    Channels,
+    NamedIds,
+    ObjectLiteral,
+    PythonCall,
+    Tagged,
+    ToolFormat,
+)
+from proa_gateway.parsing.tag_tokens import tag_tokens
 
-_PLACE = re.compile(r"\$(name|id|index|arguments)")
 _NAME = r"(?P<name>[^\n]+?)"
 _IDENTIFIER = r"(?P<name>[^\W\d][\w.\-]*)"
 _IDENTIFIER_BEGINS = re.compile(r"\s*(?:[^\W\d][\w.\-]*)?\s*")
@@ -25,29 +35,11 @@ class Header:
     begins: re.Pattern[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallTemplate:
-    """The text around a call: `opening` before the function's name, `closing` after the arguments. The braces of a
-    `CallObject` are in neither."""
-
-    opening: tuple[str, ...]
-    closing: tuple[str, ...]
-
-
 def pieces(text: str, added_tokens: Collection[str]) -> tuple[str, ...]:
-    """Split a text at added tokens, which are pieces, and at line ends. Pieces have no whitespace around them."""
+    """Split a text at tokens, which are pieces, and at line ends. Pieces have no whitespace around them."""
     tokens = sorted((token for token in added_tokens if token.strip() and token in text), key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, tokens))})|\n" if tokens else "\n", text)
     return tuple(part.strip() for part in parts if part and part.strip())
-
-
-def call_template(tool_format: ToolFormat, added_tokens: Collection[str]) -> CallTemplate:
-    call = tool_format.call
-    if isinstance(tool_format.arguments, CallObject):
-        opening, closing = call[: call.index("{")], call[call.rindex("}") + 1 :]
-    else:
-        opening, *_, closing = _PLACE.split(call)
-    return CallTemplate(pieces(opening, added_tokens), pieces(closing, added_tokens))
 
 
 def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: Collection[str]) -> Header | None:
@@ -62,7 +54,7 @@ def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: C
     if optional:
         whole.append(f"(?:{_pattern(tool_format, optional, added_tokens)})?")
     whole.append(_pattern(tool_format, after, added_tokens))
-    if not _PLACE.split(header)[-1].strip():
+    if not PLACE.split(header)[-1].strip():
         whole.append(f"(?={'|'.join(map(re.escape, _ends(tool_format, added_tokens)))})")
     is_identifier = isinstance(tool_format.arguments, PythonCall)
     return Header(re.compile("".join(whole)), _IDENTIFIER_BEGINS if is_identifier else None)
@@ -70,7 +62,7 @@ def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: C
 
 def _pattern(tool_format: ToolFormat, text: str, added_tokens: Collection[str]) -> str:
     """Matches a part of a call, with whitespace around its pieces."""
-    parts = _PLACE.split(text)  # texts and places in turn
+    parts = PLACE.split(text)  # texts and places in turn
     patterns = [_spaced(pieces(parts[0], added_tokens))] if parts[0] else []
     for place, after in zip(parts[1::2], parts[2::2], strict=True):
         patterns += [_place(tool_format, place), _spaced(pieces(after, added_tokens))]
@@ -95,7 +87,7 @@ def _spaced(texts: Iterable[str]) -> str:
 def _ends(tool_format: ToolFormat, added_tokens: Collection[str]) -> tuple[str, ...]:
     """Return the texts that may end a name with nothing of its own after it: the arguments' first piece, or the call's
     closing."""
-    closing = call_template(tool_format, added_tokens).closing[:1]
+    closing = pieces(CallTexts.of(tool_format).closing, added_tokens)[:1]
     if isinstance(tool_format.arguments, Tagged):
         before_key = tool_format.arguments.template.partition("$key")[0]
         return (*pieces(before_key, added_tokens)[:1], *closing)
@@ -224,14 +216,15 @@ class _Compiler:
     def __init__(self, tool_format: ToolFormat, added_tokens: Mapping[str, int], calls: bool) -> None:
         self._format = tool_format
         self._all_added = {token: id for token, id in added_tokens.items() if token}
-        self._added = {token: id for token, id in self._all_added.items() if token not in tool_format.text_tokens}
+        self._added = tag_tokens(tool_format, added_tokens)
         # In channels, the header of a message shows whether it is a call.
         self._calls = calls and tool_format.channels is None
-        self._template = call_template(tool_format, self._added)
+        call = CallTexts.of(tool_format)
+        self._opening, self._closing = (pieces(text, self._added) for text in (call.opening, call.closing))
 
     def compile(self) -> CompiledFormat:
         implicit = None
-        if self._calls and not self._template.opening:
+        if self._calls and not self._opening:
             implicit = Terminal(Action.OPEN_CALL, "", header=call_header(self._format, (), self._added))
         terminals = {state: Terminals(each, self._added) for state, each in self._terminals().items()}
         texts = [text for text in self._texts() if text]
@@ -263,8 +256,8 @@ class _Compiler:
         found = [self._opens_call(pieces(text, self._added)) for text in self._format.also_opens]
         if anywhere and self._format.at_start:
             return found
-        if self._template.opening:
-            found.append(self._opens_call(self._template.opening))
+        if self._opening:
+            found.append(self._opens_call(self._opening))
         return self._each(Action.OPEN_SECTION, self._format.section, 0) + found
 
     def _opens_call(self, opening: tuple[str, ...]) -> Terminal:
@@ -274,7 +267,7 @@ class _Compiler:
         if not self._calls:
             return []
         header = self._format.call.partition("$arguments")[0]
-        return [Terminal(Action.CLOSE_CALL, text) for text in self._template.closing if text not in header]
+        return [Terminal(Action.CLOSE_CALL, text) for text in self._closing if text not in header]
 
     def _sections(self) -> list[Terminal]:
         return self._each(Action.CLOSE_SECTION, self._format.section, 1) if self._calls else []
@@ -282,7 +275,7 @@ class _Compiler:
     def _between(self) -> list[Terminal]:
         if not self._calls:
             return []
-        texts = [*pieces(self._format.between, self._added), *self._template.closing]
+        texts = [*pieces(self._format.between, self._added), *self._closing]
         if isinstance(self._format.arguments, CallObject):
             texts.append("}")  # models close braces once too often
         return [Terminal(Action.DROP, text) for text in texts]

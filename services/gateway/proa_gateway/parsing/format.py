@@ -4,10 +4,14 @@ installed package.
 The parser, the grammar for constrained calls and the choice of a model's format are made from the same description.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
+
+PLACE = re.compile(r"\$(name|id|index|arguments)")
+"""In the call of a format."""
 
 INPUT = "input"
 """The only argument of a custom tool, which is a function for the model."""
@@ -162,7 +166,6 @@ class ToolFormat:
     `at_start`: the calls, or their section, are recognized only where the content begins, since their opening is empty
     or common in other text.
     `dropped`: texts in the content that are not shown.
-    `text_tokens`: added tokens inside of the format's tags, which are looked for as text.
     """
 
     name: str
@@ -176,7 +179,6 @@ class ToolFormat:
     also_opens: tuple[str, ...] = ()
     at_start: bool = False
     dropped: tuple[str, ...] = ()
-    text_tokens: tuple[str, ...] = ()
     call_ids: RandomIds | NamedIds = CALL_IDS
     channels: Channels | None = None
 
@@ -184,3 +186,22 @@ class ToolFormat:
     def has_reasoning(self) -> bool:
         """Whether reasoning can be distinguished from the rest."""
         return self.reasoning is not None or self.channels is not None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTexts:
+    """The texts of a format's call: `opening` before its first place, `closing` after the arguments, `inner` between
+    the places. The braces of a `CallObject` are in `inner`."""
+
+    opening: str
+    inner: tuple[str, ...]
+    closing: str
+
+    @classmethod
+    def of(cls, tool_format: ToolFormat) -> "CallTexts":
+        call = tool_format.call
+        if isinstance(tool_format.arguments, CallObject):
+            begin, end = call.index("{"), call.rindex("}") + 1
+            return cls(call[:begin], tuple(PLACE.split(call[begin:end])[::2]), call[end:])
+        opening, *inner, closing = PLACE.split(call)[::2]
+        return cls(opening, tuple(inner), closing)

@@ -78,7 +78,7 @@ LFM2 = replace(
     reasoning=("<think>", "</think>"),
     section=("<|tool_call_start|>[", "]<|tool_call_end|>"),
     at_start=False,
-    dropped=("<|tool_call_end|>",),
+    dropped=(),
 )
 
 OLMO3 = replace(
@@ -87,7 +87,6 @@ OLMO3 = replace(
     signs=("<function_calls>",),
     section=("<function_calls>\n", "\n</function_calls>"),
     between="\n",
-    dropped=(),
 )
 
 # In the order in which a chat template's signs are looked for: formats with more signs before those whose signs also

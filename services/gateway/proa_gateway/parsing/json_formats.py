@@ -125,7 +125,6 @@ APERTUS = ToolFormat(
     call='{"$name": $arguments}',
     between=", ",
     arguments=Json(),
-    dropped=("<|tools_suffix|>",),
 )
 
 # Command A, Command R7B and later models of Cohere.
@@ -137,7 +136,7 @@ COHERE = ToolFormat(
     call='{"tool_call_id": "$index", "tool_name": "$name", "parameters": $arguments}',
     between=",\n    ",
     arguments=CallObject(name="tool_name", arguments="parameters"),
-    dropped=("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 
 # ERNIE 4.5: as Hermes, with its answers in tags.
@@ -163,7 +162,6 @@ GIGACHAT3 = ToolFormat(
     call='<|function_call|>{"name": "$name", "arguments": $arguments}',
     arguments=_CALL_OBJECT,
     also_opens=("function call<|role_sep|>\n",),
-    text_tokens=("<|role_sep|>",),
 )
 
 # InternLM 2: an action for each call.
@@ -174,7 +172,6 @@ INTERNLM = ToolFormat(
     call='{"name": "$name", "parameters": $arguments}',
     between="<|action_end|>\n<|action_start|><|plugin|>\n",
     arguments=CallObject(name="name", arguments="parameters", aliases=("arguments",)),
-    text_tokens=("<|plugin|>",),
 )
 
 LONGCAT = ToolFormat(
@@ -195,7 +192,6 @@ HUNYUAN_A13B = ToolFormat(
     call=_CALL,
     between=", ",
     arguments=_CALL_OBJECT,
-    dropped=("</tool_calls>",),
 )
 
 JAMBA = replace(
@@ -211,7 +207,6 @@ NEMOTRON_NANO_V2 = replace(
     name="nemotron_nano_v2",
     signs=("<TOOLCALL>",),
     section=("<TOOLCALL>[", "]</TOOLCALL>"),
-    dropped=("</TOOLCALL>",),
 )
 
 MINIMAX_M1 = replace(
@@ -220,7 +215,6 @@ MINIMAX_M1 = replace(
     signs=("<tool_calls>", "</tool_calls>"),
     section=("<tool_calls>\n", "\n</tool_calls>"),
     between="\n",
-    dropped=(),
 )
 
 # Phi-4-mini: a list after a word.

@@ -172,7 +172,7 @@ class MessageReader:
     def _leave_calls(self, calls: CallsReader) -> str:
         self._calls, self._num_calls = None, calls.num_calls
         if calls.has_calls and not calls.raw:
-            self.state, self._expected = State.START, ""
+            self.state, self._expected = State.START, calls.expected
         else:
             self.state = State.CONTENT if calls.has_calls else self._fallback
             self._emit(calls.raw)

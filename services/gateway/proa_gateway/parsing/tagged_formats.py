@@ -16,7 +16,6 @@ DEEPSEEK_V32 = ToolFormat(
     section=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
     call='<｜DSML｜invoke name="$name">\n$arguments</｜DSML｜invoke>',
     between="\n",
-    text_tokens=("｜DSML｜",),
     arguments=Tagged('<｜DSML｜parameter name="$key" string="$is_string">$value</｜DSML｜parameter>\n'),
 )
 
@@ -66,7 +65,6 @@ KIMI_K3 = ToolFormat(
     call='<|open|>call tool="$name" index="$index"<|sep|>$arguments<|close|>call<|sep|>',
     arguments=Tagged('<|open|>argument key="$key" type="$type"<|sep|>$value<|close|>argument<|sep|>'),
     dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    text_tokens=("<|open|>", "<|close|>", "<|sep|>"),
 )
 
 # MiniMax-M3: the tag of an argument is its name, and all tags have a mark before them.
@@ -80,7 +78,6 @@ MINIMAX_M3 = ToolFormat(
     call=f'{_MARK}<invoke name="$name">$arguments{_MARK}</invoke>',
     between="\n",
     arguments=Tagged(f"{_MARK}<$key>$value{_MARK}</$key>"),
-    text_tokens=(_MARK, "<tool_call>", "</tool_call>"),
 )
 
 # MiniCPM5: texts that could be taken for tags are quoted.

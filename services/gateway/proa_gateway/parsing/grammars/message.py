@@ -14,11 +14,19 @@ from enum import Enum, auto
 from proa.contract.grammar import Grammar
 from proa.grammar import GrammarError, Lowered
 from proa.grammar.lark import AddedTokens, quote, split
-from proa_gateway.parsing.format import CallObject, Channels, FunctionTool, NamedIds, NamedTool, ToolChoice, ToolFormat
+from proa_gateway.parsing.format import (
+    PLACE,
+    CallObject,
+    Channels,
+    FunctionTool,
+    NamedIds,
+    NamedTool,
+    ToolChoice,
+    ToolFormat,
+)
 from proa_gateway.parsing.grammars.arguments import arguments_rules
 from proa_gateway.parsing.grammars.rules import ANY, LarkRules
 
-_PLACE = re.compile(r"(\$(?:name|id|arguments))")
 _NUMBER = "/[0-9]{1,3}/"
 _SOME = "/(?s:.+)/"  # text, not empty
 _GAP = r"/\n{1,2}/"  # after reasoning; the parser drops whitespace there
@@ -42,10 +50,7 @@ class CallsGrammar:
             self.rules.lines += made.lines
             self.warnings += made.warnings
             self._arguments.append((tool, made.expression))
-        self._opening, token_id = self._find_opening()
-        self._shares_opening = token_id is not None and any(self._opening in text for text in tool_format.dropped)
-        if self._shares_opening:  # the token opens more than calls, so that all text of the opening counts
-            self._opening, token_id = tool_format.section[0] if tool_format.section else self._opening, None
+        self._opening, token_id, self._shares_token = self._find_opening()
         self.opening_token = None if tool_format.at_start else token_id
 
     def calls(self) -> str:
@@ -61,7 +66,7 @@ class CallsGrammar:
             # Without ANY, bytes that are not UTF-8 may follow, so the terminal never ends for llguidance's lexer.
             text = self.rules.terminal(rf"{ANY} & ~(/\s*/ {quote(self._opening[0])} {ANY})")
             return f"{text} | {self.calls()}"
-        if self._shares_opening:
+        if self._shares_token:
             dropped = map(self.rules.literal, self._format.dropped)
             text = self.rules.rule(f"({' | '.join([self.rules.terminal(_SOME), *dropped])})*")
             to_opening = f"{text} {self.rules.literal(self._opening)} {self.after_opening()}"
@@ -70,27 +75,37 @@ class CallsGrammar:
             to_opening = f"{self.rules.text_until(self._opening)} {self.after_opening()}"
         return f"({to_opening})* {text}" if self._parallel else f"{text} | {to_opening}"
 
-    def _find_opening(self) -> tuple[str, int | None]:
-        """What a call begins with, at least a token or a line, and its id if it is a token."""
-        opening, _ = self._format.section or (_PLACE.split(self._format.call)[0], "")
-        piece, token_id = split(opening.lstrip(), self.rules.added_tokens)[0]
-        return (piece if token_id is not None else piece.partition("\n")[0].rstrip() or piece), token_id
+    def _find_opening(self) -> tuple[str, int | None, bool]:
+        """What a call begins with: a token and its id, or a line. And whether the line begins with a token that other
+        texts have too."""
+        opening = (self._format.section or PLACE.split(self._format.call))[0].lstrip()
+        piece, token_id = split(opening, self.rules.added_tokens)[0]
+        is_shared = token_id is not None and any(
+            piece in text for text in (*self._format.dropped, *(self._format.reasoning or ()))
+        )
+        if token_id is not None and not is_shared:
+            return piece, token_id, False
+        return opening.partition("\n")[0].rstrip() or piece, None, is_shared
 
     def _calls(self, skipped: str) -> str:
         opening, closing = self._format.section or ("", "")
         call = self._call("" if self._format.section else skipped)
-        more = f"({self.rules.literal(self._format.between)} {call})*" if self._parallel else ""
+        between = self._format.between
+        repeats = skipped != "" and skipped in between  # a call follows another as it follows text
+        # `between` is part of the next call's first terminal. As one of its own, with which the closing begins too, it
+        # could not be followed by a call: llguidance reads on in the longer terminal, and gives no character back.
+        more = f"{self._call('', between)}*" if self._parallel and not repeats else ""
         return f"{self._literal(opening.removeprefix(skipped))} {call} {more} {self._literal(closing)}"
 
-    def _call(self, skipped: str) -> str:
-        calls = [self._call_of(tool, arguments, skipped) for tool, arguments in self._arguments]
+    def _call(self, skipped: str, before: str = "") -> str:
+        calls = [self._call_of(tool, arguments, skipped, before) for tool, arguments in self._arguments]
         return self.rules.rule(" | ".join(calls))
 
-    def _call_of(self, tool: FunctionTool, arguments: str, skipped: str) -> str:
+    def _call_of(self, tool: FunctionTool, arguments: str, skipped: str, before: str) -> str:
         name = tool.name
         if isinstance(self._format.arguments, CallObject):
             name = json.dumps(name, ensure_ascii=False)[1:-1]
-        call = self._format.call.removeprefix(skipped).replace(self._format.optional, "")
+        call = before + self._format.call.removeprefix(skipped).replace(self._format.optional, "")
         if isinstance(ids := self._format.call_ids, NamedIds):
             call = call.replace("$id", ids.template)
             an_id = ""
