@@ -1,4 +1,4 @@
-"""A real model behind a gateway: streams, schemas, forced calls of tools, log probabilities."""
+"""A real model behind a gateway: streams, schemas, forced calls of tools, log probabilities, decisions."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from support import real_model, real_texts
 from support.processes import engine_process, gateway_process
+from support.real_facts import facts
 from support.real_model import Record
 from support.real_schemas import SCHEMAS, fields, listed, text, whole
 
@@ -33,12 +34,13 @@ TOOLS: dict[str, Any] = {
     "send_email": fields(to=listed(text()), subject=text(40)),
 }
 QUESTIONS_FOR_TOOLS = ("What is the weather in Lisbon?", "What is 123 plus 508?", "Write to Bob that I am late.")
-# The model's own template has no tools, so requests with tools would be refused.
+# The model's own template has no tools: without this one, they would be described in the first message.
 TOOLS_BEFORE = (
     "{% if tools %}<|im_start|>system\nYou may call these functions: {{ tools | tojson }}. Write a call as "
     '<tool_call>{"name": NAME, "arguments": {…}}</tool_call>.<|im_end|>\n{% endif %}'
 )
-TOLERANCE = 2e-3  # of log probabilities
+TOLERANCE = 2e-3  # of log probabilities, and of probabilities
+SUBJECT = "Facts about countries, words and numbers."
 
 
 @pytest.fixture(scope="session")
@@ -163,3 +165,43 @@ async def test_log_probabilities_and_perplexity_of_an_echoed_text(
         f"{len(token_ids)} tokens of the text `{name}`, echoed",
         f"{figures}; log probabilities differ by {error:.0e} at most",
     )
+
+
+async def test_decisions_have_the_probabilities_of_transformers(client: AsyncOpenAI, record: Record) -> None:
+    """In both orders of the options. The report has what an order is worth to the model."""
+    asked, orders = facts(), (("yes", "no"), ("no", "yes"))
+    first: list[Any] = [{"type": "predicate", "instructions": question} for question, _ in asked]
+    second: list[Any] = [
+        {"type": "choice", "instructions": question, "choices": [{"value": value} for value in orders[1]]}
+        for question, _ in asked
+    ]
+    decision = await client.decisions.create(model=MODEL, input=SUBJECT, questions=[*first, *second])
+    answers: Any = decision.answers
+    given = [answer.probability for answer in answers[: len(asked)]]
+    given += [answer.probabilities[1].probability for answer in answers[len(asked) :]]
+    expected = [probability_of_yes(question, order) for order in orders for question, _ in asked]
+    error = max(abs(ours - theirs) for ours, theirs in zip(given, expected, strict=True))
+    assert error < TOLERANCE
+    truths = [truth for _, truth in asked]
+    places = zip(given[: len(asked)], given[len(asked) :], strict=True)
+    means = [(yes_first + no_first) / 2 for yes_first, no_first in places]
+    for name, of in (("yes, no", given[: len(asked)]), ("no, yes", given[len(asked) :]), ("mean of both", means)):
+        right = sum((each > 0.5) == truth for each, truth in zip(of, truths, strict=True))
+        squares = sum((each - truth) ** 2 for each, truth in zip(of, truths, strict=True)) / len(of)
+        figures = (
+            f"{right} of {len(of)} right; mean probability of yes {sum(of) / len(of):.3f}; Brier score {squares:.3f}"
+        )
+        record(f"decisions about facts, options {name}", figures)
+    record("decisions, in both orders", f"probabilities differ from transformers by {error:.0e} at most")
+
+
+def probability_of_yes(question: str, order: tuple[str, str]) -> float:
+    """Its share of that of both labels, by `transformers`."""
+    tokenizer = real_model.tokenizer()
+    options = "\n".join(f"{label}: {option}" for label, option in zip("AB", order, strict=True))
+    texts = (SUBJECT, f"Question:\n{question}\n{options}\nAnswer with one label.")
+    messages = [{"role": "user", "content": text} for text in texts]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    row = real_model.logprobs(real_model.reference(), tokenizer.encode(text))[-1]
+    labels = torch.tensor([tokenizer.encode(label)[0] for label in "AB"])
+    return float(row[labels].softmax(0)[order.index("yes")])
