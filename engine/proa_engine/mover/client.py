@@ -27,7 +27,7 @@ from proa_engine.mover.frames import (
 from proa_engine.mover.index import STATE, Filled, Index, Key
 from proa_engine.mover.messages import Init
 from proa_engine.mover.sources import Sources
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls
 
 _BUFFER_BYTES = 1 << 18  # of small reads; larger ones go straight into the arena
 _GRACE_SECONDS = 1.0  # beyond `wait_ms`, after which the source ends its answer itself
@@ -55,8 +55,8 @@ class Unreachable(Exception):
 
 
 class Client:
-    """Runs jobs. `on_end` is called once for each, from its thread, when nothing is written any more. `tls` None: in
-    plaintext. `log` is called with lines about sources, from any thread."""
+    """Runs jobs. `on_end` is called once for each, from its thread, when nothing is written any more. `log` is
+    called with lines about sources, from any thread."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Client:
         index: Index,
         init: Init,
         on_end: Callable[[Fetched], None],
-        tls: Tls | None = None,
+        tls: Tls | Plaintext,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._arena = arena
@@ -130,10 +130,7 @@ class Client:
         with self._connect(job.addresses[init.rank], deadline) as connection:
             self._set_connection(job, connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
-                self._exchange(connection, job, received, deadline)
-                return
-            connection.settimeout(deadline.left())  # of the whole handshake
+            connection.settimeout(deadline.left())  # of the whole handshake of TLS
             try:
                 wrapped = self._tls.connect(connection)
             except OSError as problem:

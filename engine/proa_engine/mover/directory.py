@@ -50,6 +50,18 @@ class DirectoryEntry(NamedTuple):
     stored: float
 
 
+class NoDirectory:
+    """The directory of an arena that no later engine adopts."""
+
+    epoch = 0
+
+    def write(self, unit: int, entry: DirectoryEntry) -> None:
+        pass
+
+    def write_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        pass
+
+
 class Directory:
     """The directory of an arena whose layout has one. The mover writes entries and records; the worker begins epochs
     and, before the mover starts, initializes it. `epoch` is the one of entries and records that are written."""

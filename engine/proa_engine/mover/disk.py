@@ -185,19 +185,19 @@ class Disk:
             if self._is_closed:
                 return
             must_clear, self._must_clear = self._must_clear, False
-            message = None if must_clear else self._waiting.popleft()
+            messages = [] if must_clear else [self._waiting.popleft()]
         try:
-            if message is None:
+            if must_clear:
                 segments.clear()
-            else:
+            for message in messages:
                 self._write(segments, message)
         except OSError as error:
             self._fail(segments, error)
             if must_clear:  # nothing may be written before that
                 self._must_clear = True
                 self._hooks.sleep(_PAUSE_SECONDS)
-        if message is not None:
-            with self._changed:
+        with self._changed:
+            for message in messages:
                 self._queued.difference_update(message.blocks)
 
     def _write(self, segments: Segments, message: WriteBlocks) -> None:
@@ -273,3 +273,19 @@ class Disk:
         if error.errno == errno.ENOSPC:
             with suppress(OSError):
                 segments.delete_oldest()
+
+
+class NoDisk:
+    """The `Disk` of a mover without one."""
+
+    def start(self) -> None:
+        pass
+
+    def write(self, message: WriteBlocks) -> None:
+        raise AssertionError("the core writes to a disk only if there is one")
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -53,12 +53,15 @@ class DiskReader:
         self._answered = 0.0  # when a read last ended
         self._reads_at = 0.0  # when reading may go on after a read that hung
 
-    def fetch(self, job: FetchJob) -> None:
-        """Start a job."""
+    def fetch(self, job: FetchJob) -> bool:
+        """Start a job. Returns False if its units are not on disk but in other engines."""
+        if job.addresses:
+            return False
         with self._lock:
             self._running.add(job.job_id)
         arguments = (job, self._index.num_resets)
         Thread(target=self._run, args=arguments, name=f"proa-mover-disk-{job.job_id}", daemon=True).start()
+        return True
 
     def cancel(self, job_id: int) -> None:
         """End a job soon, if it has not ended."""
@@ -172,6 +175,16 @@ class DiskReader:
             start += len(buffer)
         filled.units.append((key, unit, place.checksum))
         filled.num_bytes += len(content)
+
+
+class NoDiskReader:
+    """The `DiskReader` of a mover without a disk."""
+
+    def fetch(self, job: FetchJob) -> bool:
+        return False
+
+    def cancel(self, job_id: int) -> None:
+        pass
 
 
 def _tails(record: CheckpointRecord, job: FetchJob) -> list[list[tuple[int, bytes]]]:

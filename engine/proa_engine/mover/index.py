@@ -9,7 +9,7 @@ from typing import NamedTuple
 from proa_engine.core.kv.mover import Fetched, FetchJob
 from proa_engine.core.types import NO_STATE, StoredCheckpoint
 from proa_engine.mover.arena import Arena
-from proa_engine.mover.directory import Directory, DirectoryEntry
+from proa_engine.mover.directory import Directory, DirectoryEntry, NoDirectory
 
 _CHECK_SECONDS = 0.5  # from one call of `is_wanted` to the next
 STATE = -1  # instead of a table: the state of a checkpoint
@@ -48,15 +48,17 @@ class Entry(NamedTuple):
 
 
 class Index:
-    """Settled blocks and checkpoints, which are also written to `directory`, if there is one. Thread-safe.
+    """Settled blocks and checkpoints, which are also written to `directory`. Thread-safe.
 
     A unit is settled when the copies that wrote it are complete: then its checksum is computed. It holds what the
     checksum says until its serial changes. Whoever reads it during that change notices by the checksum.
     """
 
-    def __init__(self, arena: Arena, since: float, copied: int = 0, directory: Directory | None = None) -> None:
+    def __init__(
+        self, arena: Arena, since: float, copied: int = 0, directory: Directory | NoDirectory | None = None
+    ) -> None:
         self._arena = arena
-        self._directory = directory
+        self._directory = directory or NoDirectory()
         self._since = since  # Unix seconds; everything was stored after it
         self._num_resets = 0
         self._forgotten = copied  # serial of the last copies before the start or the last reset
@@ -103,7 +105,7 @@ class Index:
             if num_resets != self._num_resets:
                 return
             for key, unit, checksum in units:
-                self._put(key, Entry(unit, self._arena.serial(unit), checksum), now)
+                self._store(key, Entry(unit, self._arena.serial(unit), checksum), now)
             if checkpoint is not None:
                 self._put_checkpoint(checkpoint)
             self._changed.notify_all()
@@ -139,8 +141,7 @@ class Index:
         with self._changed:
             self._since, self._forgotten = max(since, self._since), serial
             self._num_resets += 1
-            if self._directory is not None:
-                self._directory.epoch += 1  # as the worker has done in the header
+            self._directory.epoch += 1  # as the worker has done in the header
             self._entries, self._keys, self._checkpoints = {}, {}, {}
 
     def find(self, key: Key) -> Entry | None:
@@ -218,12 +219,14 @@ class Index:
         checksum = self._arena.checksum(unit)
         if self._arena.serial(unit) == serial:
             with self._changed:
-                self._put(key, Entry(unit, serial, checksum), now)
+                self._store(key, Entry(unit, serial, checksum), now)
 
-    def _put(self, key: Key, entry: Entry, stored: float | None = None) -> None:
-        """Add an entry. `stored`: when, in Unix seconds; None: the directory has it."""
-        if self._directory is not None and stored is not None:
-            self._directory.write(entry.unit, DirectoryEntry(key, entry.checksum, stored))
+    def _store(self, key: Key, entry: Entry, stored: float) -> None:
+        """Add an entry, which the directory does not have. `stored`: when, in Unix seconds."""
+        self._directory.write(entry.unit, DirectoryEntry(key, entry.checksum, stored))
+        self._put(key, entry)
+
+    def _put(self, key: Key, entry: Entry) -> None:
         if self._keys.get(entry.unit) != key:
             self._remove(entry.unit)
         self._entries[key] = entry
@@ -231,8 +234,10 @@ class Index:
 
     def _remove(self, unit: int) -> None:
         """Remove a unit, and the checkpoint whose state or last block it has."""
-        key = self._keys.pop(unit, None)
-        if key is None or (entry := self._entries.get(key)) is None or entry.unit != unit:
+        if unit not in self._keys:
+            return
+        key = self._keys.pop(unit)
+        if key not in self._entries or self._entries[key].unit != unit:
             return
         del self._entries[key]
         table, block_hash = key
@@ -242,5 +247,4 @@ class Index:
     def _put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         """Add a checkpoint, whose units are added."""
         self._checkpoints[checkpoint.block_hash] = checkpoint
-        if self._directory is not None:
-            self._directory.write_checkpoint(checkpoint)
+        self._directory.write_checkpoint(checkpoint)

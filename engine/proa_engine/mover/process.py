@@ -13,9 +13,9 @@ from proa_engine.framing import FrameReader, encode
 from proa_engine.mover.adoption import adopt
 from proa_engine.mover.arena import Arena
 from proa_engine.mover.client import Client
-from proa_engine.mover.directory import Directory
-from proa_engine.mover.disk import Disk
-from proa_engine.mover.disk_reader import DiskReader
+from proa_engine.mover.directory import Directory, NoDirectory
+from proa_engine.mover.disk import Disk, NoDisk
+from proa_engine.mover.disk_reader import DiskReader, NoDiskReader
 from proa_engine.mover.index import Index
 from proa_engine.mover.messages import (
     Adopt,
@@ -23,7 +23,6 @@ from proa_engine.mover.messages import (
     Alive,
     Cancel,
     Copied,
-    DiskSettings,
     Fetch,
     Init,
     Listening,
@@ -37,7 +36,7 @@ from proa_engine.mover.messages import (
     WriteBlocks,
 )
 from proa_engine.mover.server import Server
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls, make_tls
 
 _ALIVE_SECONDS = 1.0
 
@@ -66,9 +65,11 @@ class Mover:
         if init is None:
             return 0
         assert isinstance(init, Init)
+        arena, directory = Arena(self._arena_descriptor, init.layout), self._directory(init)
+        index = Index(arena, init.since, init.copied, directory)
         try:
-            tls = None if init.tls is None else Tls(init.tls)
-            listener = None if init.port is None else _listen(init.host, init.port)
+            tls = make_tls(init.tls)
+            port = _serve(init, arena, index, tls)
         except ValueError as error:
             self._send(Refused(str(error)))
             return 1
@@ -76,55 +77,50 @@ class Mover:
             where = f"{init.host or '*'}:{init.port}"
             self._send(Refused(f"kv_transfer_address: cannot listen on {where}: {error.strerror or error}"))
             return 1
-        arena = Arena(self._arena_descriptor, init.layout)
-        directory = None
-        if init.layout.has_directory:
-            directory = Directory(self._arena_descriptor, init.layout, init.epoch)
-        index = Index(arena, init.since, init.copied, directory)
         client = Client(arena, index, init, self._report, tls, self._log)
-        disk = None if init.disk is None else self._make_disk(init.rank, init.disk, arena, index)
-        reader_of_disk = None if disk is None else DiskReader(disk, arena, index, self._report)
-        if listener is not None:
-            server = Server(listener, arena, index, init, tls)
-            Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
-        self._send(Listening(None if listener is None else listener.getsockname()[1]))
+        disk, reader_of_disk = self._make_disk(init, arena, index)
+        self._send(Listening(port))
         Thread(target=self._show_life, name="proa-mover-alive", daemon=True).start()
-        if disk is not None:
-            disk.start()
+        disk.start()
         while (message := reader.read()) is not None:
             match message:
                 case Copied():
                     index.settle(message.serial, message.blocks, message.checkpoints)
-                case Fetch(job) if reader_of_disk is not None and not job.addresses:
-                    reader_of_disk.fetch(job)
                 case Fetch(job):
-                    client.fetch(job)
+                    if not reader_of_disk.fetch(job):
+                        client.fetch(job)
                 case Cancel(job_id):
                     client.cancel(job_id)
-                    if reader_of_disk is not None:
-                        reader_of_disk.cancel(job_id)
+                    reader_of_disk.cancel(job_id)
                 case WriteBlocks():
-                    assert disk is not None, "the core writes to a disk if there is one"
                     disk.write(message)
                 case Reset():
                     index.reset(message.since, message.copied)
-                    if disk is not None:
-                        disk.reset()
+                    disk.reset()
                 case Adopt():
-                    assert directory is not None, "only an engine whose arena is a file adopts it"
+                    assert isinstance(directory, Directory), "only an engine whose arena is a file adopts it"
                     arguments = (arena, directory, index)
                     Thread(target=self._adopt, args=arguments, name="proa-mover-adopt", daemon=True).start()
                 case Init():
                     raise AssertionError(message)
-        if disk is not None:
-            disk.close()
+        disk.close()
         return 0
 
-    def _make_disk(self, rank: int, settings: DiskSettings, arena: Arena, index: Index) -> Disk:
-        def report(changes: DiskChanges) -> None:
-            self._send(OnDisk(rank, changes))
+    def _directory(self, init: Init) -> Directory | NoDirectory:
+        if not init.layout.has_directory:
+            return NoDirectory()
+        return Directory(self._arena_descriptor, init.layout, init.epoch)
 
-        return Disk(settings, arena, index, report, self._log)
+    def _make_disk(
+        self, init: Init, arena: Arena, index: Index
+    ) -> tuple[Disk, DiskReader] | tuple[NoDisk, NoDiskReader]:
+        def report(changes: DiskChanges) -> None:
+            self._send(OnDisk(init.rank, changes))
+
+        if init.disk is None:
+            return NoDisk(), NoDiskReader()
+        disk = Disk(init.disk, arena, index, report, self._log)
+        return disk, DiskReader(disk, arena, index, self._report)
 
     def _adopt(self, arena: Arena, directory: Directory, index: Index) -> None:
         for adopted in adopt(arena, directory, index):
@@ -144,6 +140,17 @@ class Mover:
     def _send(self, message: ToWorker) -> None:
         with suppress(OSError), self._sending:
             self._control.sendall(encode(message))
+
+
+def _serve(init: Init, arena: Arena, index: Index, tls: Tls | Plaintext) -> int | None:
+    """Serve other engines, and return the port; None if this one serves none. Raises `OSError`."""
+    if init.port is None:
+        return None
+    listener = _listen(init.host, init.port)
+    server = Server(listener, arena, index, init, tls)
+    Thread(target=server.serve_forever, name="proa-mover-accept", daemon=True).start()
+    port: int = listener.getsockname()[1]
+    return port
 
 
 def _listen(host: str, port: int) -> socket.socket:

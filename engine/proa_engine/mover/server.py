@@ -28,7 +28,7 @@ from proa_engine.mover.frames import (
 from proa_engine.mover.index import STATE, Entry, Index, Key
 from proa_engine.mover.messages import Init
 from proa_engine.strangers import Strangers
-from proa_engine.tls import Tls
+from proa_engine.tls import Plaintext, Tls
 
 MAX_CONNECTIONS = 256  # that are answered: one for each request of an engine that drains, or that waits for blocks
 MAX_SILENT = 64  # connections whose whole request has not come
@@ -77,9 +77,9 @@ class _Limits:
 
 
 class Server:
-    """Serves until its listener is closed. `tls` None: in plaintext."""
+    """Serves until its listener is closed."""
 
-    def __init__(self, listener: socket.socket, arena: Arena, index: Index, init: Init, tls: Tls | None = None) -> None:
+    def __init__(self, listener: socket.socket, arena: Arena, index: Index, init: Init, tls: Tls | Plaintext) -> None:
         self._listener = listener
         self._arena = arena
         self._index = index
@@ -107,9 +107,8 @@ class Server:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._strangers.hold(connection):
                 deadline = Deadline(REQUEST_SECONDS)
-                if self._tls is not None:
-                    connection.settimeout(REQUEST_SECONDS)  # of the whole handshake
-                    connection = at_end.enter_context(self._tls.accept(connection))
+                connection.settimeout(REQUEST_SECONDS)  # of the whole handshake of TLS
+                connection = at_end.enter_context(self._tls.accept(connection))
                 stream = BufferedReader(TimedReader(connection, deadline))
                 request = read_request(stream)
                 if request is None:

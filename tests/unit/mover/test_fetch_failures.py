@@ -18,6 +18,7 @@ from proa_engine.mover.frames import FINGERPRINT_BYTES, Header, Kind, Refusal
 from proa_engine.mover.index import Index
 from proa_engine.mover.messages import Init
 from proa_engine.mover.server import Server
+from proa_engine.tls import Plaintext
 from support.movers import FINGERPRINT, LAYOUT, blocks_request, hashes, make_job, running_mover
 
 MARGIN = 5.0  # seconds, for what ends at once
@@ -121,7 +122,7 @@ def test_a_source_that_cannot_accept_a_connection_accepts_the_next() -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     with socket.create_connection(listener.getsockname(), timeout=MARGIN) as target:
-        Server(listener, arena, Index(arena, 0.0), init).serve_forever()
+        Server(listener, arena, Index(arena, 0.0), init, Plaintext()).serve_forever()
         target.sendall(blocks_request(hashes(1), wait_ms=0))
         expected = FINGERPRINT_FRAME + Header(Kind.END).encode()
         with target.makefile("rb") as answer:
