@@ -41,6 +41,7 @@ from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
 from proa_engine.step.async_output import StepTensors, collect
 from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
+from proa_engine.step.prompt_graphs import PromptGraphs
 from proa_engine.step.step_inputs import InputBuilder, StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.engine_loras import EngineLoras
@@ -87,7 +88,7 @@ class HostExecutor:
             block_size=config.block_size,
             vocab_size=self.started.model_config.vocab_size,
         )
-        self._builder = InputBuilder(batch, graphs)
+        self._builder = InputBuilder(batch, graphs, PromptGraphs((), batch.tables))
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         started = time.thread_time()

@@ -15,7 +15,7 @@ from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.memory.cache_plan import allocate_caches, plan_caches
 from proa_engine.models.base import CausalLM
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.step.images import ImagePositions, three_positions
+from proa_engine.step.image_attention import ImagePositions, three_positions
 
 NUM_STATE_SLOTS = 200
 
@@ -100,7 +100,6 @@ class CachedSequence:
         if self.images:
             spans = [image.span for image in self.images]
             images = ImagePositions(spans, three_positions(spans, unit))
-            assert images.positions is not None
             places = np.concatenate((images.positions, places[:, images.end :] + images.delta), axis=1)
         return torch.from_numpy(places)
 

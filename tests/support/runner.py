@@ -19,7 +19,8 @@ from proa_engine.step.async_output import collect
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.step.drafts import DraftColumns
-from proa_engine.step.images import ImageColumns, ImageEncodings
+from proa_engine.step.image_attention import attention_columns
+from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
@@ -27,7 +28,7 @@ from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.step.sampling import SamplingColumns
 from proa_engine.step.slots import SlotTables
-from proa_engine.step.step_inputs import StepInputs
+from proa_engine.step.step_inputs import InputBuilder, StepInputs
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
@@ -60,12 +61,19 @@ def make_batch(
     if compute_logits is not None:
         features.append(PromptLogprobColumns(tables, compute_logits, max_logprobs))
     if images is not None:
-        features.append(ImageColumns(tables, images, encodings))
+        features.append(ImageColumns(tables) if encodings is None else EncodedImages(tables, encodings))
+        features += attention_columns(tables, images)
     if drafts is not None:
         features.append(DraftColumns(tables, drafts))
     if loras is not None:
         features.append(LoraColumns(tables, loras))
     return InputBatch(tables, SamplingColumns(tables, [EOS]), features)
+
+
+def input_builder(batch: InputBatch, graphs: DecodeGraphs | None = None, max_small_tokens: int = 0) -> InputBuilder:
+    """`graphs` None: none are captured."""
+    device = batch.tables.device
+    return InputBuilder(batch, graphs or DecodeGraphs((), device), PromptGraphs((), batch.tables), max_small_tokens)
 
 
 class FakeModel:

@@ -100,13 +100,16 @@ class GraphCapture(Protocol):
 
 
 class DecodeGraphs:
+    """Graphs of these shapes. Without shapes there is nothing to capture, and every step is computed without a
+    graph."""
+
     def __init__(self, shapes: Sequence[GraphShape], device: torch.device, *, has_states: bool = False) -> None:
         self._shapes = sorted(shapes, key=lambda shape: shape.num_tokens)
         self._sizes: dict[int, list[int]] = {}  # width -> numbers of rows, ascending
         for shape in self._shapes:
             if not shape.has_loras:
                 self._sizes.setdefault(shape.width, []).append(shape.num_rows)
-        most = max(shape.num_rows for shape in shapes)
+        most = max((shape.num_rows for shape in shapes), default=0)
         self._num_columns = 5 if has_states else 3  # without adapters
         self._rows = torch.empty((self._num_columns + 1) * most, dtype=torch.int64, device=device)
         self._graphs: dict[GraphShape, list[Graph]] = {}
@@ -115,9 +118,9 @@ class DecodeGraphs:
         self,
         decode: Callable[[Tensor, GraphShape], Tensor],
         capture: GraphCapture,
-        draw: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *draw: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """Capture `decode` for every shape, and `draw` unless it is None.
+        """Capture `decode` for every shape, and `draw` if it is given.
 
         `decode` takes the columns of `pad_rows`, [columns, num_rows] int64, and the shape, and returns hidden states
         [num_rows * width, …]. `draw` takes the same columns and these, and returns [num_rows] token ids. The largest
@@ -128,8 +131,11 @@ class DecodeGraphs:
             rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
             rows.zero_()  # padding reads slot 0, which always exists
             rows[3:] = _PADDING
-            others = [] if draw is None else [partial(draw, rows)]
-            self._graphs[shape] = capture.capture(partial(decode, rows, shape), *others)
+            self._graphs[shape] = capture.capture(partial(decode, rows, shape), *(partial(each, rows) for each in draw))
+
+    @property
+    def are_captured(self) -> bool:
+        return bool(self._graphs)
 
     def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
         """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens, without adapters;

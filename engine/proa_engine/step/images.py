@@ -1,7 +1,6 @@
-"""Images: their encodings on the device, which tokens of a step belong to images, and their three positions
-(M-RoPE)."""
+"""Images: their encodings on the device, and which tokens of a step belong to images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.columns import Columns, ForwardInputs, Rows, StepLayout, StepPart
 from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
-from proa_engine.step.staging import IntArray, Packer
+from proa_engine.step.staging import Packer
 
 
 class ImagePart(NamedTuple):
@@ -109,73 +108,15 @@ class ImageEncodings:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePositions:
-    """The images of a request and the positions of its tokens."""
-
-    spans: Sequence[ImageSpan]  # by ascending offset
-    positions: IntArray | None  # [3, end]: of the tokens up to the last image's end; None: the model has one a token
-
-    @property
-    def end(self) -> int:
-        """The number of tokens up to the end of the last image."""
-        return self.spans[-1].offset + self.spans[-1].num_tokens
-
-    @property
-    def delta(self) -> int:
-        """The difference between a token's position and its index, for all tokens behind the last image."""
-        if self.positions is None:
-            return 0
-        last = self.spans[-1]
-        # An image's positions reach to its first one plus max(rows, columns) - 1, and no earlier one is larger.
-        return int(self.positions[:, last.offset :].max()) + 1 - self.end
-
-
-def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
-    """Return time, row and column of the tokens up to the last image's end, [3, end].
-
-    For text all three increase by one with each token. The tokens of an image have the coordinates of their squares of
-    `unit` pixels, counted from the position after the text before it; text continues after the largest. (M-RoPE, Wang
-    et al., 2024, arXiv 2409.12191.)
-    """
-    parts: list[IntArray] = []
-    place = position = 0  # of the next token
-    for image in images:
-        num_before = image.offset - place
-        parts.append(np.broadcast_to(np.arange(position, position + num_before), (3, num_before)))
-        position += num_before
-        height, width = image.height // unit, image.width // unit
-        rows, columns = np.divmod(np.arange(image.num_tokens), width)
-        parts.append(position + np.stack((np.zeros_like(rows), rows, columns)))
-        position += max(height, width)
-        place = image.offset + image.num_tokens
-    return np.concatenate(parts, axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTokens:
+class EncodedTokens:
     """The tokens of a step that belong to images."""
 
+    encodings: ImageEncodings
     rows: int  # staged index: [N], their rows among the step's tokens
     parts: list[ImagePart]  # these N tokens, in order
-    ends: int | None  # staged index: [tokens of the step], as `AttentionMetadata.ends`
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInputs:
-    encodings: ImageEncodings | None  # None: on a later pipeline stage, where no layer reads them
-    tokens: ImageTokens | None
-    # Staged index: [3 * tokens of the step], what is added to the tokens' places for their three positions; None: 0.
-    # Relative, so that it still holds when draft tokens move to their true places.
-    offsets: int | None
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        if self.tokens is not None:
-            if self.encodings is not None:
-                embeddings = self.encodings.embeddings(self.tokens.parts)
-                forward.metadata.images = EmbeddedRows(arrays[self.tokens.rows], embeddings)
-            forward.metadata.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
-        if self.offsets is not None:
-            forward.positions = forward.positions + arrays[self.offsets].view(3, -1)
+        forward.metadata.images = EmbeddedRows(arrays[self.rows], self.encodings.embeddings(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,26 +132,35 @@ class EncoderPart(StepPart):
         self.encodings.update(self.work)
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedImage:
+    """An image of which a step computes tokens."""
+
+    span: ImageSpan
+    first: int  # index in the request of the first token that is computed
+    end: int  # behind the last one
+    row: int  # of the first one, among the step's tokens
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.end - self.first)
+
+    @property
+    def part(self) -> ImagePart:
+        return ImagePart(self.span.hash, self.first - self.span.offset, self.end - self.span.offset)
+
+
 class ImageColumns(Columns):
     """The images of the slots whose requests have images."""
 
-    def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings | None) -> None:
-        """`encodings` None: this rank encodes no images, because only the first pipeline stage reads them."""
-        self._tables = tables
-        self._config = config
-        self._encodings = encodings
-        self._images: dict[int, ImagePositions] = {}  # by slot
+    def __init__(self, tables: SlotTables) -> None:
+        self._images: dict[int, Sequence[ImageSpan]] = {}  # by slot
         self._ends = np.zeros(tables.num_slots, np.int64)  # prompt tokens up to the last image's end
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        images: ImagePositions | None = None
         if request.images:
-            config = self._config
-            positions = three_positions(request.images, config.input.unit) if config.has_three_positions else None
-            images = self._images[slot] = ImagePositions(request.images, positions)
-        self._ends[slot] = 0 if images is None else images.end
-        if self._tables.position_deltas is not None:
-            edits.write(self._tables.position_deltas, (slot,), (0 if images is None else images.delta,))
+            self._images[slot] = request.images
+        self._ends[slot] = end_of(request.images)
 
     def remove(self, slot: int) -> None:
         self._images.pop(slot, None)
@@ -220,60 +170,42 @@ class ImageColumns(Columns):
         decode's."""
         return None if self._images and (rows.starts < self._ends[rows.slots]).any() else shape
 
-    def lay_out(self, rows: Rows, packer: Packer) -> ImageInputs | None:
+    def computed(self, rows: Rows) -> Iterator[ComputedImage]:
+        """Yield the images of which the step computes tokens, in the order of its tokens."""
         if not self._images:
-            return None
-        places = rows.token_positions()
-        tokens, offsets = self._tokens(rows, places, packer), self._offsets(rows, places, packer)
-        return None if tokens is None and offsets is None else ImageInputs(self._encodings, tokens, offsets)
-
-    def lay_out_part(self, step: StepLayout, packer: Packer) -> EncoderPart | None:
-        """Return the encoder's work; None if there is none, or if another pipeline stage does it."""
-        plan = step.plan
-        if self._encodings is None or not (plan.freed_images or plan.encoder_inputs):
-            return None
-        return EncoderPart(self._encodings, EncoderWork(plan.freed_images, plan.encoder_inputs))
-
-    def _tokens(self, rows: Rows, places: IntArray, packer: Packer) -> ImageTokens | None:
-        """Return the step's tokens that belong to images; None if there are none. `places` [tokens]: each token's index
-        in its request."""
-        parts: list[ImagePart] = []
-        token_rows: list[IntArray] = []
-        ends = places + 1 if self._config.attends_within else None
+            return
         for row in np.flatnonzero(rows.starts < self._ends[rows.slots]).tolist():
             start, end = int(rows.starts[row]), int(rows.ends[row])
             shift = int(rows.query_start_loc[row]) - start
-            for image in self._images[int(rows.slots[row])].spans:
-                image_end = image.offset + image.num_tokens
-                first, behind = max(image.offset, start), min(image_end, end)
-                if first >= behind:
-                    continue
-                parts.append(ImagePart(image.hash, first - image.offset, behind - image.offset))
-                token_rows.append(np.arange(first + shift, behind + shift))
-                if ends is not None:
-                    ends[first + shift : behind + shift] = image_end
-        if not parts:
-            return None
-        staged_ends = None if ends is None else packer.add(ends)
-        return ImageTokens(packer.add(np.concatenate(token_rows)), parts, staged_ends)
+            for image in self._images[int(rows.slots[row])]:
+                first, behind = max(image.offset, start), min(image.offset + image.num_tokens, end)
+                if first < behind:
+                    yield ComputedImage(image, first, behind, first + shift)
 
-    def _offsets(self, rows: Rows, places: IntArray, packer: Packer) -> int | None:
-        """Return `ImageTokens.offsets`: None if no row's request has images, or if the model has one position a
-        token."""
-        if self._tables.position_deltas is None:
+
+class EncodedImages(ImageColumns):
+    """The images that this rank encodes, as all ranks of the first pipeline stage do: its layers read them."""
+
+    def __init__(self, tables: SlotTables, encodings: ImageEncodings) -> None:
+        super().__init__(tables)
+        self._encodings = encodings
+
+    def lay_out(self, rows: Rows, packer: Packer) -> EncodedTokens | None:
+        """Return the step's tokens that belong to images; None if there are none."""
+        computed = list(self.computed(rows))
+        if not computed:
             return None
-        of_rows = [self._images.get(slot) for slot in rows.slots.tolist()]
-        if not any(of_rows):
+        token_rows = np.concatenate([np.arange(each.rows.start, each.rows.stop) for each in computed])
+        return EncodedTokens(self._encodings, packer.add(token_rows), [each.part for each in computed])
+
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> EncoderPart | None:
+        """Return the encoder's work; None if there is none."""
+        plan = step.plan
+        if not (plan.freed_images or plan.encoder_inputs):
             return None
-        offsets = np.zeros((3, places.size), np.int64)
-        for row, images in enumerate(of_rows):
-            if images is None:
-                continue
-            assert images.positions is not None
-            first, behind = int(rows.query_start_loc[row]), int(rows.query_start_loc[row + 1])
-            start, end = int(rows.starts[row]), images.end
-            num_before = min(max(end - start, 0), behind - first)  # tokens up to the last image's end
-            before = slice(first, first + num_before)
-            offsets[:, before] = images.positions[:, start : start + num_before] - places[before]
-            offsets[:, first + num_before : behind] = images.delta
-        return packer.add(offsets.reshape(-1))
+        return EncoderPart(self._encodings, EncoderWork(plan.freed_images, plan.encoder_inputs))
+
+
+def end_of(images: Sequence[ImageSpan]) -> int:
+    """Return the number of tokens up to the end of the last image, 0 without images."""
+    return images[-1].offset + images[-1].num_tokens if images else 0

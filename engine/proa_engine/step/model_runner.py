@@ -71,13 +71,12 @@ class ModelRunner:
         self._stage = stage or WholeModel()
         self._sampler = Sampler(batch, max_logprobs)
         self._staging = Staging(self.device)
-        self._graphs = graphs
-        self._prompt_graphs = prompt_graphs
+        self._graphs = graphs or DecodeGraphs((), self.device)
+        self._prompt_graphs = prompt_graphs or PromptGraphs((), batch.tables)
         self._small_steps = small_steps or SmallSteps(0)
-        self._input_builder = InputBuilder(batch, graphs, prompt_graphs, self._small_steps.max_tokens)
+        self._input_builder = InputBuilder(batch, self._graphs, self._prompt_graphs, self._small_steps.max_tokens)
         self._tracer = tracer or NoWorkerTracer()
-        # Whether graphs sample.
-        self._graphs_draw = graphs is not None and self._stage.is_whole and not batch.has_drafts
+        self._graphs_draw = self._stage.is_whole and not batch.has_drafts  # whether graphs sample
         self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
@@ -98,10 +97,8 @@ class ModelRunner:
                 case TokenRows() as rows:
                     result = self._forward(rows, arrays, received)
                 case PromptRows(shape, values):
-                    assert self._prompt_graphs is not None, "only captured graphs have PromptRows"
                     result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
                 case DecodeRows(shape, values):
-                    assert self._graphs is not None, "only captured graphs have DecodeRows"
                     result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
@@ -125,10 +122,8 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
         """Capture the graphs that the runner has, of decodes last."""
-        assert self._graphs is not None
-        if self._prompt_graphs is not None:
-            self._prompt_graphs.capture(self._forward, capture)
-        self._graphs.capture(self._decode, capture, self._draw if self._graphs_draw else None)
+        self._prompt_graphs.capture(self._forward, capture)
+        self._graphs.capture(self._decode, capture, *([self._draw] if self._graphs_draw else ()))
 
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
@@ -136,16 +131,13 @@ class ModelRunner:
         self.memory.free()
 
     def clear_graphs(self) -> None:
-        if self._prompt_graphs is not None:
-            self._prompt_graphs.clear()
-        if self._graphs is not None:
-            self._graphs.clear()
+        self._prompt_graphs.clear()
+        self._graphs.clear()
 
     def _sample_step(
         self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
     ) -> StepTensors:
         if self._graphs_draw and (shape := inputs.draw_shape) is not None:
-            assert self._graphs is not None, "only captured graphs have DecodeRows"
             drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
             return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
         token_ids: Tensor | None = None

@@ -103,6 +103,8 @@ def pad_prompts(rows: Rows, num_decodes: int, shape: PromptShape, tables: SlotTa
 
 
 class PromptGraphs:
+    """Graphs of these shapes. Without shapes every step is computed without a graph."""
+
     def __init__(self, shapes: Sequence[PromptShape], tables: SlotTables) -> None:
         """`shapes`: as from `prompt_shapes`."""
         self._shapes = shapes
@@ -129,10 +131,12 @@ class PromptGraphs:
 
     def lay_out(self, rows: Rows) -> tuple[PromptShape, IntArray] | None:
         """Return the shape of the graph for a step, and what `replay` takes. None if no shape for it was captured."""
+        if not self._graphs:
+            return None
         num_decodes, num_tokens = int(np.count_nonzero(rows.counts == 1)), int(rows.query_start_loc[-1])
         num_prompts, shapes = len(rows.slots) - num_decodes, self._by_decodes[num_decodes > 0]
         index = bisect_left(shapes, num_tokens, key=lambda shape: shape.num_tokens)
-        if not self._graphs or index == len(shapes):
+        if index == len(shapes):
             return None
         shape = shapes[index]
         if num_decodes > shape.num_decodes or not 0 < num_prompts < shape.num_prompts:

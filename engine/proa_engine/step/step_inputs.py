@@ -61,55 +61,10 @@ class StepInputs:
         return self.rows.shape if self.sampling is not None and self.sampling.is_plain else None
 
 
-def build_step_inputs(
-    scheduler_output: SchedulerOutput,
-    batch: InputBatch,
-    graphs: DecodeGraphs | None = None,
-    prompt_graphs: PromptGraphs | None = None,
-    max_small_tokens: int = 0,
-) -> StepInputs | None:
-    """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens.
-
-    Afterwards `batch` counts the step's tokens as computed and its samples as tokens. `max_small_tokens` is the most
-    that a small step computes.
-    """
-    edits = batch.apply(scheduler_output)
-    if scheduler_output.is_empty:
-        return None
-    packer = Packer()
-    rows = batch.rows(scheduler_output)
-    shape = None if graphs is None else _graph_shape(rows, batch, graphs)
-    token_rows: TokenRows | DecodeRows | PromptRows
-    if shape is None:
-        token_rows = _token_rows(rows, batch, packer, prompt_graphs)
-    else:
-        token_rows = _decode_rows(rows, shape, batch, packer)
-        rows = replace(rows, query_start_loc=np.arange(0, (rows.slots.size + 1) * shape.width, shape.width))
-    sampling = batch.sampling.lay_out_samples(rows, packer)
-    layout = StepLayout(scheduler_output, rows, token_rows if isinstance(token_rows, TokenRows) else None, sampling)
-    parts = [part for each in batch.used_features if (part := each.lay_out_part(layout, packer)) is not None]
-    packed_edits, num_tokens = edits.pack(packer), int(rows.counts.sum())
-    inputs = StepInputs(
-        arrays=packer.pack(),
-        num_tokens=num_tokens,
-        is_small=num_tokens <= max_small_tokens and not any(part.is_large for part in parts),
-        edits=packed_edits,
-        request_ids=rows.request_ids,
-        num_samples=rows.num_samples.tolist(),
-        rows=token_rows,
-        sampling=sampling,
-        is_constrained=bool(scheduler_output.grammar_rows),
-        parts=parts,
-    )
-    batch.tables.num_computed_tokens[rows.slots] = rows.ends
-    batch.tables.num_tokens[rows.slots] += rows.num_samples > 0
-    return inputs
-
-
 def _graph_shape(rows: Rows, batch: InputBatch, graphs: DecodeGraphs) -> GraphShape | None:
     """Return the shape of the graph for a step. None if not all rows are decodes, if no shape for as many was captured,
     or if a feature's rows have no graph."""
-    if (rows.counts > np.maximum(rows.num_samples, 1)).any():
+    if not graphs.are_captured or (rows.counts > np.maximum(rows.num_samples, 1)).any():
         return None
     shape = graphs.shape_for(rows.counts.size, int(rows.counts.max()))
     for feature in batch.used_features:
@@ -123,9 +78,9 @@ def _decode_rows(rows: Rows, shape: GraphShape, batch: InputBatch, packer: Packe
     return DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, rows.counts, shape.num_rows, columns)))
 
 
-def _token_rows(rows: Rows, batch: InputBatch, packer: Packer, graphs: PromptGraphs | None) -> TokenRows | PromptRows:
+def _token_rows(rows: Rows, batch: InputBatch, packer: Packer, graphs: PromptGraphs) -> TokenRows | PromptRows:
     features = [inputs for feature in batch.used_features if (inputs := feature.lay_out(rows, packer)) is not None]
-    if graphs is not None and not features and (laid_out := graphs.lay_out(rows)) is not None:
+    if not features and (laid_out := graphs.lay_out(rows)) is not None:
         shape, values = laid_out
         return PromptRows(shape, packer.add(values))
     tables, counts, positions = batch.tables, rows.counts, rows.token_positions()
@@ -159,14 +114,11 @@ class _Decodes:
 
 
 class InputBuilder:
-    """Builds steps' inputs. Call `build` for every step, in order: the batch counts each step's tokens as computed."""
+    """Builds steps' inputs. Call `build` for every step, in order: the batch counts each step's tokens as computed and
+    its samples as tokens. `max_small_tokens` is the most that a small step computes."""
 
     def __init__(
-        self,
-        batch: InputBatch,
-        graphs: DecodeGraphs | None,
-        prompt_graphs: PromptGraphs | None = None,
-        max_small_tokens: int = 0,
+        self, batch: InputBatch, graphs: DecodeGraphs, prompt_graphs: PromptGraphs, max_small_tokens: int = 0
     ) -> None:
         self._batch = batch
         self._graphs = graphs
@@ -178,12 +130,44 @@ class InputBuilder:
         """Apply the scheduler's output to the batch's host side and lay out the step. None if it computes no tokens."""
         if self._last is not None and _continues(scheduler_output, self._last.request_ids):
             return self._build_next(scheduler_output, self._last)
-        inputs = build_step_inputs(
-            scheduler_output, self._batch, self._graphs, self._prompt_graphs, self._max_small_tokens
-        )
         self._last = None
-        if inputs is not None and isinstance(inputs.rows, DecodeRows) and not scheduler_output.states:
+        edits = self._batch.apply(scheduler_output)
+        if scheduler_output.is_empty:
+            return None
+        inputs = self._build_anew(scheduler_output, edits)
+        if isinstance(inputs.rows, DecodeRows) and not scheduler_output.states:
             self._last = self._decodes(inputs, inputs.rows)
+        return inputs
+
+    def _build_anew(self, scheduler_output: SchedulerOutput, edits: Edits) -> StepInputs:
+        """Lay out a step of any rows, `edits` included."""
+        batch, packer = self._batch, Packer()
+        rows = batch.rows(scheduler_output)
+        shape = _graph_shape(rows, batch, self._graphs)
+        token_rows: TokenRows | DecodeRows | PromptRows
+        if shape is None:
+            token_rows = _token_rows(rows, batch, packer, self._prompt_graphs)
+        else:
+            token_rows = _decode_rows(rows, shape, batch, packer)
+            rows = replace(rows, query_start_loc=np.arange(0, (rows.slots.size + 1) * shape.width, shape.width))
+        sampling = batch.sampling.lay_out_samples(rows, packer)
+        layout = StepLayout(scheduler_output, rows, token_rows if isinstance(token_rows, TokenRows) else None, sampling)
+        parts = [part for each in batch.used_features if (part := each.lay_out_part(layout, packer)) is not None]
+        packed_edits, num_tokens = edits.pack(packer), int(rows.counts.sum())
+        inputs = StepInputs(
+            arrays=packer.pack(),
+            num_tokens=num_tokens,
+            is_small=num_tokens <= self._max_small_tokens and not any(part.is_large for part in parts),
+            edits=packed_edits,
+            request_ids=rows.request_ids,
+            num_samples=rows.num_samples.tolist(),
+            rows=token_rows,
+            sampling=sampling,
+            is_constrained=bool(scheduler_output.grammar_rows),
+            parts=parts,
+        )
+        batch.tables.num_computed_tokens[rows.slots] = rows.ends
+        batch.tables.num_tokens[rows.slots] += rows.num_samples > 0
         return inputs
 
     def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:

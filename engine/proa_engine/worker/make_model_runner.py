@@ -18,7 +18,8 @@ from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
 from proa_engine.step.drafts import DraftColumns
-from proa_engine.step.images import ImageColumns, ImageEncodings
+from proa_engine.step.image_attention import attention_columns
+from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
@@ -114,8 +115,8 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
         max_logprobs=max_logprobs,
         parallel=placement.parallel,
         stage=stage,
-        graphs=DecodeGraphs(shapes, device, has_states=bool(plan.caches.state_bytes)) if shapes else None,
-        prompt_graphs=PromptGraphs(plan.prompt_shapes, batch.tables) if plan.prompt_shapes else None,
+        graphs=DecodeGraphs(shapes, device, has_states=bool(plan.caches.state_bytes)),
+        prompt_graphs=PromptGraphs(plan.prompt_shapes, batch.tables),
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=plan.tracer,
     )
@@ -137,13 +138,15 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, max_logprobs: int) -> Inp
     if model_config.pooling.kinds:
         features.append(PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size))
     if images is not None:
-        encodings: ImageEncodings | None = None
         if model_config.stage.is_first:
             assert isinstance(model, ImageReader)
             encodings = ImageEncodings(
                 model.image_encoder, images, placement.dtype, placement.device, placement.parallel
             )
-        features.append(ImageColumns(tables, images, encodings))
+            features.append(EncodedImages(tables, encodings))
+        else:
+            features.append(ImageColumns(tables))
+        features += attention_columns(tables, images)
     if config.enable_prompt_embeds and model_config.stage.is_first:
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
     if config.speculative_config is not None:

@@ -18,7 +18,8 @@ from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.drafts import DraftColumns
-from proa_engine.step.images import ImageEncodings, ImagePositions, three_positions
+from proa_engine.step.image_attention import ImagePositions, three_positions
+from proa_engine.step.images import ImageEncodings
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult
 

@@ -12,8 +12,8 @@ from proa_engine.step.columns import TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.staging import Staging
-from proa_engine.step.step_inputs import DecodeRows, InputBuilder, StepInputs, build_step_inputs
-from support.runner import FakeCapture, RunnerHarness, make_batch
+from proa_engine.step.step_inputs import DecodeRows, StepInputs
+from support.runner import FakeCapture, RunnerHarness, input_builder, make_batch
 
 MAX_RUNNING = 7
 PLAIN, PENALIZED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, repetition_penalty=1.1, top_k=3)
@@ -74,7 +74,7 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
     rng = random.Random(3)
     batch, graphs = batch_and_graphs()
     expected, expected_graphs = batch_and_graphs()
-    builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
+    builder, schedule = input_builder(batch, graphs), RunnerHarness().schedule
     computed: dict[str, int] = {}
     num_continued = 0
     for step in range(200):
@@ -91,7 +91,7 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
         ]
         plan.grammar_rows = [0] if rng.random() < 0.5 else []
         last = builder._last
-        inputs, anew = builder.build(plan), build_step_inputs(plan, expected, expected_graphs)
+        inputs, anew = builder.build(plan), input_builder(expected, expected_graphs).build(plan)
         num_continued += inputs is not None and builder._last is last is not None
         assert contents(inputs) == contents(anew)
         assert tables(batch, inputs) == tables(expected, anew)
@@ -104,7 +104,7 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
 
 def test_steps_in_flight_keep_their_arrays() -> None:
     batch, graphs = batch_and_graphs()
-    builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
+    builder, schedule = input_builder(batch, graphs), RunnerHarness().schedule
     builder.build(schedule({"a": ([1, 2, 3], 3, PLAIN)}))
     steps = [builder.build(schedule(known={"a": count})) for count in (3, 4, 5)]
     assert [contents(inputs)["rows"][1] for inputs in steps] == [[0, 4, 1], [0, 5, 1], [0, 6, 1]]

@@ -7,8 +7,7 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.step.device_thread import SmallSteps
-from proa_engine.step.step_inputs import build_step_inputs
-from support.runner import RunnerHarness, make_batch
+from support.runner import RunnerHarness, input_builder, make_batch
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,7 @@ def _two_threads() -> Iterator[None]:
 def is_small(num_tokens: int, max_small_tokens: int) -> bool:
     plan = RunnerHarness().schedule({"a": ([1] * num_tokens, num_tokens, SamplingParams())})
     batch = make_batch(max_num_seqs=1, max_model_len=1024)
-    inputs = build_step_inputs(plan, batch, max_small_tokens=max_small_tokens)
+    inputs = input_builder(batch, max_small_tokens=max_small_tokens).build(plan)
     assert inputs is not None
     return inputs.is_small
 

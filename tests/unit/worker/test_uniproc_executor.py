@@ -19,11 +19,11 @@ from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.mover.messages import ToCore
 from proa_engine.step.async_output import StepTensors
-from proa_engine.step.step_inputs import StepInputs, build_step_inputs
+from proa_engine.step.step_inputs import StepInputs
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import StartedRank
 from support.masks import masks_of
-from support.runner import make_batch
+from support.runner import input_builder, make_batch
 
 DEADLINE = 10.0
 GROUPS = CacheGroups(num_blocks=8, block_size=4)
@@ -66,7 +66,7 @@ class FakeWorker:
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         self.log.append("prepare")
-        return build_step_inputs(scheduler_output, self.batch, max_small_tokens=100 if self.steps_are_small else 0)
+        return input_builder(self.batch, max_small_tokens=100 if self.steps_are_small else 0).build(scheduler_output)
 
     def execute_model(self, inputs: StepInputs) -> None:
         assert self.gate.wait(DEADLINE)
