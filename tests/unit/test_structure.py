@@ -1,5 +1,6 @@
 """Code stays small to a reader. A limit that is reached is lowered; none is raised."""
 
+import re
 from pathlib import Path
 
 from support.structure import count_none_tests, files_of, large_classes, largest_folder, late_constants
@@ -26,3 +27,10 @@ def test_the_engine_seldom_asks_whether_something_is_none() -> None:
 def test_no_constant_stands_below_the_first_class_or_function() -> None:
     found = list(late_constants(files_of(*PRODUCT)))
     assert found == []
+
+
+def test_the_readme_says_how_many_lines_there_are() -> None:
+    said = re.search(r"about ([0-9,]+) lines of Python", (ROOT / "README.md").read_text())
+    assert said is not None
+    num_lines = sum(path.read_text().count("\n") for path in files_of(*PRODUCT))
+    assert abs(int(said[1].replace(",", "")) / num_lines - 1) < 0.03, num_lines
