@@ -61,7 +61,7 @@ def chat_body(text: str = "Hi", **fields: Any) -> dict[str, Any]:
 
 async def events_of(response: httpx.Response) -> AsyncIterator[Any]:
     async for line in response.aiter_lines():
-        if line:
+        if line and not line.startswith(":"):  # a comment, while no token comes
             assert line.startswith("data: "), line
             data = line.removeprefix("data: ")
             yield data if data == "[DONE]" else json.loads(data)

@@ -226,6 +226,12 @@ class GatewayConfig:
         minimum=0,
     )
     stream_interval: int = option(1, "tokens of a sequence to collect before sending an event", minimum=1)
+    sse_keep_alive_interval: float = option(
+        15.0,
+        "seconds without an event after which a stream gets a comment, and its status if it has none yet, so that "
+        "proxies and clients keep the connection; 0: never",
+        minimum=0,
+    )
     max_concurrent_requests: int = option(
         2048, "limit of output sequences, running and waiting; beyond it 429", minimum=1
     )

@@ -107,6 +107,50 @@ async def test_a_client_that_reads_a_little_and_stops_again_still_blocks() -> No
     assert server.sent == [b"end"]
 
 
+async def test_comments_are_written_while_there_are_no_events_and_the_client_reads() -> None:
+    server = AsgiServer()
+    comment = b": keep-alive\n\n"
+
+    async def respond(writer: ResponseWriter) -> None:
+        await writer.start_events(keep_alive=0.02)
+        await until(lambda: server.sent == [comment] * 2)
+        writer.write(b"a")
+        await until(lambda: server.sent[-1] == comment)
+        server.stop_reading()
+        num_sent = len(server.sent)
+        for _ in range(2):
+            timer = writer._keep_alive_timer
+            await until(lambda timer=timer: writer._keep_alive_timer is not timer)  # type: ignore[misc]
+        assert len(server.sent) == num_sent
+        server.start_reading()
+        await writer.drain()
+        await until(lambda: len(server.sent) > num_sent)
+        await writer.end(b"b")
+
+    await run(make_app(respond)[0], server)
+    assert [each for each in server.sent if each != comment] == [b"a", b"b"]
+    assert server.sent[-1] == b"b"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_there_are_no_comments_after_a_response(is_cancelled: bool) -> None:
+    server = AsgiServer()
+    writers: list[ResponseWriter] = []
+
+    async def respond(writer: ResponseWriter) -> None:
+        writers.append(writer)
+        await writer.start_events(keep_alive=0.02)
+        if is_cancelled:
+            server.disconnect()
+            await asyncio.Event().wait()
+        await writer.end(b"end")
+
+    await run(make_app(respond)[0], server)
+    timer = writers[0]._keep_alive_timer
+    assert timer is not None
+    assert timer.cancelled()
+
+
 @pytest.mark.parametrize("blocked", [False, True])
 async def test_a_disconnect_cancels_the_response(blocked: bool) -> None:
     server = AsgiServer()

@@ -22,6 +22,7 @@ _EVENT_STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment, which clients skip
 _CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(1024))
 
 
@@ -59,7 +60,16 @@ class ResponseWriter:
     must not be called then.
     """
 
-    __slots__ = ("_connection", "_has_room", "_is_chunked", "_send", "_transport", "blocked")
+    __slots__ = (
+        "_connection",
+        "_has_room",
+        "_is_chunked",
+        "_is_idle",
+        "_keep_alive_timer",
+        "_send",
+        "_transport",
+        "blocked",
+    )
 
     def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
         """`is_chunked`: events are sent as chunks, which HTTP/1.0 does not have."""
@@ -69,6 +79,8 @@ class ResponseWriter:
         self._is_chunked = is_chunked
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._is_idle = False  # nothing was written since `_keep_alive` was called
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
         self.blocked = True
 
     async def send(self, content: Content) -> None:
@@ -83,13 +95,17 @@ class ResponseWriter:
     async def send_json(self, body: bytes) -> None:
         await self.send(Content(body))
 
-    async def start_events(self) -> None:
-        """Begin a stream of events."""
+    async def start_events(self, keep_alive: float = 0.0) -> None:
+        """Begin a stream of events. Comments are written between events, so that the client receives something at
+        least every `keep_alive` seconds; 0: none. Proxies close connections that are silent for a minute."""
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
         self.blocked = not self._has_room.is_set()
+        if keep_alive:
+            self._keep_alive(keep_alive / 2)
 
     def write(self, event: bytes) -> None:
+        self._is_idle = False
         if not self._is_chunked:
             self._transport.write(event)
             return
@@ -107,11 +123,24 @@ class ResponseWriter:
     async def end(self, last: bytes) -> None:
         """Send the last events and end the response."""
         await self.drain()
+        self.close()
         if not self._is_chunked:
             self._transport.write(last)
             last = b""
         self.blocked, self._connection.writer = True, None
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def close(self) -> None:
+        """Stop the comments. `end` does so too, but a response may be cancelled before."""
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
+
+    def _keep_alive(self, period: float) -> None:
+        """Write a comment if there was no event in the last `period` seconds; then again after `period`."""
+        if self._is_idle and not self.blocked:
+            self.write(_KEEP_ALIVE)
+        self._is_idle = True
+        self._keep_alive_timer = asyncio.get_running_loop().call_later(period, self._keep_alive, period)
 
     # The connection's notifications
 
@@ -145,6 +174,7 @@ class WriterResponse(Response):
             responding.cancel()
             watching.cancel()
             await asyncio.gather(responding, watching, return_exceptions=True)
+            writer.close()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

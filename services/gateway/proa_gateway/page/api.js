@@ -49,6 +49,7 @@ async function* events(stream) {
     const parts = (text + chunk).split("\n\n");
     text = parts.pop();
     for (const part of parts) {
+      if (part.startsWith(":")) continue; // a comment, while no token comes
       const data = part.replace(/^data: /, "");
       if (data !== "[DONE]") yield [JSON.parse(data), readAt];
     }

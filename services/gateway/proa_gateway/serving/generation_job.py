@@ -4,7 +4,9 @@ Tokens do not pass through the coroutines here: each sequence's `Choice` writes 
 wait for the first token, for a slow client and for the end.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -177,10 +179,13 @@ async def _stream(
     choices: Sequence[ChoiceStream], renderer: Renderer, running: Running, writer: ResponseWriter
 ) -> None:
     """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
-    error's; later errors are events."""
-    generation = running.generation
-    await generation.wait()
-    await writer.start_events()
+    error's; later errors are events. The status does not wait for the first token for longer than
+    `sse_keep_alive_interval`: clients give up if none comes, Qwen Code after two minutes."""
+    generation, keep_alive = running.generation, running.config.sse_keep_alive_interval
+    with suppress(TimeoutError):
+        async with asyncio.timeout(keep_alive or None):
+            await generation.wait()
+    await writer.start_events(keep_alive)
     usage = replace(running.usage, completion_tokens=0)
     if opening := b"".join(choice.renderer.opening(usage) for choice in choices):
         writer.write(opening)
