@@ -201,7 +201,7 @@ REFUSED: list[tuple[list[dict[str, Any]], dict[str, Any], str, str]] = [
     ([user(*[image_part(1)] * 17)], {}, "messages[0].content[16]", "At most 16"),
     (ONE, {"truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "cut off an image"),
     (ONE, {"truncate_prompt_tokens": 3, "truncation_side": "right"}, "truncate_prompt_tokens", "cut off an image"),
-    ([user(*[image_part(1)] * 9)], {"max_tokens": 4090}, "messages", "maximum context length"),
+    ([user("x" * 4096, image_part(1))], {}, "messages", "maximum context length"),
 ]
 
 

@@ -76,7 +76,7 @@ async def test_embeddings_come_before_texts(engine: FakeEngine, gateway: Running
         ({"prompt_embeds": ONES, "use_beam_search": True}, "use_beam_search", "not supported with prompt_embeds"),
         ({"prompt_embeds": ONES, "suffix": "!"}, "suffix", "suffix"),
         ({"prompt_embeds": ONES, "max_tokens": 0}, "max_tokens", "max_tokens"),
-        ({"prompt_embeds": ONES, "max_tokens": 5000}, "prompt", "2 tokens"),
+        ({"prompt_embeds": encoded(torch.ones(4096, SIZE))}, "prompt", "4096 tokens"),
         ({"prompt_embeds": []}, "prompt", "Field required"),
     ],
 )

@@ -265,7 +265,7 @@ async def test_structured_output_is_parsed() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
-        ({"max_output_tokens": 100_000}, "input"),
+        ({"input": "~" * 5000}, "input"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ],
 )

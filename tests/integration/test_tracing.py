@@ -142,7 +142,8 @@ def test_a_disconnected_client_leaves_an_ended_trace(client: httpx.Client, calle
 
 
 def test_a_rejected_request_leaves_an_ended_trace(client: httpx.Client, caller: Caller) -> None:
-    answer = client.post(ROUTE, json=body(max_tokens=5000), headers=caller.headers)
+    long = [{"role": "user", "content": "~" * 1500}]
+    answer = client.post(ROUTE, json=body(messages=long), headers=caller.headers)
     assert answer.status_code == 400
     spans = caller.spans(ROOT, "tokenize", "admission")
     assert spans[ROOT].attributes["error.type"] == "context_length_exceeded"

@@ -98,7 +98,7 @@ class GenerationJob(Job):
         for prompt in self.prompts:
             if not prompt.token_ids:
                 raise InvalidRequest("The prompt has no tokens.", param=self.param)
-            check_context(len(prompt.token_ids), self.max_tokens, model, self.param)
+            check_context(len(prompt.token_ids), model, self.param)
         count = self.params[0].prompt_logprobs
         num_tokens = len(self.params) * sum(len(prompt.token_ids) for prompt in self.prompts)
         if count is not None and num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:

@@ -119,14 +119,15 @@ def truncated(
     return token_ids[:kept] if request.truncation_side == "right" else token_ids[max(0, len(token_ids) - kept) :]
 
 
-def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedModel, param: str) -> None:
-    """Raises `ContextOverflow`. `param` names the field that holds the prompt."""
+def check_context(num_prompt_tokens: int, model: ServedModel, param: str) -> None:
+    """Raises `ContextOverflow` if there is no room for an output. `max_tokens` may be above what is left, as in vLLM:
+    the output ends at the context then. Coding agents ask for 32,000 tokens whatever the context. `param` names the
+    field that holds the prompt."""
     limit = model.info.max_model_len
-    if num_prompt_tokens + (max_tokens or 1) <= limit:
+    if num_prompt_tokens < limit:
         return
-    message = (
-        f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} tokens"
+    raise ContextOverflow(
+        f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} tokens, "
+        "which leaves no room for an output. Please reduce the length of the prompt.",
+        param=param,
     )
-    if max_tokens is not None:
-        message += f", and {max_tokens} more are requested for the completion: {num_prompt_tokens + max_tokens} in all"
-    raise ContextOverflow(f"{message}. Please reduce the length of the prompt or of the completion.", param=param)

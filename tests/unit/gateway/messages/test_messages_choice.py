@@ -36,7 +36,7 @@ EVENTS: Sequence[MessageEvent] = (
 
 
 def stream(events: Sequence[MessageEvent], last: Delta, *, reasoning: bool = True) -> list[dict[str, Any]]:
-    choice = MessagesChoice(HEAD, includes_reasoning=reasoning)
+    choice = MessagesChoice(HEAD, includes_reasoning=reasoning, ends_at_context=False)
     data = choice.opening(USAGE)
     for event in events:
         data += choice.event([event], Delta(), None)
@@ -66,7 +66,7 @@ def test_the_client_assembles_the_message_that_is_sent_as_a_whole() -> None:
     last = Delta(finish_reason="stop")
     message = assembled(stream(EVENTS, last))
     merged = [ReasoningDelta("Let me see."), *EVENTS[2:]]
-    final = MessagesChoice(HEAD, includes_reasoning=True).final(merged, last)
+    final = MessagesChoice(HEAD, includes_reasoning=True, ends_at_context=False).final(merged, last)
     assert (
         message.model_dump(warnings=False) == Message.model_validate({**final, "usage": usage_of(USAGE)}).model_dump()
     )
@@ -102,6 +102,14 @@ def test_reasons_of_the_end() -> None:
 
 def test_arguments_that_were_cut_off_are_passed_on() -> None:
     events: list[MessageEvent] = [CallStarted(0, "a", "weather"), ArgumentsDelta(0, '{"city": "K'), CallEnded(0)]
-    final = MessagesChoice(HEAD, includes_reasoning=True).final(events, Delta(finish_reason="length"))
+    final = MessagesChoice(HEAD, includes_reasoning=True, ends_at_context=False).final(
+        events, Delta(finish_reason="length")
+    )
     assert final["content"][0]["input"] == {"arguments": '{"city": "K'}
     assert final["stop_reason"] == "max_tokens"
+
+
+def test_a_message_that_the_context_ends_says_so() -> None:
+    choice = MessagesChoice(HEAD, includes_reasoning=True, ends_at_context=True)
+    cut, whole = (choice.final([], last) for last in (Delta(finish_reason="length"), Delta(finish_reason="stop")))
+    assert (cut["stop_reason"], whole["stop_reason"]) == ("model_context_window_exceeded", "end_turn")

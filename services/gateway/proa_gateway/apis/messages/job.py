@@ -51,7 +51,11 @@ def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str)
         settings=settings,
         reader=_reader(body, conversation, request, settings),
         renderer=lambda chat: partial(
-            MessagesRenderer, chat.model.name, request_id, includes_reasoning=conversation.includes_reasoning
+            MessagesRenderer,
+            chat.model.name,
+            request_id,
+            includes_reasoning=conversation.includes_reasoning,
+            ends_at_context=len(chat.prompt.token_ids) + body.max_tokens > chat.model.info.max_model_len,
         ),
     )
 

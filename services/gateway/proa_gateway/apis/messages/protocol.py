@@ -351,7 +351,7 @@ class Message(BaseModel):
     role: Literal["assistant"]
     model: str
     content: list[TextContent | ThinkingContent | ToolUseContent]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
 

@@ -36,10 +36,12 @@ class MessagesChoice:
 
     text_frame = None
 
-    def __init__(self, head: Fields, *, includes_reasoning: bool) -> None:
-        """`head`: the message's fields that are known before its content."""
+    def __init__(self, head: Fields, *, includes_reasoning: bool, ends_at_context: bool) -> None:
+        """`head`: the message's fields that are known before its content. `ends_at_context`: the model's context ends
+        an output before `max_tokens`."""
         self._head = head
         self._includes_reasoning = includes_reasoning
+        self._reason_of_length = "model_context_window_exceeded" if ends_at_context else "max_tokens"
         self._index = -1  # of the block that was opened last
         self._open = ""  # the type of the block that is open; empty: none is
         self._has_calls = False
@@ -115,7 +117,7 @@ class MessagesChoice:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         reason = "end_turn"
         if delta.finish_reason == "length":
-            reason = "max_tokens"
+            reason = self._reason_of_length
         elif self._has_calls:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": None}
@@ -160,10 +162,12 @@ class MessagesRenderer:
     follows_output = False
     wants_tokens = False
 
-    def __init__(self, model: str, request_id: str, id: str, created: int, *, includes_reasoning: bool) -> None:
-        """`request_id`: for errors."""
+    def __init__(
+        self, model: str, request_id: str, id: str, created: int, *, includes_reasoning: bool, ends_at_context: bool
+    ) -> None:
+        """`request_id`: for errors. `ends_at_context`: as for `MessagesChoice`."""
         head = {"id": id, "type": "message", "role": "assistant", "model": model}
-        self._choice = MessagesChoice(head, includes_reasoning=includes_reasoning)
+        self._choice = MessagesChoice(head, includes_reasoning=includes_reasoning, ends_at_context=ends_at_context)
         self._request_id = request_id
 
     def choice(self, index: int, prompt: Prompt) -> MessagesChoice:
