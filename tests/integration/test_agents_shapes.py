@@ -1,7 +1,8 @@
 """Requests of the shapes that coding agents send, with default settings, to models with every kind of chat template.
 
 `tests/data/agents` has one file for each client and turn, in our own words: the roles, items, parts, tools, fields and
-headers are those that the clients send. Each text consists of words that no other text has.
+headers are those that the clients send, Codex other ones to a model whose name it knows. Each text consists of words
+that no other text of the request has.
 """
 
 import json
@@ -24,7 +25,7 @@ from support.strict_templates import READS_ALL, STRICT_TEMPLATES, STRICTEST
 from support.tokenizers import byte_level_tokenizer
 
 FOLDER = Path(__file__).parents[1] / "data" / "agents"
-CLIENTS = ("claude-code", "codex", "openai-agents", "opencode", "qwen-code")
+CLIENTS = ("claude-code", "codex", "codex-own-model", "openai-agents", "opencode", "qwen-code")
 IMAGES = "5-with-images"
 TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}\n"
 TEMPLATES = {
@@ -60,7 +61,9 @@ class Recorded:
 
     @property
     def tool_names(self) -> list[str]:
-        tools = [*self.body["tools"], *(inner for tool in self.body["tools"] for inner in tool.get("tools", ()))]
+        items = [item for item in self.body.get("input", ()) if item.get("type") == "additional_tools"]
+        given = [tool for holder in (self.body, *items) for tool in holder.get("tools", ())]
+        tools = [*given, *(inner for tool in given for inner in tool.get("tools", ()))]
         names = [tool["function"]["name"] if "function" in tool else tool.get("name") for tool in tools]
         kinds = [tool.get("type") for tool in tools]
         return [name for name, kind in zip(names, kinds, strict=True) if name and kind != "namespace"]

@@ -266,7 +266,6 @@ async def test_structured_output_is_parsed() -> None:
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
         ({"input": "~" * 5000}, "input"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ],
 )
 async def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -279,12 +278,13 @@ async def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], 
 
 async def test_fields_without_effect_are_named() -> None:
     fields: Any = {"unheard_of": 1, "top_k": 1, "truncation": "disabled", "prompt_cache_retention": "24h"}
+    fields |= {"text": {"verbosity": "low"}, "reasoning": {"effort": "high", "context": "all_turns"}}
     async with serving(say("one")) as (client, _, engine):
         answer = await client.responses.with_raw_response.create(
-            model="fake", input="Hi", reasoning={"effort": "high"}, top_logprobs=3, max_tool_calls=3, extra_body=fields
+            model="fake", input="Hi", top_logprobs=3, max_tool_calls=3, extra_body=fields
         )
     ignored = sorted(answer.headers["x-proa-ignored-fields"].split(", "))
-    assert ignored == ["reasoning.effort", "top_logprobs", "unheard_of"]
+    assert ignored == ["reasoning.context", "reasoning.effort", "text.verbosity", "top_logprobs", "unheard_of"]
     assert engine.requests[-1].sampling_params.top_k == 1
 
 

@@ -9,6 +9,8 @@ from typing_extensions import get_type_hints
 
 from proa_gateway.serving.tools.offers import MAX_RECORD_BYTES
 from proa_gateway.serving.tools.tool import MAX_TOOLS
+from support.chat import tool_tokenizer
+from support.fake_engine import EOS, Reply
 from support.offers import Asked, Door, open_door
 
 PATH = "/v1/responses"
@@ -284,3 +286,57 @@ async def test_stored_items_are_listed_as_they_were_sent(door: Door) -> None:
     second = await door.ask(PATH, input="Sure?", previous_response_id=id)
     assert second.prompt.startswith(first.prompt.removesuffix("<|im_start|>assistant\n"))
     assert SEARCHED in second.prompt
+
+
+def additional(*tools: Any) -> dict[str, Any]:
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+async def test_tools_of_an_item_are_known_to_the_model_as_those_of_the_request(door: Door) -> None:
+    space = {"type": "namespace", "name": "sky", "description": "", "tools": [F, {"type": "custom", "name": "c"}]}
+    plain = await door.ask(PATH, input=[QUESTION], tools=[F, space])
+    for item in (additional(F, space), additional(F, space) | {"id": "at_1"}):
+        asked = await door.ask(PATH, input=[item, QUESTION])
+        assert (asked.prompt, asked.ignored, asked.warnings) == (plain.prompt, None, None)
+        assert (await door.ask(PATH, input=[QUESTION, item])).prompt == plain.prompt
+    counted = await door.ask(f"{PATH}/input_tokens", input=[additional(F, space), QUESTION])
+    assert counted.response.json()["input_tokens"] == plain.response.json()["usage"]["input_tokens"]
+
+
+async def test_a_tool_of_a_later_item_replaces_the_one_of_its_name(door: Door) -> None:
+    first, second = (F | {"description": text} for text in ("Old.", "New."))
+    plain = await door.ask(PATH, input=[QUESTION], tools=[second])
+    for fields in ({"input": [additional(first), additional(second), QUESTION]}, {"tools": [first]}):
+        asked = await door.ask(PATH, **{"input": [additional(second), QUESTION], **fields})
+        assert asked.prompt == plain.prompt
+
+
+async def test_tools_of_an_item_may_be_demanded_and_left_out(door: Door) -> None:
+    choice = {"type": "function", "name": "f"}
+    asked = await door.ask(PATH, input=[additional(F, {"type": "web_search"}), QUESTION], tool_choice=choice)
+    assert asked.ignored == "tools.web_search"
+    assert door.engine.requests[-1].sampling_params.HasField("grammar")
+
+
+async def test_a_call_of_an_items_tool_names_its_namespace(door: Door) -> None:
+    space = {"type": "namespace", "name": "functions", "description": "", "tools": [{"type": "custom", "name": "exec"}]}
+    call = '<tool_call>\n{"name": "functions__exec", "arguments": {"input": "f()"}}\n</tool_call>'
+    door.engine.script = lambda request: Reply([*tool_tokenizer().encode(call).ids, EOS])
+    answer = (await door.ask(PATH, input=[additional(space), QUESTION])).response.json()
+    (item,) = answer["output"]
+    assert (item["type"], item["namespace"], item["name"]) == ("custom_tool_call", "functions", "exec")
+    assert item["input"] == "f()"
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "1"}
+    later = await door.ask(PATH, input=[result], previous_response_id=answer["id"])
+    assert later.response.json()["output"][0]["namespace"] == "functions"
+    listing = await door.gateway.http.get(f"{PATH}/{answer['id']}/input_items", params={"order": "asc"})
+    listed = listing.json()["data"][0]
+    assert listed.pop("id").startswith("at_")
+    assert listed == additional(space)
+
+
+async def test_tools_of_all_items_together_are_limited(door: Door) -> None:
+    items = [additional(*(F | {"name": f"f{start + i}"} for i in range(600))) for start in (0, 600)]
+    assert "There are 1200 tools" in (await door.post(PATH, input=[*items, QUESTION])).error
+    assert "at most 1024" in (await door.post(PATH, input=[additional(*[F] * 1025), QUESTION])).error
+    assert "developer" in (await door.post(PATH, input=[additional(F) | {"role": "user"}, QUESTION])).error

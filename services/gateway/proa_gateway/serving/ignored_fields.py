@@ -105,7 +105,6 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
     "audio": Refused("answers are text"),
     "web_search_options": Refused("nothing is searched"),
     "moderation": Refused("nothing is moderated"),
-    "verbosity": Refused("the model has no such setting; ask for it in a message", neutral=("medium",)),
     "best_of": Refused("use n", neutral=(1,)),
     "system": Refused("use a message with the role system"),
 }

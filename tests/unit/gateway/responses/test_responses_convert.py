@@ -1,17 +1,19 @@
 """Responses requests as conversations."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from proa_gateway.apis.responses.items import listed, parsed
+from proa_gateway.apis.responses.items import Item, listed, parsed
 from proa_gateway.apis.responses.job import chat_messages, conversation_of
 from proa_gateway.apis.responses.protocol import ResponsesRequest
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.errors import validation_error_object
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import ImagePart, Part
+from proa_gateway.serving.conversation import Conversation
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OTHER_CALL = {**CALL, "call_id": "c2"}
@@ -22,6 +24,10 @@ TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_tex
 
 def request(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"input": "Hi", **fields})
+
+
+def conversation(body: ResponsesRequest, history: Sequence[Item] = ()) -> Conversation:
+    return conversation_of(body, history, body.functions(history))
 
 
 def shape(*items: dict[str, Any]) -> list[tuple[str, str | list[Part] | None, str | None, list[str]]]:
@@ -79,18 +85,18 @@ def test_a_function_in_a_namespace_is_chosen_by_either_name(
     tools: list[dict[str, Any]], named: str, chosen: str
 ) -> None:
     body = request(tools=tools, tool_choice={"type": "function", "name": named})
-    assert conversation_of(body, []).tool_choice == NamedTool(chosen)
+    assert conversation(body).tool_choice == NamedTool(chosen)
 
 
 def test_a_name_of_several_functions_is_no_choice() -> None:
     with pytest.raises(InvalidRequest, match="sky__now, sea__now"):
-        conversation_of(request(tools=[SKY, SEA], tool_choice=NOW), [])
+        conversation(request(tools=[SKY, SEA], tool_choice=NOW))
 
 
 def test_allowed_functions_of_namespaces() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [NOW, {"type": "function", "name": "sky__sky"}]}
-    conversation = conversation_of(request(tools=[SKY, SEA], tool_choice=allowed), [])
-    assert [tool.function.name for tool in conversation.tools] == ["sky__now", "sky__sky", "sea__now"]
+    tools = conversation(request(tools=[SKY, SEA], tool_choice=allowed)).tools
+    assert [tool.function.name for tool in tools] == ["sky__now", "sky__sky", "sea__now"]
 
 
 def test_parts_of_text_are_joined() -> None:
@@ -123,7 +129,7 @@ def test_images_stand_among_the_texts_of_messages_and_results() -> None:
 def test_errors_about_images_of_earlier_responses_name_the_previous_response() -> None:
     image = {"type": "input_image", "image_url": "data:,", "detail": None}
     history = request(input=[{"role": "user", "content": [image]}]).input
-    first, second = conversation_of(request(input=[{"role": "user", "content": [image]}]), history).messages
+    first, second = conversation(request(input=[{"role": "user", "content": [image]}]), history).messages
     assert first.content == [ImagePart("data:,", "previous_response_id")]
     assert second.content == [ImagePart("data:,", "input[0].content[0].image_url")]
 
@@ -131,8 +137,8 @@ def test_errors_about_images_of_earlier_responses_name_the_previous_response() -
 def test_only_an_unfinished_message_is_continued() -> None:
     for status, continues in (("in_progress", True), ("incomplete", True), ("completed", False)):
         body = request(input=[{**TEXT, "status": status}])
-        conversation = conversation_of(body, [])
-        assert (conversation.continues_message, conversation.opens_message) == (continues, not continues)
+        answer = conversation(body)
+        assert (answer.continues_message, answer.opens_message) == (continues, not continues)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Items of a response's input: messages, calls, their results, reasoning, and records of other servers' tools. Other
-items are refused by their type."""
+"""Items of a response's input: messages, calls, their results, reasoning, tools, and records of other servers' tools.
+Other items are refused by their type."""
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -15,34 +14,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from proa_gateway.apis.responses.tools import CallName, ToolParam, ToolParams
 from proa_gateway.serving.content import MAX_PARTS, ImagePart, Part, image_url, joined
 from proa_gateway.serving.conversation import MAX_MESSAGES
-from proa_gateway.serving.fields import Text, known_types
+from proa_gateway.serving.fields import Text, check_json, known_types
 from proa_gateway.serving.tools.offers import Record
 from proa_gateway.serving.tools.tool import call_arguments
 
 _ITEM_TYPES = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-    "reasoning",
+    *("reasoning", "additional_tools"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CallName:
-    """The name of a function that may be called. `flat`: the one that the model gets to know, as in vLLM."""
-
-    name: str
-    namespace: str | None = None
-
-    @property
-    def flat(self) -> str:
-        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
-
-    def fields(self) -> dict[str, str]:
-        """Return the fields of a call that name its function."""
-        return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
-
-
 Fields = dict[str, Any]
 
 
@@ -216,6 +198,23 @@ class ReasoningItem(BaseModel):
         return {"id": self.id or new_id("rs_"), "type": "reasoning", **fields, "encrypted_content": None}
 
 
+class AdditionalToolsItem(BaseModel):
+    """Tools that the model gets to know beside those of `tools`."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: Annotated[ToolParams, BeforeValidator(check_json)]
+    id: Text | None = None
+
+    def listed(self) -> Fields:
+        fields = self.model_dump(by_alias=True, exclude_unset=True)
+        return {**fields, "id": self.id or new_id("at_")}
+
+
+def additional_tools(items: Iterable["Item"]) -> list[ToolParam]:
+    return [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
+
+
 RecordType = Literal[
     "web_search_call",
     "file_search_call",
@@ -263,7 +262,7 @@ def _with_type(value: object) -> object:
     return {"type": "message", **value} if "role" in value else value
 
 
-Item = MessageItem | CallItem | CustomCallItem | CallOutputItem | ReasoningItem | RecordItem
+Item = MessageItem | CallItem | CustomCallItem | CallOutputItem | ReasoningItem | AdditionalToolsItem | RecordItem
 _Item = Annotated[
     Annotated[Item, Field(discriminator="type")],
     known_types(*_ITEM_TYPES, *get_args(RecordType)),
@@ -292,8 +291,10 @@ def parsed(items: Iterable[Fields]) -> list[Item]:
 
 
 def listed(items: Iterable[Item]) -> list[Fields]:
-    """The items as clients get them, each with an id. Records are as they were sent."""
+    """The items as clients get them, each with an id. Records and tools are as they were sent."""
     return [
-        item.listed() if isinstance(item, RecordItem) else {**item.listed(), "status": item.status or "completed"}
+        item.listed()
+        if isinstance(item, RecordItem | AdditionalToolsItem)
+        else {**item.listed(), "status": item.status or "completed"}
         for item in items
     ]

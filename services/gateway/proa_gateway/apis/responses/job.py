@@ -6,6 +6,7 @@ from typing import Any
 
 from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.items import (
+    AdditionalToolsItem,
     CallItem,
     CallOutputItem,
     CustomCallItem,
@@ -19,6 +20,7 @@ from proa_gateway.apis.responses.items import (
 from proa_gateway.apis.responses.output import LogprobsOf, OutputItems
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.apis.responses.render import Keep, ResponsesRenderer, new_response
+from proa_gateway.apis.responses.tools import Function
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.content import Part, together
 from proa_gateway.serving.conversation import MAX_CALLS, ChatMessage, Conversation, ReasoningFields
@@ -34,7 +36,7 @@ def responses_call(
 ) -> ConversationCall:
     """`history`: the items before those of the body. `keep` gets the response when it has ended, and one in the
     background also when it has started. Raises `InvalidRequest`."""
-    request = body.generation_request()
+    request, functions = body.generation_request(), body.functions(history)
     return ConversationCall(
         endpoint=RESPONSES,
         fields=request,
@@ -43,14 +45,14 @@ def responses_call(
         warnings=body.warnings,
         settings=settings,
         reader=ConversationReader(
-            conversation=conversation_of(body, history),
+            conversation=conversation_of(body, history, functions),
             request=request,
             settings=settings,
             param="input",
             max_tokens=body.max_output_tokens,
             reasoning_fields=_reasoning_fields(body),
         ),
-        renderer=lambda chat: partial(_renderer, body, chat, settings, keep),
+        renderer=lambda chat: partial(_renderer, body, functions, chat, settings, keep),
         param="input",
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
     )
@@ -62,7 +64,13 @@ def _reasoning_fields(body: ResponsesRequest) -> ReasoningFields:
 
 
 def _renderer(
-    body: ResponsesRequest, chat: PreparedChat, settings: ApiSettings, keep: Keep, id: str, created: int
+    body: ResponsesRequest,
+    functions: Sequence[Function],
+    chat: PreparedChat,
+    settings: ApiSettings,
+    keep: Keep,
+    id: str,
+    created: int,
 ) -> ResponsesRenderer:
     response = new_response(body, id=id, created=created, model=chat.model.name, params=chat.params)
     if body.background:
@@ -70,8 +78,8 @@ def _renderer(
     items = OutputItems(
         includes_reasoning=body.include_reasoning is not False,
         logprobs=_logprobs_of(body, chat, settings) if body.wants_logprobs else None,
-        call_names=[function.call_name for function in body.functions],
-        custom_tools={each.call_name.flat for each in body.functions if isinstance(each.tool, CustomTool)},
+        call_names=[function.call_name for function in functions],
+        custom_tools={each.call_name.flat for each in functions if isinstance(each.tool, CustomTool)},
     )
     return ResponsesRenderer(response, items, keep, is_streamed=bool(body.stream), wants_tokens=body.wants_logprobs)
 
@@ -86,12 +94,11 @@ def _logprobs_of(body: ResponsesRequest, chat: PreparedChat, settings: ApiSettin
     return render
 
 
-def conversation_of(body: ResponsesRequest, history: Sequence[Item]) -> Conversation:
-    """`history`: the input of previous responses, and their outputs."""
+def conversation_of(body: ResponsesRequest, history: Sequence[Item], functions: Sequence[Function]) -> Conversation:
+    """`history`: the input of previous responses, and their outputs. `functions`: all of the request's."""
     items = [*history, *body.input]
     continues = _is_unfinished(items[-1])
     system = [_message("system", body.instructions)] if body.instructions else []
-    functions = body.functions
     messages = [*system, *chat_messages(items, len(history))]
     if not messages:
         raise InvalidRequest("input: there is nothing in it that the model could read.", param="input")
@@ -115,7 +122,7 @@ def chat_messages(items: Iterable[Item], num_before: int = 0) -> Iterator[ChatMe
     answer = _Answer()
     for index, item in enumerate(items, start=-num_before):
         path = f"input[{index}]" if index >= 0 else ""
-        if isinstance(item, RecordItem) and not item.text:
+        if isinstance(item, AdditionalToolsItem) or (isinstance(item, RecordItem) and not item.text):
             continue
         if isinstance(item, CallOutputItem):
             yield from answer.take()

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from proa.contract import TokenLogprobs
-from proa_gateway.apis.responses.items import CallName, Fields, Status, new_id, output_text
+from proa_gateway.apis.responses.items import Fields, Status, new_id, output_text
+from proa_gateway.apis.responses.tools import CallName
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,

@@ -1,43 +1,29 @@
 """The body of `POST /v1/responses`, with its tools."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Tag, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.apis.responses.items import CallName, InputItems, is_unreadable_compaction
-from proa_gateway.errors import InvalidRequest
-from proa_gateway.parsing.format import NamedTool
-from proa_gateway.serving.fields import (
-    Count,
-    Effort,
-    Name,
-    TemplateValue,
-    TemplateVariables,
-    Text,
-    check_json,
+from proa_gateway.apis.responses.items import InputItems, Item, additional_tools, is_unreadable_compaction
+from proa_gateway.apis.responses.tools import (
+    Function,
+    ToolParams,
+    ToolSelection,
+    ToolSelectionField,
+    functions_of,
+    left_out_of,
 )
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.serving.fields import Count, Effort, Name, TemplateVariables, Text, check_json
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.structured_outputs import ResponseFormat
-from proa_gateway.serving.tools.offers import UNREADABLE_COMPACTION, Offered, OfferedTool, by_type, offered_fields
-from proa_gateway.serving.tools.tool import (
-    MAX_NAME,
-    MAX_TOOLS,
-    AllowedTools,
-    CustomTool,
-    InputFormat,
-    Tool,
-    ToolChoice,
-    ToolChoiceForm,
-    ToolName,
-    grammar_of,
-)
+from proa_gateway.serving.tools.offers import UNREADABLE_COMPACTION, OfferedTool, offered_fields
+from proa_gateway.serving.tools.tool import MAX_TOOLS
 
-_FORM = ToolChoiceForm(is_nested=False)
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
 _INCLUDED_ALREADY = frozenset(
@@ -61,7 +47,6 @@ REFUSED: Mapping[str, Refused] = {
     "conversation": Refused("conversations are not stored; use previous_response_id"),
     "context_management": Refused("items of the input are never dropped"),
     "truncation": Refused("input that is too long is refused", neutral=("disabled",)),
-    "text.verbosity": REFUSED_IN_CHAT["verbosity"],
     "messages": Refused("use input"),
     "system": Refused("use instructions"),
     "max_tokens": Refused("use max_output_tokens"),
@@ -76,136 +61,8 @@ REFUSED: Mapping[str, Refused] = {
     "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
     "previous_input_messages": Refused("use previous_response_id or input"),
 }
-_CALLABLE = {"function": "<function>", "custom": "<custom>"}  # types of tools, and their tags
 NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
 MAX_REPEATED = 4 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function that may be called."""
-
-    call_name: CallName
-    tool: Tool  # in the form of chat completions
-
-
-class FunctionParam(BaseModel):
-    """`strict`: calls must match the schema of the parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["function"]
-    name: ToolName
-    description: Text | None = None
-    parameters: dict[Text, TemplateValue] | None = None
-    strict: bool | None = None
-
-    def function(self, namespace: str | None = None) -> Function:
-        call_name = CallName(self.name, namespace)
-        fields = self.model_dump(include={"description", "parameters", "strict"}, exclude_none=True)
-        function = {"name": call_name.flat, **fields}
-        return Function(call_name, Tool.model_validate({"type": "function", "function": function}))
-
-
-class CustomParam(BaseModel):
-    """A tool whose input is a text, which matches `format`."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["custom"]
-    name: ToolName
-    description: Text | None = None
-    format: InputFormat | None = None
-
-    def function(self, namespace: str | None = None) -> Function:
-        call_name = CallName(self.name, namespace)
-        return Function(call_name, CustomTool.of(call_name.flat, self.description, grammar_of(self.format)))
-
-
-_Callable = Annotated[FunctionParam, Tag("<function>")] | Annotated[CustomParam, Tag("<custom>")]
-
-
-class NamespaceParam(BaseModel):
-    """Functions and custom tools with a common first name. `description` has no effect: each tool has its own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["namespace"]
-    name: ToolName
-    description: Text | None = None
-    tools: list[Annotated[_Callable | Offered, by_type(_CALLABLE)]]
-
-    @model_validator(mode="after")
-    def _check_names(self) -> "NamespaceParam":
-        if any(len(CallName(tool.name, self.name).flat) > MAX_NAME for tool in self.functions):
-            message = "has a function whose name, with that of the namespace, is longer than {most} characters"
-            raise PydanticCustomError("invalid_value", message, {"most": MAX_NAME})
-        return self
-
-    @property
-    def functions(self) -> list[FunctionParam | CustomParam]:
-        return [tool for tool in self.tools if isinstance(tool, FunctionParam | CustomParam)]
-
-
-ToolParam = Annotated[
-    _Callable | Annotated[NamespaceParam, Tag("<namespace>")] | Offered,
-    by_type({**_CALLABLE, "namespace": "<namespace>"}),
-]
-
-
-def functions_of(tools: Iterable[FunctionParam | CustomParam | NamespaceParam | OfferedTool]) -> Iterator[Function]:
-    for tool in tools:
-        if isinstance(tool, FunctionParam | CustomParam):
-            yield tool.function()
-        elif isinstance(tool, NamespaceParam):
-            yield from (function.function(tool.name) for function in tool.functions)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSelection:
-    """Which tools may or must be called. A function in a namespace may be named without it, as in vLLM."""
-
-    sent: object  # the field as it was sent
-    parsed: ToolChoice | AllowedTools
-
-    def tools(self, functions: Sequence[Function]) -> list[Tool]:
-        """The tools that the model gets to know."""
-        if not isinstance(self.parsed, AllowedTools):
-            return [function.tool for function in functions]
-        names = {flat for name in self.parsed.names for flat in _flat_names(name, functions)}
-        return [function.tool for function in functions if function.call_name.flat in names]
-
-    @property
-    def left_out(self) -> Sequence[OfferedTool]:
-        """Allowed tools of other types."""
-        return self.parsed.left_out if isinstance(self.parsed, AllowedTools) else ()
-
-    def choice(self, functions: Sequence[Function]) -> ToolChoice:
-        """Raises `InvalidRequest` for a name that functions of several namespaces have."""
-        if isinstance(self.parsed, AllowedTools):
-            return self.parsed.mode
-        if not isinstance(self.parsed, NamedTool):
-            return self.parsed
-        names = _flat_names(self.parsed.name, functions) or [self.parsed.name]
-        if len({*names}) > 1:
-            message = f"tool_choice names a function of several namespaces: {', '.join(names)}."
-            raise InvalidRequest(message, param="tool_choice")
-        return NamedTool(names[0])
-
-
-def _flat_names(name: str, functions: Sequence[Function]) -> list[str]:
-    """Return the flat name of the function that the model knows by this name, otherwise of each that has it in a
-    namespace."""
-    names = [function.call_name for function in functions]
-    return [name] if name in {each.flat for each in names} else [each.flat for each in names if each.name == name]
-
-
-ToolSelectionField = Annotated[
-    ToolSelection,
-    PlainValidator(lambda value: ToolSelection(value or "auto", _FORM.parse(value) or "auto")),
-    WithJsonSchema(_FORM.schema),
-]
-"""`tool_choice` of responses."""
 
 
 def _num_characters(value: object) -> int:
@@ -282,7 +139,7 @@ class ResponsesRequest(GenerationRequest):
     instructions: Text | None = None
     previous_response_id: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] | None, Repeated] = None
+    tools: Annotated[ToolParams | None, Repeated] = None
     tool_choice: Annotated[ToolSelectionField, Repeated] = ToolSelection("auto", "auto")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
     text: Annotated[TextConfig | None, Repeated] = None
@@ -300,17 +157,21 @@ class ResponsesRequest(GenerationRequest):
     include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
     chat_template_kwargs: TemplateVariables | None = None
 
-    @property
-    def functions(self) -> list[Function]:
-        """All functions of `tools`, those of namespaces included."""
-        return list(functions_of(self.tools or ()))
+    def functions(self, history: Sequence[Item]) -> list[Function]:
+        """All functions, those of namespaces included. One that an item of `history` or of the input has replaces that
+        of the same name in `tools` or in an earlier item. Raises `InvalidRequest` for too many."""
+        items = functions_of(additional_tools([*history, *self.input]))
+        replaced = {function.call_name.flat: function for function in items}
+        given = [each for each in functions_of(self.tools or ()) if each.call_name.flat not in replaced]
+        functions = [*given, *replaced.values()]
+        if len(functions) > MAX_TOOLS:
+            raise InvalidRequest(f"There are {len(functions)} tools; the limit is {MAX_TOOLS}.", param="tools")
+        return functions
 
     @property
     def offered_tools(self) -> list[OfferedTool]:
         """The tools that are left out, those of namespaces included."""
-        namespaces = [tool for tool in self.tools or () if isinstance(tool, NamespaceParam)]
-        tools = [*(self.tools or ()), *(inner for namespace in namespaces for inner in namespace.tools)]
-        return [tool for tool in tools if isinstance(tool, OfferedTool)]
+        return list(left_out_of([*(self.tools or ()), *additional_tools(self.input)]))
 
     @property
     def warnings(self) -> list[str]:
