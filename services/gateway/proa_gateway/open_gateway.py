@@ -6,7 +6,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -30,6 +30,7 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.gateway import Gateway
 from proa_gateway.http.bodies import LargeBodies
 from proa_gateway.http.middleware import AllowedHosts
+from proa_gateway.images.config import ImageOptions
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.keep_running import keep_running
@@ -56,40 +57,36 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
-    api_keys = ApiKeyStore(
-        config.api_keys, config.api_key, config.operator_key, separates_caches=config.separate_prefix_caches
-    )
-    formats = known_formats()
-    for failure in formats.failures.values():
-        _log.warning("%s", failure)
-    message_formats = MessageFormats(formats, config.tool_call_parser, config.reasoning_parser)
-    channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
-    discovery = make_discovery(config)
-    router = Router(config.routing)
-    tracer = GatewayTracer.from_environment()
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    metrics = GatewayMetrics(registry)
+    async with AsyncExitStack() as at_exit:
+        executor = at_exit.enter_context(ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer"))
+        grammar_executor = at_exit.enter_context(ThreadPoolExecutor(GRAMMAR_THREADS, "grammar"))
+        image_executor = at_exit.enter_context(ThreadPoolExecutor(config.images.image_threads, "image"))
+        tracer, metrics, notices = GatewayTracer.from_environment(), _make_metrics(), Notices()
+        at_exit.push_async_callback(asyncio.get_running_loop().run_in_executor, executor, tracer.shutdown)
 
-    def on_engine_change(engine: EngineClient) -> None:
-        """An engine's session has begun or ended, or it drains."""
-        if engine.model_name is None:
-            models.forget(engine.address)
-        else:
-            admission.queue.add_model(engine.model_name)
+        fetcher = _make_fetcher(config.images)
+        at_exit.push_async_callback(fetcher.close)
+        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
 
-    with (
-        ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor,
-        ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
-        ThreadPoolExecutor(config.images.image_threads, thread_name_prefix="image") as image_executor,
-    ):
+        formats = _make_formats(config)
+        loras = LoraRegistry(config.lora_modules)
         models = ModelRegistry(
             executor,
             folder=config.tokenizer,
             chat_template=config.chat_template,
-            loras=LoraRegistry(config.lora_modules),
-            prepare=message_formats.prepare,
+            loras=loras,
+            prepare=formats.prepare,
         )
+
+        def on_engine_change(engine: EngineClient) -> None:
+            """An engine's session has begun or ended, or it drains."""
+            if engine.model_name is None:
+                models.forget(engine.address)
+            else:
+                admission.queue.add_model(engine.model_name)
+
+        router = Router(config.routing)
+        channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         pool = EnginePool(
             client_id=name,
@@ -99,35 +96,27 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             open_channel=channels,
             on_change=on_engine_change,
             on_load=lambda: admission.queue.capacity_changed(),
-            exchange=KvExchange(
-                router,
-                metrics,
-                bandwidth=config.kv_transfer_bandwidth * 1e9,
-                min_remote_prefill_tokens=config.min_remote_prefill_tokens,
-            ),
+            exchange=_make_exchange(config, router, metrics),
         )
+        at_exit.push_async_callback(pool.close)
         demand = Demand(pool.engines)
         metrics.watch(pool.engines, router.index, demand)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics, demand=demand)
-        notices = Notices()
+
         serving = Serving(
             config,
             admission=admission,
             pool=pool,
-            loras=models.loras,
+            loras=loras,
             constrainer=Constrainer(Grammars(grammar_executor, large_bodies), pool),
             tracer=tracer,
             metrics=metrics,
             router=router,
             notices=notices,
         )
-        fetcher = ImageFetcher(
-            config.images.allowed_media_domains,
-            timeout=config.images.image_fetch_timeout,
-            max_bytes=config.images.max_image_bytes,
+        api_keys = ApiKeyStore(
+            config.api_keys, config.api_key, config.operator_key, separates_caches=config.separate_prefix_caches
         )
-        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
-        background = BackgroundTasks()
         gateway = Gateway(
             pool=pool,
             models=models,
@@ -138,45 +127,69 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             api_keys=api_keys,
             hosts=AllowedHosts.of_machine(config.host, config.allowed_hosts),
             config=config,
-            responses=ResponseStore(
-                max_responses=config.max_stored_responses,
-                max_bytes=config.max_stored_response_bytes,
-                max_response_bytes=MAX_STORED_RESPONSE,
-            ),
-            background=background,
+            responses=_make_response_store(config),
+            background=BackgroundTasks(),
             notices=notices,
-            settings=ApiSettings(
-                formats=message_formats,
-                trusts_template=config.trust_request_chat_template,
-                content_format=config.chat_template_content_format,
-                images=images,
-                plain_texts=config.plain_special_tokens,
-                includes_usage=config.enable_force_include_usage,
-                tokens_as_ids=config.return_tokens_as_token_ids,
-                max_choices=config.max_choices,
-                max_pooling_inputs=config.max_pooling_inputs,
-                max_pooling_tokens=config.max_pooling_tokens,
-            ),
+            settings=_make_settings(config, formats, images),
         )
-        tasks = [
-            asyncio.create_task(keep_running("discovery", partial(_follow, discovery, pool)), name="discovery"),
-            asyncio.create_task(keep_running("watching the API keys", api_keys.watch), name="API keys"),
-        ]
-        if config.pod_deletion_cost:
-            write = partial(write_deletion_costs, pool.engines, discovery)
-            tasks.append(asyncio.create_task(keep_running("writing deletion costs", write), name="deletion costs"))
-        try:
-            async with serve_scaler(config.scaler, config.host, name, demand):
-                yield gateway
-        finally:
-            await background.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await discovery.close()
-            await pool.close()
-            await fetcher.close()
-            await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
+        discovery = make_discovery(config)
+        at_exit.push_async_callback(discovery.close)
+        at_exit.push_async_callback(_end, _start_tasks(config, discovery, pool, api_keys))
+        at_exit.push_async_callback(gateway.background.close)
+        await at_exit.enter_async_context(serve_scaler(config.scaler, config.host, name, demand))
+        yield gateway
+
+
+def _make_metrics() -> GatewayMetrics:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return GatewayMetrics(registry)
+
+
+def _make_formats(config: GatewayConfig) -> MessageFormats:
+    """The formats of all models. Those of plugins that fail are logged and left out."""
+    formats = known_formats()
+    for failure in formats.failures.values():
+        _log.warning("%s", failure)
+    return MessageFormats(formats, config.tool_call_parser, config.reasoning_parser)
+
+
+def _make_exchange(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -> KvExchange:
+    return KvExchange(
+        router,
+        metrics,
+        bandwidth=config.kv_transfer_bandwidth * 1e9,
+        min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+    )
+
+
+def _make_fetcher(options: ImageOptions) -> ImageFetcher:
+    return ImageFetcher(
+        options.allowed_media_domains, timeout=options.image_fetch_timeout, max_bytes=options.max_image_bytes
+    )
+
+
+def _make_response_store(config: GatewayConfig) -> ResponseStore:
+    return ResponseStore(
+        max_responses=config.max_stored_responses,
+        max_bytes=config.max_stored_response_bytes,
+        max_response_bytes=MAX_STORED_RESPONSE,
+    )
+
+
+def _make_settings(config: GatewayConfig, formats: MessageFormats, images: ImageLoader) -> ApiSettings:
+    return ApiSettings(
+        formats=formats,
+        trusts_template=config.trust_request_chat_template,
+        content_format=config.chat_template_content_format,
+        images=images,
+        plain_texts=config.plain_special_tokens,
+        includes_usage=config.enable_force_include_usage,
+        tokens_as_ids=config.return_tokens_as_token_ids,
+        max_choices=config.max_choices,
+        max_pooling_inputs=config.max_pooling_inputs,
+        max_pooling_tokens=config.max_pooling_tokens,
+    )
 
 
 def make_discovery(config: GatewayConfig) -> Discovery:
@@ -193,3 +206,23 @@ async def _follow(discovery: Discovery, pool: EnginePool) -> None:
         async for endpoints in found:
             staying = sorted((each for each in endpoints if not each.terminating), key=lambda each: each.uid)
             pool.set_engines({each.address: each.uid for each in staying})
+
+
+def _start_tasks(
+    config: GatewayConfig, discovery: Discovery, pool: EnginePool, api_keys: ApiKeyStore
+) -> list["asyncio.Task[None]"]:
+    """Start what runs beside the requests, as long as the gateway."""
+    tasks = [
+        asyncio.create_task(keep_running("discovery", partial(_follow, discovery, pool)), name="discovery"),
+        asyncio.create_task(keep_running("watching the API keys", api_keys.watch), name="API keys"),
+    ]
+    if config.pod_deletion_cost:
+        write = partial(write_deletion_costs, pool.engines, discovery)
+        tasks.append(asyncio.create_task(keep_running("writing deletion costs", write), name="deletion costs"))
+    return tasks
+
+
+async def _end(tasks: list["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
