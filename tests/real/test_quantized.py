@@ -6,7 +6,7 @@ Formats with blocks of 128 x 128 cannot be made: the model's width is 576.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,11 @@ FORMATS = {
     if name not in NOT_MADE + OF_TWO_LAYERS
 }
 SAME = 5e-4  # relative difference of perplexities where only weights are quantized
-# Where activations are too: up to 0.031 was measured, in either direction. Likely because sums that differ in the last
-# bits round some activations to different steps, so that behind a few layers the rounding errors are independent.
-NEAR = 5e-2
+# Where activations are too, what is rounded up or down depends on the last bits of sums, and behind a few layers on all
+# of them: weights that differ by 1e-7 change the perplexity of `transformers` itself by up to a fifth. Proa's lies in
+# the range of such models, or this close to it.
+NEAR = 3e-2
+NUM_TWINS = 5
 Range = tuple[float, float]
 
 
@@ -152,14 +154,23 @@ def rounding(name: str, stored: Tensors) -> Callable[[str], Hook] | None:
     return make
 
 
-def twins_perplexity(
+def twins_perplexities(
     twin: Any, dense: Tensors, text: list[int], plain: tuple[str, ...], make: Callable[[str], Hook] | None
-) -> float:
-    twin.load_state_dict({name: tensor.float() for name, tensor in dense.items()}, strict=False)
-    if make is None:
-        return real_model.perplexity(real_model.logprobs(twin, text), text)
-    with hooked(twin, plain, make):
-        return real_model.perplexity(real_model.logprobs(twin, text), text)
+) -> list[float]:
+    """Of the dequantized weights, and where inputs are rounded, of others that are as near as sums are exact."""
+    found = []
+    for seed in range(1 if make is None else NUM_TWINS):
+        generator = torch.Generator().manual_seed(seed)
+        changed = {name: slightly_changed(each.float(), generator, seed * 1e-7) for name, each in dense.items()}
+        twin.load_state_dict(changed, strict=False)
+        with hooked(twin, plain, make) if make is not None else nullcontext():
+            found.append(real_model.perplexity(real_model.logprobs(twin, text), text))
+    return found
+
+
+def slightly_changed(weight: torch.Tensor, generator: torch.Generator, by: float) -> torch.Tensor:
+    """`by`: the standard deviation of the relative change."""
+    return weight * (1 + by * torch.randn(weight.shape, generator=generator)) if by else weight
 
 
 def fp8_at_load(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -168,11 +179,14 @@ def fp8_at_load(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {}, (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def show(name: str, ours: float, theirs: float, unquantized: float, record: Record) -> None:
-    record(
-        f"perplexity, {name}",
-        f"{ours:.4f}; of transformers {theirs:.4f}; {ours / unquantized - 1:+.2%} by quantization",
-    )
+def check(ours: float, theirs: list[float], allowed: float) -> None:
+    assert min(theirs) * (1 - allowed) <= ours <= max(theirs) * (1 + allowed)
+
+
+def show(name: str, ours: float, theirs: list[float], unquantized: float, record: Record) -> None:
+    reference = " to ".join(f"{each:.4f}" for each in sorted({min(theirs), max(theirs)}))
+    figures = f"{ours:.4f}; of transformers {reference}; {ours / unquantized - 1:+.2%} by quantization"
+    record(f"perplexity, {name}", figures)
 
 
 def test_perplexity_of_the_unquantized_model(text: list[int], unquantized: float, record: Record) -> None:
@@ -186,8 +200,8 @@ def test_perplexity_with_weights_quantized_at_load(
 ) -> None:
     ours = proas_perplexity(real_model.FOLDER, text, "fp8")
     _, dense = quantized_tensors(tensors, Format({}, fp8_at_load))
-    theirs = twins_perplexity(twin, dense, text, (), lambda module: round_to_floats(None, None))
-    assert ours == pytest.approx(theirs, rel=NEAR)
+    theirs = twins_perplexities(twin, dense, text, (), lambda module: round_to_floats(None, None))
+    check(ours, theirs, NEAR)
     show("--quantization fp8", ours, theirs, unquantized, record)
 
 
@@ -211,6 +225,6 @@ def test_perplexity_of_a_quantized_checkpoint(
     ours = proas_perplexity(tmp_path, text)
     (tmp_path / "model.safetensors").unlink()  # pytest keeps the folders of its last runs
     make = rounding(name, stored)
-    theirs = twins_perplexity(twin, dense, text, format.plain, make)
-    assert ours == pytest.approx(theirs, rel=SAME if make is None else NEAR)
+    theirs = twins_perplexities(twin, dense, text, format.plain, make)
+    check(ours, theirs, SAME if make is None else NEAR)
     show(name, ours, theirs, unquantized, record)
