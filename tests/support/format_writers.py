@@ -42,6 +42,7 @@ from proa_gateway.parsing.tagged_formats import (
     MINICPM5,
     MINIMAX_M2,
     MINIMAX_M3,
+    MUSE_GLIMMER,
     QWEN3_CODER,
     SEED_OSS,
     STEP3,
@@ -57,13 +58,14 @@ THINK = ("<think>", "</think>")
 class Writer:
     """`tokens`: that the models' tokenizers have of the format. `calls`: writes a message's calls.
     `reasoning`: what stands before and after it; None: the format has none. `may_be_text`: the format is also read from
-    tokenizers without the tokens."""
+    tokenizers without the tokens. `answer`: what stands before content that is constrained."""
 
     tool_format: ToolFormat
     tokens: tuple[str, ...]
     calls: Write
     reasoning: tuple[str, str] | None = ("<think>\n", "\n</think>\n\n")
     may_be_text: bool = True
+    answer: str = ""
 
     @property
     def allows_content(self) -> bool:
@@ -227,6 +229,12 @@ def _kimi_k3(index: int, name: str, arguments: Mapping[str, object]) -> str:
 
     items = "".join(item(key, value) for key, value in arguments.items())
     return f'<|open|>call tool="{name}" index="{index + 1}"<|sep|>{items}<|close|>call<|sep|>'
+
+
+def _muse_glimmer(index: int, name: str, arguments: Mapping[str, object]) -> str:
+    items = _items(arguments, lambda key, value, _: f'<atem:parameter name="{key}">{value}</atem:parameter>\n')
+    invoke = f'<atem:invoke name="{name}">\n{items}</atem:invoke>'
+    return f" to={name}<|message|><atem:function_calls>\n{invoke}\n</atem:function_calls>"
 
 
 def _minicpm5(index: int, name: str, arguments: Mapping[str, object]) -> str:
@@ -405,6 +413,14 @@ WRITERS = [
         _each(_minimax_m3, "\n", "]<]minimax[>[<tool_call>\n$\n]<]minimax[>[</tool_call>"),
         reasoning=("<mm:think>\n", "\n</mm:think>\n"),
     ),
+    Writer(
+        MUSE_GLIMMER,
+        ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        _each(_muse_glimmer, "<|eom|><|start|>assistant"),
+        reasoning=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+        may_be_text=False,
+        answer=" to=user<|message|>",
+    ),
     Writer(MINICPM5, THINK, _each(_minicpm5, "\n")),
     Writer(
         STEP3,
@@ -440,5 +456,6 @@ WRITERS = [
         _each(_harmony, "<|call|><|start|>assistant"),
         reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         may_be_text=False,
+        answer="<|channel|>final<|message|>",
     ),
 ]

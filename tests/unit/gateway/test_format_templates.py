@@ -22,6 +22,11 @@ CHAT = """{{ tools | tojson }}{% for message in messages %}<|turn|>{{ message.ro
 {%- endfor %}{{ CLOSE }}{% endif %}<|turn_end|>
 {% endfor %}{% if add_generation_prompt %}<|turn|>assistant
 {% endif %}"""
+IN_CHANNELS = """{{ tools | tojson }}{% for message in messages %}
+{%- if message.tool_calls %}{% for call in message.tool_calls %}{% set f = call.function %}<|start|>assistant to=
+{{- f.name }}<|message|>CALL<|{{ "eot" if loop.last else "eom" }}|>{% endfor %}
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|eot|>{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
 ARGUMENTS = "{{ f.arguments | tojson }}"
 OBJECT = f'{{"name": "{{{{ f.name }}}}", "arguments": {ARGUMENTS}}}'
 PARAMETERS = f'{{"name": "{{{{ f.name }}}}", "parameters": {ARGUMENTS}}}'
@@ -38,18 +43,19 @@ HY = items(f"<arg_keySUFFIX>{{{{ key }}}}</arg_keySUFFIX>{NL}<arg_valueSUFFIX>{{
 
 @dataclass(frozen=True)
 class Layout:
-    """What a template writes of a message's calls. `more`: elsewhere in the template."""
+    """What a template writes of a message's calls. `more`: elsewhere in the template. `chat`: all around them."""
 
     call: str
     open: str = ""
     between: str = ""
     close: str = ""
     more: str = ""
+    chat: str = CHAT
 
     @property
     def source(self) -> str:
         texts = {"OPEN": self.open, "BETWEEN": self.between, "CLOSE": self.close}
-        source = CHAT.replace("CALL", self.call)
+        source = self.chat.replace("CALL", self.call)
         for place, text in texts.items():
             source = source.replace(place, repr(text))
         return f"{{# {self.more} #}}{source}"
@@ -108,6 +114,12 @@ LAYOUTS = {
         "\n",
         f"\n{MARK}</tool_call>",
     ),
+    "muse_glimmer": Layout(
+        f'<atem:function_calls>{NL}<atem:invoke name="{{{{ f.name }}}}">{NL}'
+        + items(f'<atem:parameter name="{{{{ key }}}}">{{{{ value }}}}</atem:parameter>{NL}')
+        + f"</atem:invoke>{NL}</atem:function_calls>",
+        chat=IN_CHANNELS,
+    ),
     "minicpm5": Layout(
         '<function name="{{ f.name }}">'
         + items('<param name="{{ key }}">{{ "<![CDATA[x]]>" if value is string else value }}</param>')
@@ -126,6 +138,9 @@ LAYOUTS = {
     ),
 }
 WRITER = {writer.tool_format.name: writer for writer in WRITERS}
+CASES = [
+    (name, has_tokens) for name in LAYOUTS for has_tokens in (True, False) if has_tokens or WRITER[name].may_be_text
+]
 
 
 @dataclass
@@ -139,8 +154,9 @@ class TemplateTokenizer:
         return self.template if tools else None
 
 
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "has_tokens"), CASES, ids=[f"{name}-{'tokens' if has_tokens else 'text'}" for name, has_tokens in CASES]
+)
 def test_the_format_of_a_template_reads_its_call_and_is_chosen(name: str, has_tokens: bool) -> None:
     writer: Writer = WRITER[name]
     source = LAYOUTS[name].source

@@ -7,6 +7,7 @@ from proa_gateway.parsing.events import ContentDelta
 from proa_gateway.parsing.format import CallObject, Json, NamedIds, PythonCall, ToolFormat
 from proa_gateway.parsing.json_formats import HARMONY, HERMES, MISTRAL_V11, MISTRAL_V13
 from proa_gateway.parsing.parser import ResponseParser
+from proa_gateway.parsing.tagged_formats import MUSE_GLIMMER
 from support.transcripts import Transcript, check_transcript, parse
 
 PYTHONIC = ToolFormat(
@@ -96,3 +97,66 @@ def test_content_of_channels(text: str, content: str) -> None:
 def test_recipient_may_stand_before_the_channel() -> None:
     text = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}'
     check_transcript(HARMONY, Transcript(text, calls=[("f", {"a": 1})]), CHANNEL_TOKENS)
+
+
+RECIPIENT_TOKENS = ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"]
+INVOKE = '<atem:invoke name="f">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>'
+CALL = f" to=f<|message|><atem:function_calls>\n{INVOKE}\n</atem:function_calls>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (" to=user<|message|>Hi.<|eot|>", "", "Hi."),
+        ("<|message|>Hi.<|eot|>", "", "Hi."),
+        ("Hi.", "", "Hi."),
+        (" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hi.", "Hm.", "Hi."),
+        (" to=user<|message|>I look.<|eom|><|start|>assistant to=user<|message|> Yes.", "", "I look. Yes."),
+        (f" to=user<|message|>Write {INVOKE}.", "", f"Write {INVOKE}."),
+        (f" to=self<|message|>{INVOKE}<|eom|>", INVOKE, ""),
+        (" to=f<|message|>Is that a call?<|eom|>", "", "Is that a call?"),
+        (
+            " to=f<|message|><atem:function_calls>\n</atem:function_calls>",
+            "",
+            "<atem:function_calls>\n</atem:function_calls>",
+        ),
+        (" to=selfie<|message|>Hi.", "", "Hi."),
+    ],
+)
+def test_the_recipient_of_a_message_shows_what_it_is(text: str, reasoning: str, content: str) -> None:
+    check_transcript(MUSE_GLIMMER, Transcript(text, reasoning, content), RECIPIENT_TOKENS)
+
+
+@pytest.mark.parametrize("end", ["<|eom|><|start|>assistant", "<|eom|>", "", "<|start|>assistant", "\n"])
+def test_a_message_to_a_tool_may_follow_without_the_end_of_the_one_before(end: str) -> None:
+    text = f" to=self<|message|>Set to=5 to the time.{end}{CALL}"
+    expected = Transcript(text, reasoning="Set to=5 to the time.", calls=[("f", {"a": 1})])
+    check_transcript(MUSE_GLIMMER, expected, RECIPIENT_TOKENS)
+
+
+@pytest.mark.parametrize("text", ["a to", "a to=", "a t", "a\n", "a to=b c to=", "a to=b<|x|>", "to=b"])
+def test_the_beginning_of_a_header_is_text_if_no_header_comes_of_it(text: str) -> None:
+    check_transcript(MUSE_GLIMMER, Transcript(f" to=user<|message|>{text}", content=text), RECIPIENT_TOKENS)
+    check_transcript(MUSE_GLIMMER, Transcript(f" to=self<|message|>{text}", reasoning=text), RECIPIENT_TOKENS)
+
+
+def test_a_message_to_a_tool_may_hold_several_calls() -> None:
+    two = CALL.replace(INVOKE, f"{INVOKE}\n{INVOKE}")
+    check_transcript(MUSE_GLIMMER, Transcript(two, calls=[("f", {"a": 1})] * 2), RECIPIENT_TOKENS)
+    unwrapped = f" to=f<|message|>{INVOKE}"
+    check_transcript(MUSE_GLIMMER, Transcript(unwrapped, calls=[("f", {"a": 1})]), RECIPIENT_TOKENS)
+
+
+def test_without_tools_a_message_to_one_is_content() -> None:
+    content = CALL.partition("<|message|>")[2]
+    check_transcript(MUSE_GLIMMER, Transcript(CALL, content=content, has_calls=False), RECIPIENT_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("tools", "name"), [(["f"], "f"), (["f.f"], "f.f"), (["f", "f.f"], "f.f"), (["g"], "f.f"), ([], "f.f")]
+)
+def test_a_name_in_its_own_namespace_is_that_of_the_tool_without_it(tools: list[str], name: str) -> None:
+    transcript = Transcript(
+        CALL.replace('"f"', '"f.f"'), calls=[(name, {"a": 1})], tools={tool: {"properties": {}} for tool in tools}
+    )
+    check_transcript(MUSE_GLIMMER, transcript, RECIPIENT_TOKENS)

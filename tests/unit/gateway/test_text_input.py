@@ -81,7 +81,8 @@ def closings(tool_format: ToolFormat) -> list[str]:
         case Tagged() as syntax:
             tags = Tags.of(syntax)
             closing = tags.after_value + tags.close_of(INPUT)
-            return [closing, *([tags.quotes[1] + closing] if tags.quotes else [])]
+            to_call = ["<|eom|>", " to=edit"] if tool_format.channels else []
+            return [closing, *([tags.quotes[1] + closing] if tags.quotes else []), *to_call]
         case ObjectLiteral(quote):
             return [quote]
     return ['"', "<|end|>", "<|channel|>commentary to=functions.edit"]

@@ -10,7 +10,7 @@ from proa_gateway.parsing.format import FunctionTool, NamedTool, PythonCall, Too
 from proa_gateway.parsing.formats import PYTHONIC
 from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.parsing.json_formats import HARMONY, HERMES
-from proa_gateway.parsing.tagged_formats import KIMI_K3, QWEN3_CODER
+from proa_gateway.parsing.tagged_formats import KIMI_K3, MUSE_GLIMMER, QWEN3_CODER
 from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 
@@ -264,6 +264,48 @@ def test_in_channels_an_answer_is_in_its_channel() -> None:
     assert not accepts_message(made, "yes", CHANNELS)
 
 
+RECIPIENTS = format_tokenizer("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+TO_ITSELF = " to=self<|message|>Hm.<|eom|><|start|>assistant"
+TO_USER = " to=user<|message|>"
+TO_TOOL = (
+    ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n'
+    '<atem:parameter name="city">Oslo</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
+
+
+def test_each_of_several_calls_is_a_message_to_its_tool() -> None:
+    required = grammar("required", RECIPIENTS, tool_format=MUSE_GLIMMER)
+    parameter = '<atem:parameter name="city">Oslo</atem:parameter>\n'
+    clock = TO_TOOL.replace("weather", "clock").replace(parameter, "")
+    next_message = "<|eom|><|start|>assistant"
+    for text in (
+        TO_TOOL,
+        f"{TO_ITSELF}{TO_USER}I look.{next_message}{TO_TOOL}",
+        f"{TO_ITSELF}{TO_TOOL}{next_message}{clock}{next_message}{TO_TOOL}",
+    ):
+        assert accepts_message(required, text, RECIPIENTS), text
+    for text in ("Hi", f"{TO_USER}Hi", TO_ITSELF, TO_TOOL[:-1], TO_TOOL * 2, TO_TOOL.replace("to=weather", "to=clock")):
+        assert not accepts_message(required, text, RECIPIENTS), text
+    for one in (
+        grammar("required", RECIPIENTS, tool_format=MUSE_GLIMMER, parallel=False),
+        grammar(NamedTool("weather"), RECIPIENTS, tool_format=MUSE_GLIMMER),
+    ):
+        assert accepts_message(one, f"{TO_ITSELF}{TO_TOOL}", RECIPIENTS)
+        assert not accepts_message(one, f"{TO_TOOL}{next_message}{TO_TOOL}", RECIPIENTS)
+
+
+def test_an_answer_is_a_message_to_the_user() -> None:
+    yes = Grammar(text='start: "yes"\n')
+    made = answer_grammar(MUSE_GLIMMER, yes, reasoning=Reasoning.CLOSED, added_tokens=RECIPIENTS.added_tokens)
+    auto = grammar("auto", RECIPIENTS, tool_format=MUSE_GLIMMER, answer=yes)
+    for one in (made, auto):
+        assert accepts_message(one, f"{TO_ITSELF}{TO_USER}yes", RECIPIENTS)
+        for text in ("yes", f"{TO_USER}no", TO_TOOL.replace("city", "town")):
+            assert not accepts_message(one, text, RECIPIENTS), text
+    assert accepts_message(auto, TO_TOOL, RECIPIENTS)
+    assert not accepts_message(made, TO_TOOL, RECIPIENTS)
+
+
 @pytest.mark.parametrize(
     "writer",
     # Their grammar has JSON's double quotes, where the models mostly write single ones.
@@ -274,8 +316,7 @@ def test_auto_constrains_the_calls_of_each_format(writer: Writer) -> None:
     tokenizer = format_tokenizer(*writer.tokens)
     auto = grammar("auto", tokenizer, tool_format=writer.tool_format)
     right, wrong = {"city": "Oslo", "days": 3}, {"city": "Oslo", "days": "x"}
-    final = FINAL if writer.tool_format.channels else ""
-    assert accepts_message(auto, f"{final}Hello.", tokenizer)
+    assert accepts_message(auto, f"{writer.answer}Hello.", tokenizer)
     assert accepts_message(auto, writer.calls([("weather", right)]), tokenizer)
     assert not accepts_message(auto, writer.calls([("weather", wrong)]), tokenizer)
     assert not accepts_message(auto, writer.calls([("unknown", {})]), tokenizer)

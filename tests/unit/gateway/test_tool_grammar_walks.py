@@ -63,6 +63,7 @@ EXITS = [
     "</arg_value>",
     "</arg_value:opensource>\n",
     "</steptml:parameter>\n",
+    "</atem:parameter>\n",
     "<|close|>argument<|sep|>",
     "]]></param>",
     "</param>",
@@ -71,6 +72,7 @@ EXITS = [
     "</｜DSML｜parameter>\n",
     ",",
     "<|end|>",
+    "<|eom|>",
     '<|"|>',
     "<escape>",
 ]

@@ -222,6 +222,7 @@ class CallReader:
 
     def start(self, name: str, id: str | None = None) -> list[MessageEvent]:
         """Start the call. `id`: as the model wrote it."""
+        name = self._name_of_tool(name)
         self._unstarted.clear()
         self.is_started = True
         syntax = self._compiled.tool_format.arguments
@@ -248,6 +249,11 @@ class CallReader:
         assert self._reader is not None
         events = self._arguments(self._reader.close(by_model=by_model))
         return events + self._end(is_empty=by_model and not self._has_arguments)
+
+    def _name_of_tool(self, name: str) -> str:
+        """Models that have learned names in namespaces write `clock.clock` for a tool `clock`."""
+        namespace, _, of_tool = name.partition(".")
+        return of_tool if namespace == of_tool and name not in self._schemas and of_tool in self._schemas else name
 
     def _feed_arguments(self, text: str) -> list[MessageEvent]:
         reader = self._reader

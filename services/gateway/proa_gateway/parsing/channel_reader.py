@@ -40,13 +40,21 @@ class ChannelHeader:
             self._before = ""
             self._text.clear()
         if terminal.action is Action.OPEN_CHANNEL:
-            self._before = "".join(self._text).strip().removeprefix(self._sender)
+            self._before, self._sender = self._after_sender(), ""
             self._text.clear()
         self._begun = True
         return None
 
+    def bare(self, text: str) -> None:
+        """A header has come in a body."""
+        self._sender = self._before = ""
+        self._text[:] = [text]
+
+    def _after_sender(self) -> str:
+        return "".join(self._text).strip().removeprefix(self._sender).strip()
+
     def _route(self) -> tuple[Route, str]:
-        header = f"{''.join(self._text).strip()} {self._before}".strip()
+        header = f"{self._after_sender()} {self._before}".strip()
         for pattern, route in self._routes:
             if found := pattern.match(header):
                 return route, found.groupdict().get("name") or ""
@@ -56,11 +64,12 @@ class ChannelHeader:
 class ChannelReader(MessageReader):
     """Adds the state in which a header is read. Text before the first header is content."""
 
-    __slots__ = ("_header",)
+    __slots__ = ("_bare", "_header")
 
     def __init__(self, compiled: CompiledFormat, channels: Channels, schemas: Schemas) -> None:
         super().__init__(compiled, schemas, reasoning_open=False)
         self._header = ChannelHeader(channels)
+        self._bare = re.compile(rf"\s+{re.escape(channels.bare)}[^\s<]+" if channels.bare else "(?!)")
         self.state = State.HEADER
 
     def finish(self) -> None:
@@ -73,6 +82,12 @@ class ChannelReader(MessageReader):
             return super()._step(text)
         self._header.text(text)
         return ""
+
+    def _leave_text(self, before: str, terminal: Terminal) -> None:
+        if terminal.action is Action.OPEN_BODY and self._bare.fullmatch(before):
+            self._header.bare(before)
+            before = ""
+        super()._leave_text(before, terminal)
 
     def _enter(self, terminal: Terminal, space: str) -> None:
         if terminal.action not in _OF_HEADERS:
@@ -88,5 +103,8 @@ class ChannelReader(MessageReader):
                 self.state = State.REASONING
             case Route.CONTENT:
                 self.state = State.CONTENT
-            case Route.CALL:
+            case Route.CALL if name:
                 self._events += self._begin_calls().start(name)
+            case Route.CALL:
+                self.state = State.CONTENT  # if no call begins
+                self._begin_calls()

@@ -18,6 +18,7 @@ from proa_gateway.parsing.format import (
 )
 from proa_gateway.parsing.tag_tokens import tag_tokens
 
+_MAX_RECIPIENT = 256  # characters
 _NAME = r"(?P<name>[^\n]+?)"
 _IDENTIFIER = r"(?P<name>[^\W\d][\w.\-]*)"
 _IDENTIFIER_BEGINS = re.compile(r"\s*(?:[^\W\d][\w.\-]*)?\s*")
@@ -47,7 +48,7 @@ def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: C
     `CallObject`, whose reader takes the function's name from the JSON object."""
     if isinstance(tool_format.arguments, CallObject):
         return None
-    call = tool_format.call
+    call = tool_format.call_in_body
     header = call[call.index("$") : call.index("$arguments")]
     before, optional, after = header.partition(tool_format.optional) if tool_format.optional else (header, "", "")
     whole = [_spaced(opening), _pattern(tool_format, before, added_tokens)]
@@ -124,10 +125,10 @@ class Terminals:
     Whitespace at a text's end is not certain in a state that can be left, since it is dropped there.
     """
 
-    __slots__ = ("_by_text", "_first", "_holds_space", "_longest", "_special", "_texts", "by_id")
+    __slots__ = ("_bare", "_by_text", "_first", "_holds_space", "_longest", "_special", "_texts", "by_id")
 
-    def __init__(self, terminals: Iterable[Terminal], added_tokens: Mapping[str, int]) -> None:
-        """Of several terminals with the same text, the first counts."""
+    def __init__(self, terminals: Iterable[Terminal], added_tokens: Mapping[str, int], bare: str = "") -> None:
+        """Of several terminals with the same text, the first counts. `bare`: what a header begins with in a body."""
         by_text: dict[str, Terminal] = {}
         for terminal in terminals:
             by_text.setdefault(terminal.text, terminal)
@@ -138,7 +139,8 @@ class Terminals:
         self._texts = _any_of(sorted(by_text, key=len, reverse=True))
         first = sorted({text[0] for text in by_text})
         self._first = _any_of(first)
-        self._special = _any_of(first, *[r"\s\Z"] * self._holds_space)
+        self._bare = _beginning_of(bare)
+        self._special = _any_of(first, *[r"\s\Z"] * self._holds_space, *[self._bare.pattern] * bool(bare))
 
     def is_certain(self, text: str) -> bool:
         """Whether there is no terminal in the text, no part of one, and no space at its end: the common case."""
@@ -173,7 +175,15 @@ class Terminals:
             if self.begin_with(text[found.start() :]):
                 end = found.start()
                 break
+        if bare := self._bare.search(text, max(0, len(text) - 2 * _MAX_RECIPIENT)):
+            end = min(end, bare.start())
         return len(text[:end].rstrip()) if self._holds_space else end
+
+
+def _beginning_of(bare: str) -> re.Pattern[str]:
+    """Matches what may become a header in a body: whitespace and a part of `bare`, or also of the recipient."""
+    parts = [rf"{re.escape(bare)}[^\s<]{{0,{_MAX_RECIPIENT}}}", *(re.escape(bare[:end]) for end in range(1, len(bare)))]
+    return re.compile(rf"\s(?:{'|'.join(parts)})\Z" if bare else r"(?!)")
 
 
 def _any_of(texts: Iterable[str], *patterns: str) -> re.Pattern[str]:
@@ -217,8 +227,7 @@ class _Compiler:
         self._format = tool_format
         self._all_added = {token: id for token, id in added_tokens.items() if token}
         self._added = tag_tokens(tool_format, added_tokens)
-        # In channels, the header of a message shows whether it is a call.
-        self._calls = calls and tool_format.channels is None
+        self._calls = calls and not tool_format.is_named_in_header
         call = CallTexts.of(tool_format)
         self._opening, self._closing = (pieces(text, self._added) for text in (call.opening, call.closing))
 
@@ -226,7 +235,8 @@ class _Compiler:
         implicit = None
         if self._calls and not self._opening:
             implicit = Terminal(Action.OPEN_CALL, "", header=call_header(self._format, (), self._added))
-        terminals = {state: Terminals(each, self._added) for state, each in self._terminals().items()}
+        bare = self._format.channels.bare if self._format.channels else ""
+        terminals = {state: Terminals(each, self._added, bare) for state, each in self._terminals().items()}
         texts = [text for text in self._texts() if text]
         markers = {id: token for token, id in self._all_added.items() if any(token in text for text in texts)}
         text_markers = frozenset(markers).difference(*(each.by_id for each in terminals.values()))
@@ -236,11 +246,13 @@ class _Compiler:
         open_reasoning = self._each(Action.OPEN_REASONING, self._format.reasoning, 0)
         close_reasoning = self._each(Action.CLOSE_REASONING, self._format.reasoning, 1)
         late = _dropped(close_reasoning) + [Terminal(Action.DROP, text) for text in self._format.dropped]
-        opens, anywhere = self._opens(), self._opens(anywhere=True)
+        opens = self._opens()
         closes, between = self._closes(), self._between()
         channels = self._channels(self._format.channels)
+        # In channels, the header of a message shows whether it is a call.
+        at_start, anywhere = ([], []) if channels else (opens, self._opens(anywhere=True))
         return {
-            State.START: open_reasoning + opens + late + channels,
+            State.START: open_reasoning + at_start + late + channels,
             State.CONTENT: self._tokens(open_reasoning) + anywhere + late + channels,
             State.REASONING: close_reasoning + self._tokens(_dropped(open_reasoning)) + anywhere + channels,
             State.HEADER: channels,
@@ -266,7 +278,7 @@ class _Compiler:
     def _closes(self) -> list[Terminal]:
         if not self._calls:
             return []
-        header = self._format.call.partition("$arguments")[0]
+        header = self._format.call_in_body.partition("$arguments")[0]
         return [Terminal(Action.CLOSE_CALL, text) for text in self._closing if text not in header]
 
     def _sections(self) -> list[Terminal]:
@@ -275,7 +287,8 @@ class _Compiler:
     def _between(self) -> list[Terminal]:
         if not self._calls:
             return []
-        texts = [*pieces(self._format.between, self._added), *self._closing]
+        between = "" if self._format.channels else self._format.between  # which ends one message and begins another
+        texts = [*pieces(between, self._added), *self._closing]
         if isinstance(self._format.arguments, CallObject):
             texts.append("}")  # models close braces once too often
         return [Terminal(Action.DROP, text) for text in texts]
@@ -285,7 +298,7 @@ class _Compiler:
             return []
         following, *sender = pieces(channels.next, self._added)
         return [
-            Terminal(Action.OPEN_CHANNEL, channels.open),
+            *([Terminal(Action.OPEN_CHANNEL, channels.open)] if channels.open else []),
             Terminal(Action.OPEN_BODY, channels.body),
             *(Terminal(Action.OPEN_MESSAGE, text) for text in channels.close),
             Terminal(Action.OPEN_MESSAGE, following, "".join(sender)),

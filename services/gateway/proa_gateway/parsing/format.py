@@ -134,10 +134,14 @@ class Route(Enum):
 class Channels:
     """An answer that consists of several messages, each with a header that says what its body is.
 
-    A header is the text around `open`, up to `body`. A message ends with one of `close`; `next` begins another.
+    A header is the text around `open`, up to `body`; `open` may be empty. A message ends with one of `close`; `next`
+    begins another.
     `routes`: regular expressions with the kind of a body. The first one counts that matches the header from its start,
-    where a header is what stands after `open`, a space, and what stands before it. That of a call has a group `name`.
+    where a header is what stands after `open`, a space, and what stands before it. That of a call has a group `name` if
+    the body is its arguments; a body that is to hold calls with names and begins with none is content.
     `reasoning`, `preamble` and `answer`: the headers of these, as the model is to write them.
+    `bare`: what a header begins with that models also write in a body, without the end of its message: after
+    whitespace, and without a space in the rest. Empty: there is none.
     """
 
     open: str
@@ -148,6 +152,7 @@ class Channels:
     reasoning: str
     preamble: str
     answer: str
+    bare: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +161,11 @@ class ToolFormat:
     chosen by its name.
     `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id
     or the number of the call in its message, `$id` or `$index`. Whitespace around them, and before and after line ends,
-    may differ in what the model writes.
+    may differ in what the model writes. In channels, all of the message, without what opens it and what closes it.
     `optional`: a part of `call`, between its places, that the model may write. The grammar leaves it out.
     `arguments`: how `$arguments` is written; with an `CallObject`, all from `{` to `}`.
     `reasoning`: its opening and its closing.
-    `between`: stands between two calls.
+    `between`: stands between two calls. In channels without it, a call ends the output.
     `section`: opening and closing of all the calls.
     `also_opens`: texts that begin a call as well: ends of the part of `call` before `$name`, or tokens in its place.
     `at_start`: the calls, or their section, are recognized only where the content begins, since their opening is empty
@@ -187,11 +192,21 @@ class ToolFormat:
         """Whether reasoning can be distinguished from the rest."""
         return self.reasoning is not None or self.channels is not None
 
+    @property
+    def call_in_body(self) -> str:
+        """The call without the header of its message."""
+        return self.call if self.channels is None else self.call.partition(self.channels.body)[2]
+
+    @property
+    def is_named_in_header(self) -> bool:
+        """Whether the name of a call only stands in the header of its message."""
+        return self.channels is not None and "$name" not in self.call_in_body
+
 
 @dataclass(frozen=True, slots=True)
 class CallTexts:
-    """The texts of a format's call: `opening` before its first place, `closing` after the arguments, `inner` between
-    the places. The braces of a `CallObject` are in `inner`."""
+    """The texts of a format's call, without the header of a message: `opening` before its first place, `closing` after
+    the arguments, `inner` between the places. The braces of a `CallObject` are in `inner`."""
 
     opening: str
     inner: tuple[str, ...]
@@ -199,7 +214,7 @@ class CallTexts:
 
     @classmethod
     def of(cls, tool_format: ToolFormat) -> "CallTexts":
-        call = tool_format.call
+        call = tool_format.call_in_body
         if isinstance(tool_format.arguments, CallObject):
             begin, end = call.index("{"), call.rindex("}") + 1
             return cls(call[:begin], tuple(PLACE.split(call[begin:end])[::2]), call[end:])

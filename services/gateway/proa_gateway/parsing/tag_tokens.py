@@ -30,23 +30,21 @@ class _Tags:
     the arguments. `whole`: what is looked for as it is. `arguments`: the tags of arguments."""
 
     openings: Collection[str]
-    closings: Collection[str] = ()
-    whole: Collection[str] = ()
-    arguments: Collection[str] = ()
-    parts: Collection[str] = ()
+    closings: Collection[str]
+    whole: Collection[str]
+    arguments: Collection[str]
+    parts: Collection[str]
 
     @classmethod
     def of(cls, tool_format: ToolFormat) -> "_Tags":
-        channels = tool_format.channels
-        if channels is not None:  # the header of a message shows whether it is a call
-            return cls((channels.open, channels.body, *channels.close, channels.next))
-        call = CallTexts.of(tool_format)
+        call, channels = CallTexts.of(tool_format), tool_format.channels
         pairs = [pair for pair in (tool_format.reasoning, tool_format.section) if pair is not None]
         of_calls = (call.opening, *tool_format.also_opens)
         openings = [_lines(text) for text in (*(opening for opening, _ in pairs), *of_calls)]
         is_object = isinstance(tool_format.arguments, CallObject)  # which follows the opening of the call
+        others = (channels.open, channels.body, *channels.close, channels.next) if channels else (tool_format.between,)
         return cls(
-            openings=[*(line for lines in openings for line in lines[:1]), *_lines(tool_format.between)],
+            openings=[*(line for lines in openings for line in lines[:1]), *_lines(*others)],
             closings=_lines(*(closing for _, closing in pairs), call.closing),
             whole=_lines(*tool_format.dropped, *(of_calls if is_object else ())),
             arguments=_lines(*_texts_of(tool_format.arguments)),

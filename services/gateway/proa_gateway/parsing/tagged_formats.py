@@ -4,7 +4,7 @@
 
 from dataclasses import replace
 
-from proa_gateway.parsing.format import Tagged, ToolFormat
+from proa_gateway.parsing.format import Channels, Route, Tagged, ToolFormat
 
 _THINK = ("<think>", "</think>")
 
@@ -78,6 +78,28 @@ MINIMAX_M3 = ToolFormat(
     call=f'{_MARK}<invoke name="$name">$arguments{_MARK}</invoke>',
     between="\n",
     arguments=Tagged(f"{_MARK}<$key>$value{_MARK}</$key>"),
+)
+
+# Muse Glimmer: messages to the model itself, to the user, and to each tool, with a call in tags.
+MUSE_GLIMMER = ToolFormat(
+    name="muse_glimmer",
+    signs=("<|message|>", "<atem:function_calls>"),
+    call=' to=$name<|message|><atem:function_calls>\n<atem:invoke name="$name">\n'
+    "$arguments</atem:invoke>\n</atem:function_calls>",
+    between="<|eom|><|start|>assistant",
+    arguments=Tagged('<atem:parameter name="$key">$value</atem:parameter>\n'),
+    also_opens=('<atem:invoke name="',),
+    channels=Channels(
+        open="",
+        body="<|message|>",
+        close=("<|eom|>", "<|eot|>"),
+        next="<|start|>assistant",
+        routes=((r"to=self(?!\S)", Route.REASONING), (r"to=user(?!\S)", Route.CONTENT), (r"", Route.CALL)),
+        reasoning=" to=self",
+        preamble=" to=user",
+        answer=" to=user",
+        bare="to=",
+    ),
 )
 
 # MiniCPM5: texts that could be taken for tags are quoted.

@@ -43,7 +43,7 @@ class CallsGrammar:
         self.rules = LarkRules(added_tokens)
         self.warnings: list[str] = []
         self._format = tool_format
-        self._parallel = parallel and tool_format.channels is None  # there, a call ends the output
+        self._parallel = parallel and (tool_format.channels is None or tool_format.between != "")
         self._arguments: list[tuple[FunctionTool, str]] = []
         for index, tool in enumerate(tools):
             made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
@@ -225,8 +225,8 @@ def _nested(answer: Grammar, rules: LarkRules) -> str:
 
 def _in_channels(channels: Channels, bodies: Sequence[str], rules: LarkRules) -> Grammar:
     """Messages with reasoning and preambles, and one of the bodies with its header."""
-    headers = f"({rules.literal(channels.reasoning)} | {rules.literal(channels.preamble)})"
-    text = f"{rules.literal(channels.open)} {headers} {rules.literal(channels.body)} {rules.free_text()}"
+    headers = (rules.literal(channels.open + header) for header in (channels.reasoning, channels.preamble))
+    text = f"({' | '.join(headers)}) {rules.literal(channels.body)} {rules.free_text()}"
     before = f"({text} {rules.literal(channels.close[0] + channels.next)})*"
     return _grammar(rules, f"{before} ({' | '.join(bodies)})")
 
