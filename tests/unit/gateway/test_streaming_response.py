@@ -112,8 +112,10 @@ async def test_comments_are_written_while_there_are_no_events_and_the_client_rea
     comment = b": keep-alive\n\n"
 
     async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(keep_alive=0.02)
+        await writer.start_comments(0.02)
         await until(lambda: server.sent == [comment] * 2)
+        assert writer.blocked
+        await writer.drain()
         writer.write(b"a")
         await until(lambda: server.sent[-1] == comment)
         server.stop_reading()
@@ -139,7 +141,7 @@ async def test_there_are_no_comments_after_a_response(is_cancelled: bool) -> Non
 
     async def respond(writer: ResponseWriter) -> None:
         writers.append(writer)
-        await writer.start_events(keep_alive=0.02)
+        await writer.start_comments(0.02)
         if is_cancelled:
             server.disconnect()
             await asyncio.Event().wait()

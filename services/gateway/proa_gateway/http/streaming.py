@@ -95,12 +95,17 @@ class ResponseWriter:
     async def send_json(self, body: bytes) -> None:
         await self.send(Content(body))
 
-    async def start_events(self, keep_alive: float = 0.0) -> None:
-        """Begin a stream of events. Comments are written between events, so that the client receives something at
-        least every `keep_alive` seconds; 0: none. Proxies close connections that are silent for a minute."""
+    async def start_events(self) -> None:
+        """Begin a stream of events."""
+        await self.start_comments(0.0)
+        await self.drain()
+
+    async def start_comments(self, keep_alive: float) -> None:
+        """Begin a stream of events, the first of which comes after a `drain`. Comments are written before it and
+        between events, so that the client receives something at least every `keep_alive` seconds; 0: none. Proxies
+        close connections that are silent for a minute."""
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
-        self.blocked = not self._has_room.is_set()
         if keep_alive:
             self._keep_alive(keep_alive / 2)
 
@@ -137,7 +142,7 @@ class ResponseWriter:
 
     def _keep_alive(self, period: float) -> None:
         """Write a comment if there was no event in the last `period` seconds; then again after `period`."""
-        if self._is_idle and not self.blocked:
+        if self._is_idle and self._has_room.is_set():
             self.write(_KEEP_ALIVE)
         self._is_idle = True
         self._keep_alive_timer = asyncio.get_running_loop().call_later(period, self._keep_alive, period)

@@ -181,11 +181,17 @@ async def _stream(
     """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
     error's; later errors are events. The status does not wait for the first token for longer than
     `sse_keep_alive_interval`: clients give up if none comes, Qwen Code after two minutes."""
-    generation, keep_alive = running.generation, running.config.sse_keep_alive_interval
-    with suppress(TimeoutError):
+    generation, keep_alive, is_late = running.generation, running.config.sse_keep_alive_interval, False
+    try:
         async with asyncio.timeout(keep_alive or None):
             await generation.wait()
-    await writer.start_events(keep_alive)
+    except TimeoutError:
+        is_late = True
+    await writer.start_comments(keep_alive)
+    if is_late:
+        with suppress(GatewayError):  # the next `wait` raises it again
+            await generation.wait()
+    await writer.drain()
     usage = replace(running.usage, completion_tokens=0)
     if opening := b"".join(choice.renderer.opening(usage) for choice in choices):
         writer.write(opening)
