@@ -176,9 +176,11 @@ async def test_a_response_that_is_not_stored_is_not_found(tmp_path: Path) -> Non
         new = await a.responses.create(model="fake", input="A")
         assert (await a.responses.retrieve(new.id)).id == new.id
         for response in (unstored, old):
-            with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found: ") as error:
+            with pytest.raises(openai.BadRequestError, match=r"Response with id .* not found: ") as error:
                 await a.responses.create(model="fake", input="B", previous_response_id=response.id)
-            assert error.value.param == "previous_response_id"
+            assert (error.value.param, error.value.code) == ("previous_response_id", "previous_response_not_found")
+            with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found: "):
+                await a.responses.retrieve(response.id)
         with pytest.raises(openai.NotFoundError):
             await b.responses.retrieve(new.id)
     assert unstored.to_dict()["store"] is False
@@ -191,7 +193,7 @@ async def test_keys_of_flags_do_not_see_each_others_responses() -> None:
         for forbidden in (b.responses.retrieve, b.responses.delete, b.responses.cancel, b.responses.input_items.list):
             with pytest.raises(openai.NotFoundError):
                 await forbidden(first.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError):
             await b.responses.create(model="fake", input="B", previous_response_id=first.id)
         for _ in range(3):
             await b.responses.create(model="fake", input="B")

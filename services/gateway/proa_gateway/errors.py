@@ -6,6 +6,7 @@ GatewayError
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
 │   ├── UnsupportedTask  400  the model does not support the endpoint's task
 │   ├── GrammarFailed    400  the output cannot be continued under the request's grammar
+│   ├── PreviousResponseNotFound 400  the response to continue is not stored in this gateway process
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidJson          400  the body is not JSON
 ├── MalformedHttp        400  the bytes of the connection are not HTTP
@@ -88,6 +89,12 @@ class ContextOverflow(InvalidRequest):
 
 class GrammarFailed(InvalidRequest):
     code = "grammar_failed"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """OpenAI's status and code, by which clients know that they have to send the whole conversation again."""
+
+    code = "previous_response_not_found"
 
 
 class InvalidJson(GatewayError):

@@ -9,7 +9,13 @@ from starlette.types import Message
 
 from proa_gateway.apis.responses.items import Fields, Item, listed, parsed
 from proa_gateway.apis.responses.render import Keep, failed
-from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, ResponseNotFound
+from proa_gateway.errors import (
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+)
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.serving.stored_responses import ResponseStore, StoredResponse
 
@@ -22,18 +28,20 @@ class OwnersResponses:
         self._store = store
         self._owner = owner
 
-    def response(self, id: str, *, param: str = "response_id") -> bytes:
-        """The response object as JSON. Raises `ResponseNotFound`, which names `param`."""
-        return self._find(id, param).response
+    def response(self, id: str) -> bytes:
+        """The response object as JSON. Raises `ResponseNotFound`."""
+        return self._find(id).response
 
     def input_items(self, id: str) -> list[Fields]:
-        items: list[Fields] = orjson.loads(self._find(id, "response_id").input_items)
+        items: list[Fields] = orjson.loads(self._find(id).input_items)
         return items
 
     def history(self, id: str) -> list[Item]:
-        """Return the items before those of a response that continues this one. Raises `InvalidRequest` if it has not
-        ended."""
-        found = self._find(id, "previous_response_id")
+        """Return the items before those of a response that continues this one. Raises `PreviousResponseNotFound`, and
+        `InvalidRequest` if it has not ended."""
+        found = self._store.get(self._owner, id)
+        if found is None:
+            raise PreviousResponseNotFound(_not_found(id), param="previous_response_id")
         response = orjson.loads(found.response)
         if response["status"] not in ("completed", "incomplete"):
             message = f"The response {id!r} cannot be continued: its status is {response['status']!r}."
@@ -54,22 +62,25 @@ class OwnersResponses:
 
     def replace(self, response: Fields) -> None:
         """Store a newer state of a response."""
-        found = self._find(response["id"], "response_id")
+        found = self._find(response["id"])
         self._store.put(self._owner, response["id"], StoredResponse(orjson.dumps(response), found.input_items))
 
     def delete(self, id: str) -> None:
-        self._find(id, "response_id")
+        self._find(id)
         self._store.delete(self._owner, id)
 
-    def _find(self, id: str, param: str) -> StoredResponse:
+    def _find(self, id: str) -> StoredResponse:
         stored = self._store.get(self._owner, id)
         if stored is None:
-            message = (
-                f"Response with id {id[:100]!r} not found: it was made with store=false or by another gateway process,"
-                " was too large to be stored, or newer responses have taken its place."
-            )
-            raise ResponseNotFound(message, param=param)
+            raise ResponseNotFound(_not_found(id), param="response_id")
         return stored
+
+
+def _not_found(id: str) -> str:
+    return (
+        f"Response with id {id[:100]!r} not found: it was made with store=false or by another gateway process, was too"
+        " large to be stored, or newer responses have taken its place."
+    )
 
 
 def page(items: Sequence[Fields], *, limit: int, order: Literal["asc", "desc"], after: str | None) -> Fields:
