@@ -139,7 +139,7 @@ async def test_the_chunks_of_a_call_have_the_form_of_openai(gateway: RunningGate
     body = {"model": "fake", "messages": USER, "tools": [WEATHER]}
     events = await gateway.events("/v1/chat/completions", body)
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[0] == {"role": "assistant", "content": "", "reasoning_content": None}
     (first,) = deltas[1]["tool_calls"]
     assert first == {
         "index": 0,
@@ -147,7 +147,7 @@ async def test_the_chunks_of_a_call_have_the_form_of_openai(gateway: RunningGate
         "type": "function",
         "function": {"name": "get_weather", "arguments": ""},
     }
-    parts = [delta["tool_calls"][0] for delta in deltas[2:] if delta]
+    parts = [delta["tool_calls"][0] for delta in deltas[2:] if "tool_calls" in delta]
     assert all(part.keys() == {"index", "function"} and part["function"].keys() == {"arguments"} for part in parts)
     assert len(parts) > 2
     assert "".join(part["function"]["arguments"] for part in parts) == ROME
@@ -175,6 +175,17 @@ async def test_reasoning_has_two_names_and_is_counted(gateway: RunningGateway, e
     assert answer.choices[0].message.reasoning == answer.choices[0].message.reasoning_content == "one two"
     assert answer.usage.completion_tokens_details.reasoning_tokens == num_tokens
     assert answer.usage.completion_tokens == len(TOKENIZER.encode("<think>one two</think>three").ids) + 1
+
+
+async def test_every_delta_of_a_model_that_reasons_has_reasoning_content(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, f"<think>one two</think>three {CALL}")
+    deltas = [chunk.choices[0].delta async for chunk in await whole(gateway, stream=True)]
+    assert "".join(delta.reasoning_content or "" for delta in deltas) == "one two"
+    hidden = await whole(gateway, stream=True, extra_body={"include_reasoning": False})
+    shown = [chunk.choices[0].delta async for chunk in hidden]
+    assert not any(hasattr(delta, "reasoning_content") for delta in shown)
 
 
 async def test_reasoning_is_parsed_without_tools_and_hidden_on_request(

@@ -17,5 +17,6 @@ def plain_form(envelope: Envelope, **changes: Any) -> ChatForm:
         "names_call": False,
         "continuous_usage": False,
         "is_parsed": False,
+        "may_reason": False,
     }
     return ChatForm(envelope, **fields | changes)

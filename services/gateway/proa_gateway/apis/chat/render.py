@@ -43,6 +43,7 @@ class ChatForm:
     names_call: bool  # `tool_choice` names a function, so that a call does not change the finish reason
     continuous_usage: bool  # every event of a stream has the usage
     is_parsed: bool  # reasoning and calls are not part of the content
+    may_reason: bool  # every delta has `reasoning_content`, which clients of DeepSeek and SGLang read without a check
     custom_tools: frozenset[str] = frozenset()  # names of the tools whose calls have an input in place of arguments
 
 
@@ -54,6 +55,7 @@ class ChatChoice:
         self._form = form
         self._index = index
         self._opening_fields = opening_fields
+        self._absent = {"reasoning_content": None} if form.may_reason else {}
         self._has_calls = False
         self._inputs: dict[int, InputText] = {}  # of the calls of custom tools
         self.text_frame = (
@@ -64,7 +66,7 @@ class ChatChoice:
     def opening(self, usage: Usage) -> bytes:
         form = self._form
         shown_usage = usage if form.continuous_usage else None
-        delta = {"role": form.role, "content": form.echo if form.is_parsed else ""}
+        delta = {"role": form.role, "content": form.echo if form.is_parsed else "", **self._absent}
         choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
         if form.is_parsed and form.has_token_ids:
             choice["token_ids"] = []
@@ -81,8 +83,8 @@ class ChatChoice:
                 return b""
             parts = [{}] if self._form.is_parsed or delta.finish_reason is not None else [{"content": ""}]
         *firsts, last = parts
-        choices = [self._choice(Delta(), "delta", part) for part in firsts]
-        choices.append(self._choice(delta, "delta", last))
+        choices = [self._choice(Delta(), "delta", {**self._absent, **part}) for part in firsts]
+        choices.append(self._choice(delta, "delta", {**self._absent, **last}))
         return b"".join(self._form.envelope.event(orjson.dumps(choice), usage) for choice in choices)
 
     def final(self, output: Output) -> dict[str, Any]:
@@ -103,9 +105,7 @@ class ChatChoice:
                             calls[event.index][kind][name] += text
         self._has_calls = bool(calls)
         message: dict[str, Any] = {"role": form.role, "content": content or (None if calls else "")}
-        message |= {**_ABSENT, "reasoning": reasoning or None}
-        if form.is_parsed:
-            message["reasoning_content"] = reasoning or None
+        message |= {**_ABSENT, "reasoning": reasoning or None, "reasoning_content": reasoning or None}
         if calls:
             message["tool_calls"] = calls
         return {"token_ids": None, **self._choice(output.delta, "message", message)}
@@ -168,16 +168,18 @@ class ChatRenderer:
         )
         role = "assistant" if body.opens_message else body.messages[-1].role
         continues_role = body.echo and body.messages[-1].role == role
+        includes_reasoning, message_format = body.include_reasoning is not False, chat.prompt.message_format
         self._form = ChatForm(
             envelope=envelope,
             role=role,
             echo=text_of(for_template(body.messages[-1].content)) if continues_role else "",
             logprobs=body.chat_logprobs(vocabulary, as_ids=settings.tokens_as_ids) if body.logprobs else None,
             has_token_ids=bool(body.return_token_ids),
-            includes_reasoning=body.include_reasoning is not False,
+            includes_reasoning=includes_reasoning,
             names_call=isinstance(body.tool_choice, NamedTool),
             continuous_usage=settings.includes_usage or body.continuous_usage,
-            is_parsed=chat.prompt.message_format is not None,
+            is_parsed=message_format is not None,
+            may_reason=includes_reasoning and message_format is not None and message_format.has_reasoning,
             custom_tools=body.custom_tools if body.tools else frozenset(),
         )
         self._body = body
