@@ -113,6 +113,7 @@ class DecodeGraphs:
         self._num_columns = 5 if has_states else 3  # without adapters
         self._rows = torch.empty((self._num_columns + 1) * most, dtype=torch.int64, device=device)
         self._graphs: dict[GraphShape, list[Graph]] = {}
+        self.are_captured = self.can_draw = False
 
     def capture(
         self,
@@ -132,16 +133,13 @@ class DecodeGraphs:
             rows.zero_()  # padding reads slot 0, which always exists
             rows[3:] = _PADDING
             self._graphs[shape] = capture.capture(partial(decode, rows, shape), *(partial(each, rows) for each in draw))
-
-    @property
-    def are_captured(self) -> bool:
-        return bool(self._graphs)
+        self.are_captured, self.can_draw = bool(self._graphs), bool(self._graphs and draw)
 
     def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
         """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens, without adapters;
         None if there is none."""
         width = min((width for width in self._sizes if width >= most_tokens), default=None)
-        if not self._graphs or width is None or num_rows > self._sizes[width][-1]:
+        if not self.are_captured or width is None or num_rows > self._sizes[width][-1]:
             return None
         sizes = self._sizes[width]
         return GraphShape(sizes[bisect_left(sizes, num_rows)], width)
@@ -164,6 +162,7 @@ class DecodeGraphs:
     def clear(self) -> None:
         """Delete the graphs. A process group cannot be destroyed while graphs that use it exist."""
         self._graphs.clear()
+        self.are_captured = self.can_draw = False
 
 
 class CudaGraphCapture:

@@ -76,7 +76,6 @@ class ModelRunner:
         self._small_steps = small_steps or SmallSteps(0)
         self._input_builder = InputBuilder(batch, self._graphs, self._prompt_graphs, self._small_steps.max_tokens)
         self._tracer = tracer or NoWorkerTracer()
-        self._graphs_draw = self._stage.is_whole and not batch.has_drafts  # whether graphs sample
         self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
@@ -123,7 +122,8 @@ class ModelRunner:
     def capture_graphs(self, capture: GraphCapture) -> None:
         """Capture the graphs that the runner has, of decodes last."""
         self._prompt_graphs.capture(self._forward, capture)
-        self._graphs.capture(self._decode, capture, *([self._draw] if self._graphs_draw else ()))
+        draws = self._stage.is_whole and not self._batch.has_drafts
+        self._graphs.capture(self._decode, capture, *([self._draw] if draws else ()))
 
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
@@ -137,7 +137,7 @@ class ModelRunner:
     def _sample_step(
         self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
     ) -> StepTensors:
-        if self._graphs_draw and (shape := inputs.draw_shape) is not None:
+        if self._graphs.can_draw and (shape := inputs.draw_shape) is not None:
             drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
             return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
         token_ids: Tensor | None = None

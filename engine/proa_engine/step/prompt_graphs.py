@@ -114,6 +114,7 @@ class PromptGraphs:
         most = max((shape.size for shape in shapes), default=0)
         self._values = torch.empty(most, dtype=torch.int64, device=tables.device)
         self._graphs: dict[PromptShape, Graph] = {}
+        self.are_captured = False
 
     def capture(self, forward: Callable[[TokenRows, Sequence[Tensor]], Tensor], capture: GraphCapture) -> None:
         """Capture `forward` for every shape. It takes the arrays of a step and returns hidden states [tokens, …].
@@ -128,15 +129,14 @@ class PromptGraphs:
             values.copy_(torch.from_numpy(pad_prompts(nothing, 0, shape, tables)))
             work = partial(forward, shape.token_rows(max_seq_len), values.split(shape.lengths))
             (self._graphs[shape],) = capture.capture(work)
+        self.are_captured = bool(self._graphs)
 
     def lay_out(self, rows: Rows) -> tuple[PromptShape, IntArray] | None:
         """Return the shape of the graph for a step, and what `replay` takes. None if no shape for it was captured."""
-        if not self._graphs:
-            return None
         num_decodes, num_tokens = int(np.count_nonzero(rows.counts == 1)), int(rows.query_start_loc[-1])
         num_prompts, shapes = len(rows.slots) - num_decodes, self._by_decodes[num_decodes > 0]
         index = bisect_left(shapes, num_tokens, key=lambda shape: shape.num_tokens)
-        if index == len(shapes):
+        if not self.are_captured or index == len(shapes):
             return None
         shape = shapes[index]
         if num_decodes > shape.num_decodes or not 0 < num_prompts < shape.num_prompts:
@@ -156,3 +156,4 @@ class PromptGraphs:
     def clear(self) -> None:
         """Delete the graphs. A process group cannot be destroyed while graphs that use it exist."""
         self._graphs.clear()
+        self.are_captured = False

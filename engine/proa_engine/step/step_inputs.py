@@ -64,7 +64,7 @@ class StepInputs:
 def _graph_shape(rows: Rows, batch: InputBatch, graphs: DecodeGraphs) -> GraphShape | None:
     """Return the shape of the graph for a step. None if not all rows are decodes, if no shape for as many was captured,
     or if a feature's rows have no graph."""
-    if not graphs.are_captured or (rows.counts > np.maximum(rows.num_samples, 1)).any():
+    if (rows.counts > np.maximum(rows.num_samples, 1)).any():
         return None
     shape = graphs.shape_for(rows.counts.size, int(rows.counts.max()))
     for feature in batch.used_features:
@@ -80,7 +80,7 @@ def _decode_rows(rows: Rows, shape: GraphShape, batch: InputBatch, packer: Packe
 
 def _token_rows(rows: Rows, batch: InputBatch, packer: Packer, graphs: PromptGraphs) -> TokenRows | PromptRows:
     features = [inputs for feature in batch.used_features if (inputs := feature.lay_out(rows, packer)) is not None]
-    if not features and (laid_out := graphs.lay_out(rows)) is not None:
+    if graphs.are_captured and not features and (laid_out := graphs.lay_out(rows)) is not None:
         shape, values = laid_out
         return PromptRows(shape, packer.add(values))
     tables, counts, positions = batch.tables, rows.counts, rows.token_positions()
@@ -143,7 +143,7 @@ class InputBuilder:
         """Lay out a step of any rows, `edits` included."""
         batch, packer = self._batch, Packer()
         rows = batch.rows(scheduler_output)
-        shape = _graph_shape(rows, batch, self._graphs)
+        shape = _graph_shape(rows, batch, self._graphs) if self._graphs.are_captured else None
         token_rows: TokenRows | DecodeRows | PromptRows
         if shape is None:
             token_rows = _token_rows(rows, batch, packer, self._prompt_graphs)
