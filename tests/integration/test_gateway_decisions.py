@@ -2,73 +2,18 @@
 
 import base64
 import json
-import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from openai.types import Decision
-from tokenizers import AddedToken
 
 from proa.engine.v1 import core_pb2
 from proa.fit_messages import USERS
 from support.chat_images import data_url, image_engine
-from support.fake_engine import FakeEngine, prompt_ids, tokenizer_files
-from support.gateway import RunningGateway, running_gateway
+from support.decisions import PREDICATE, TASKS, TEMPLATE, decide, deciding, files, refusal, text_of
+from support.fake_engine import FakeEngine, prompt_ids
+from support.gateway import running_gateway
 from support.scrape import Scrape
-from support.tokenizers import byte_level_tokenizer
-
-TASKS = (core_pb2.POOLING_TASK_TOKEN_LOGPROBS,)
-PREDICATE = {"type": "predicate", "instructions": "Is it late?"}
-TEMPLATE = (
-    "{% for message in messages %}<start>{{ message.role }}\n"
-    "{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}{{ message.content or '' }}<end>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<start>assistant\n{{ opening }}{% endif %}"
-)
-Probability = Callable[[str, str], float]
-
-
-def files(template: str = TEMPLATE) -> dict[str, bytes]:
-    """A tokenizer with added tokens around messages."""
-    tokenizer = byte_level_tokenizer()
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in ("<start>", "<end>")])
-    config = {"eos_token": "<eos>", "chat_template": template, "add_bos_token": False}
-    changed = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
-    return tokenizer_files() | changed
-
-
-def text_of(request: core_pb2.EngineCoreRequest) -> str:
-    tokenizer = byte_level_tokenizer()
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in ("<start>", "<end>")])
-    text: str = tokenizer.decode(prompt_ids(request), skip_special_tokens=False)
-    return text
-
-
-def deciding(probability: Probability | None = None, **options: Any) -> FakeEngine:
-    """An engine whose model gives each token a probability, by the prompt's text and the token's. Without
-    `probability`, that of `A` is 0.6, of each other token 0.1."""
-    tokenizer = byte_level_tokenizer()
-    chosen = probability or (lambda prompt, token: 0.6 if token == "A" else 0.1)
-
-    def pool(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
-        prompt, tokens = text_of(request), request.pooling_params.score_token_ids
-        return [[math.log(chosen(prompt, tokenizer.decode([token]))) for token in tokens]]
-
-    return FakeEngine(pooling_tasks=TASKS, pool=pool, **{"files": files(), **options})
-
-
-async def decide(
-    gateway: RunningGateway, *questions: Mapping[str, Any], input: Any = "Hello", **fields: Any
-) -> Decision:
-    return await gateway.openai.decisions.create(model="fake", input=input, questions=[*questions], **fields)  # type: ignore
-
-
-async def refusal(gateway: RunningGateway, path: str = "/v1/decisions", **fields: Any) -> tuple[int, str, str]:
-    body = {"input": "Hello", "questions": [PREDICATE]} if path == "/v1/decisions" else {}
-    response = await gateway.http.post(path, json={**body, **fields})
-    error = response.json()["error"]
-    return response.status_code, error["param"], error["message"]
 
 
 async def test_openais_client_reads_all_answers() -> None:
@@ -89,7 +34,7 @@ async def test_openais_client_reads_all_answers() -> None:
         )
         predicate, choice, score, refused = [answer.to_dict() for answer in decision.answers]
         assert decision.model == "fake"
-        assert predicate == {"type": "predicate", "name": "first", "probability": pytest.approx(0.75)}
+        assert predicate == {"type": "predicate", "name": "first", "probability": pytest.approx(0.5)}
         assert choice == {
             "type": "choice",
             "name": None,
@@ -125,8 +70,8 @@ async def test_the_input_is_a_request_of_its_own_and_counts_once() -> None:
             text_of(engine.requests[0])
             == f"<start>user\n{'The quick brown fox ' * 20}<end>\n<start>user\nQuestion:\nIs it"
         )
-        assert [ids[: len(shared)] for ids in rest] == [shared] * 3
-        assert text_of(engine.requests[2]) == (
+        assert [ids[: len(shared)] for ids in rest] == [shared] * 6
+        assert text_of(engine.requests[3]) == (
             f"<start>user\n{'The quick brown fox ' * 20}<end>\n<start>user\n"
             "Question:\nIs it two?\nA: yes\nB: no\nAnswer with one label.<end>\n<start>assistant\n"
         )
@@ -137,7 +82,14 @@ async def test_the_input_is_a_request_of_its_own_and_counts_once() -> None:
         assert page.value("vllm:prompt_tokens_total", model_name="fake") == usage.input_tokens
 
         engine.requests.clear()
-        await decide(gateway, *asked[:1], input="The quick brown fox " * 20)
+        await decide(gateway, asked[0], input="The quick brown fox " * 20)
+        shared, *rest = map(prompt_ids, engine.requests)
+        assert text_of(engine.requests[0]).endswith("Question:\nIs it one?\nA:")
+        assert [ids[: len(shared)] for ids in rest] == [shared] * 2
+
+        engine.requests.clear()
+        choice = {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": "b"}]}
+        await decide(gateway, choice, input="The quick brown fox " * 20)
         assert len(engine.requests) == 1
 
 
@@ -154,8 +106,9 @@ async def test_prompts_are_those_of_the_same_chats() -> None:
                 *asked,
                 input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
             )
-            for question, request in zip(asked, engine.requests[1:], strict=True):
-                text = f"Question:\n{question['instructions']}\nA: yes\nB: no\nAnswer with one label."
+            orders = [(question, order) for question in asked for order in ("A: yes\nB: no", "A: no\nB: yes")]
+            for (question, order), request in zip(orders, engine.requests[1:], strict=True):
+                text = f"Question:\n{question['instructions']}\n{order}\nAnswer with one label."
                 messages = [
                     {"role": "system", "content": "Be brief."},
                     {"role": "user", "content": "Hi"},
@@ -262,7 +215,7 @@ async def test_systemone_answers_by_id() -> None:
         assert response.status_code == 200, response.text
         answers = response.json()["answers"]
         assert response.json()["model"] == "fake"
-        assert answers["late"] == {"type": "noul", "noul": pytest.approx(6 / 7)}
+        assert answers["late"] == {"type": "noul", "noul": pytest.approx(0.5)}
         assert answers["team"] == {
             "type": "choice",
             "choice": "billing",
@@ -282,12 +235,13 @@ async def test_systemone_answers_by_id() -> None:
         }
         usage = response.json()["usage"]
         assert (usage["output_tokens"], usage["input_tokens"] > 0) == (0, True)
-        _, late, team, urgency = map(text_of, engine.requests)
+        _, late, reverse, team, urgency = map(text_of, engine.requests)
         assert (
             '<start>user\n{"subject":"Hi","lines":[1,null]}<end>\n<start>user\nQuestion:\n{"question":"Is it?"}\n'
             in late
         )
         assert "\nA: yes: after ten\nB: no\n" in late
+        assert late.replace("A: yes: after ten\nB: no\n", "A: no\nB: yes: after ten\n") == reverse
         assert 'Who?\nA: billing: money\nB: other\nC: third: {"a":1}\n' in team
         assert 'Question:\nA: can wait\nB: ["today"]\n' in urgency
 
@@ -298,7 +252,8 @@ async def test_the_same_question_has_the_same_answer_in_both_apis() -> None:
         body = {"state": "Hello", "questions": {"q": {"type": "noul", "instructions": PREDICATE["instructions"]}}}
         answer = (await gateway.http.post("/v1/systemone", json=body)).json()["answers"]["q"]
         assert answer["noul"] == decision.answers[0].probability  # type: ignore
-        assert prompt_ids(engine.requests[0]) == prompt_ids(engine.requests[1])
+        prompts = [prompt_ids(request) for request in engine.requests]
+        assert prompts[: len(prompts) // 2] == prompts[len(prompts) // 2 :]
 
 
 async def test_fields_about_caches_and_users_have_no_effect() -> None:
@@ -379,6 +334,28 @@ async def test_what_is_refused() -> None:
         assert engine.requests == []
 
 
+async def test_a_question_that_is_too_long_is_named() -> None:
+    """Alone, whether it is the first or not, and with the input."""
+    noul = {"type": "noul", "instructions": "Is it late?"}
+    async with deciding(max_model_len=400) as engine, running_gateway(engine) as gateway:
+        for index in range(4):
+            questions = [PREDICATE] * 4
+            questions[index] = {"type": "predicate", "instructions": "word " * 20_000}
+            status, param, message = await refusal(gateway, questions=questions)
+            assert (status, param) == (400, f"questions[{index}]")
+            assert "of this model's maximum context length" in message
+            questions[index] = {"type": "predicate", "instructions": "?! " * 130}
+            status, param, message = await refusal(gateway, questions=questions)
+            assert (status, param) == (400, "input")
+            assert f"the prompt of questions[{index}] has" in message
+        for words, param in ((20_000, "questions.late"), (130, "state")):
+            asked = {"early": noul, "late": {"type": "noul", "instructions": "?! " * words}}
+            status, found, message = await refusal(gateway, "/v1/systemone", state="Hello", questions=asked)
+            assert (status, found) == (400, param)
+            assert words == 20_000 or "the prompt of questions.late has" in message
+        assert engine.requests == []
+
+
 @pytest.mark.parametrize("field", ["joint", "audio", "videos", "assets"])
 async def test_systemone_refuses_what_it_cannot_read(field: str) -> None:
     body = {"state": "x", "questions": {"q": {"type": "noul", "instructions": "x"}}}
@@ -447,9 +424,11 @@ async def test_images_of_the_input_are_shared_and_those_of_a_question_are_its_ow
         await decide(
             gateway, PREDICATE, {"type": "predicate", "instructions": [*asked, image(2)]}, PREDICATE, input=input
         )
-        *requests, own = sorted(engine.requests, key=lambda request: len(request.images))
+        *requests, own, reverse = sorted(engine.requests, key=lambda request: len(request.images))
         first = requests[0].images[0]
-        assert [[image.hash for image in request.images] for request in requests] == [[first.hash]] * 3
+        assert [[image.hash for image in request.images] for request in requests] == [[first.hash]] * 5
+        places = [[(image.hash, image.offset) for image in request.images] for request in (own, reverse)]
+        assert places[0] == places[1]
         assert len({first.hash, *(image.hash for image in own.images)}) == 2
         assert {request.images[0].offset for request in engine.requests} == {first.offset}
         for each in own.images:  # where the image's tokens are
@@ -461,8 +440,8 @@ async def test_images_of_the_input_are_shared_and_those_of_a_question_are_its_ow
         questions = {"q": {"type": "noul", "instructions": "Is it?", "images": [{"image_url": {"url": data_url(2)}}]}}
         response = await gateway.http.post("/v1/systemone", json={**body, "questions": questions})
         assert response.status_code == 200, response.text
-        (request,) = engine.requests
-        assert [image.hash for image in request.images][::2] == [first.hash, own.images[1].hash]
+        hashes = [[image.hash for image in request.images] for request in engine.requests]
+        assert [each[::2] for each in hashes] == [[first.hash, own.images[1].hash]] * 3
 
 
 async def test_a_model_without_log_probabilities_is_refused() -> None:

@@ -168,31 +168,37 @@ async def test_log_probabilities_and_perplexity_of_an_echoed_text(
 
 
 async def test_decisions_have_the_probabilities_of_transformers(client: AsyncOpenAI, record: Record) -> None:
-    """In both orders of the options. The report has what an order is worth to the model."""
+    """Predicates are the mean of both orders of their options, choices have one. The report has what an order is worth
+    to the model."""
     asked, orders = facts(), (("yes", "no"), ("no", "yes"))
-    first: list[Any] = [{"type": "predicate", "instructions": question} for question, _ in asked]
-    second: list[Any] = [
-        {"type": "choice", "instructions": question, "choices": [{"value": value} for value in orders[1]]}
+    predicates: list[Any] = [{"type": "predicate", "instructions": question} for question, _ in asked]
+    choices: list[Any] = [
+        {"type": "choice", "instructions": question, "choices": [{"value": value} for value in order]}
+        for order in orders
         for question, _ in asked
     ]
-    decision = await client.decisions.create(model=MODEL, input=SUBJECT, questions=[*first, *second])
+    decision = await client.decisions.create(model=MODEL, input=SUBJECT, questions=[*predicates, *choices])
     answers: Any = decision.answers
-    given = [answer.probability for answer in answers[: len(asked)]]
-    given += [answer.probabilities[1].probability for answer in answers[len(asked) :]]
-    expected = [probability_of_yes(question, order) for order in orders for question, _ in asked]
-    error = max(abs(ours - theirs) for ours, theirs in zip(given, expected, strict=True))
+    size = len(asked)
+    means = [answer.probability for answer in answers[:size]]
+    yes_first = [answer.probabilities[0].probability for answer in answers[size : 2 * size]]
+    no_first = [answer.probabilities[1].probability for answer in answers[2 * size :]]
+    expected = [[probability_of_yes(question, order) for question, _ in asked] for order in orders]
+    expected.append([sum(both) / 2 for both in zip(*expected, strict=True)])
+    given = [yes_first, no_first, means]
+    error = max(
+        abs(our - their)
+        for ours, theirs in zip(given, expected, strict=True)
+        for our, their in zip(ours, theirs, strict=True)
+    )
     assert error < TOLERANCE
     truths = [truth for _, truth in asked]
-    places = zip(given[: len(asked)], given[len(asked) :], strict=True)
-    means = [(yes_first + no_first) / 2 for yes_first, no_first in places]
-    for name, of in (("yes, no", given[: len(asked)]), ("no, yes", given[len(asked) :]), ("mean of both", means)):
+    for name, of in zip(("choices of yes, no", "choices of no, yes", "predicates"), given, strict=True):
         right = sum((each > 0.5) == truth for each, truth in zip(of, truths, strict=True))
-        squares = sum((each - truth) ** 2 for each, truth in zip(of, truths, strict=True)) / len(of)
-        figures = (
-            f"{right} of {len(of)} right; mean probability of yes {sum(of) / len(of):.3f}; Brier score {squares:.3f}"
-        )
-        record(f"decisions about facts, options {name}", figures)
-    record("decisions, in both orders", f"probabilities differ from transformers by {error:.0e} at most")
+        squares = sum((each - truth) ** 2 for each, truth in zip(of, truths, strict=True)) / size
+        figures = f"{right} of {size} right; mean probability of yes {sum(of) / size:.3f}; Brier score {squares:.3f}"
+        record(f"decisions about facts, {name}", figures)
+    record("decisions", f"probabilities differ from transformers by {error:.0e} at most")
 
 
 def probability_of_yes(question: str, order: tuple[str, str]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from proa_gateway.apis.decisions.labels import LabelReading, Tokens, choose_labels
+from proa_gateway.apis.decisions.labels import Distribution, LabelReading, Tokens, choose_labels
 from support.tokenizers import byte_level_tokenizer, metaspace_tokenizer
 
 
@@ -96,6 +96,12 @@ def test_a_first_digit_that_is_hardly_possible_is_not_followed() -> None:
     found = reading.distribution()
     assert found.probabilities[2] == found.probabilities[3] == pytest.approx(0.00005, rel=0.01)
     assert sum(found.probabilities) == pytest.approx(1)
+
+
+def test_the_mean_of_both_orders_is_that_of_each_option_and_of_the_labels_mass() -> None:
+    found = Distribution([0.75, 0.25], 0.8).evened(Distribution([0.1, 0.9], 0.4))
+    assert found.probabilities == pytest.approx([0.825, 0.175])
+    assert found.label_mass == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(("mass", "is_refusal"), [(0.0101, False), (0.0099, True), (0.0, True)])

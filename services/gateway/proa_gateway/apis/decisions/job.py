@@ -1,7 +1,7 @@
-"""What engines get for a decision: the prompt of each question, and the tokens of its labels.
+"""What engines get for a decision: one prompt or two for each question, and the tokens of its labels.
 
 The input is computed once. Its tokens, which all prompts begin with, are a request of their own; when the engine has
-cached them, the questions follow, all at a time. A label of several tokens needs another request for each token.
+cached them, the prompts follow, all at a time. A label of several tokens needs another request for each token.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, Runnin
 
 DECISIONS: Final = Endpoint("/v1/decisions", "decide", "dec_", REFUSED)
 SYSTEM_ONE: Final = Endpoint("/v1/systemone", "decide", "dec_", REFUSED_IN_SYSTEM_ONE)
-_IN_A_TURN = 16  # questions between two turns of the event loop: 5 ms with 255 options
+_IN_A_TURN = 16  # prompts between two turns of the event loop: 5 ms with 255 options
 RenderAnswers = Callable[[Sequence[Distribution], str, Usage], Content]
 """Makes the response from the distribution of each question, the model's name and the usage."""
 
@@ -73,7 +73,7 @@ def _call(
         fields=fields,
         session_id=session_id,
         extra_fields=fields.extra_fields,
-        num_prompts=min(len(asked), MAX_RUNNING),  # those that run at the same time
+        num_prompts=min(sum(len(each.rows) for each in asked), MAX_RUNNING),  # those that run at the same time
         settings=settings,
         messages=messages,
         asked=asked,
@@ -133,15 +133,16 @@ class DecisionCall(ApiCall):
     async def prepare(self, model: ServedModel) -> "DecisionJob":
         check_task(PoolingTask.TOKEN_LOGPROBS, model.info)
         maker = PromptMaker(model=model, settings=self.settings, messages=self.messages, param=self.param)
-        prompts = await maker.prompts(self.asked)
-        first, size = prompts.questions[0].prompt, prompts.num_shared
+        prompts = await maker.prompts([row for each in self.asked for row in each.rows])
+        first, size = prompts.rows[0].prompt, prompts.num_shared
         # Images are shared as a whole, or not at all.
         shared = Prompt(first.token_ids[:size], images=tuple(image for image in first.images if image.end <= size))
         # An engine caches whole blocks. `Job.prompts` is what is routed, and found in a cache.
-        is_shared = model.info.prefix_caching and len(self.asked) > 1 and size >= model.info.block_size
+        is_shared = model.info.prefix_caching and len(prompts.rows) > 1 and size >= model.info.block_size
         return DecisionJob(
             prompts=[shared if is_shared else first],
             warnings=prompts.warnings,
+            asked=self.asked,
             questions=prompts,
             is_shared=is_shared,
             render=self.render,
@@ -150,9 +151,10 @@ class DecisionCall(ApiCall):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionJob(Job):
-    """`prompts` has what all questions' prompts begin with, if it is a request of its own (`is_shared`); else the first
-    prompt. The tokens of what they begin with count once."""
+    """`prompts` has what the prompts of all questions begin with, if it is a request of its own (`is_shared`); else the
+    first prompt. The tokens of what they begin with count once."""
 
+    asked: Sequence[Asked]
     questions: QuestionPrompts
     is_shared: bool
     render: RenderAnswers
@@ -163,7 +165,7 @@ class DecisionJob(Job):
 
     @property
     def num_image_bytes(self) -> int:
-        prompts = (each.prompt for each in self.questions.questions)
+        prompts = (each.prompt for each in self.questions.rows)
         return sum({image.hash: len(image.pixels) for prompt in prompts for image in prompt.images}.values())
 
     @property
@@ -174,22 +176,22 @@ class DecisionJob(Job):
         """All prompts were checked when they were made."""
 
     async def run(self, running: Running, writer: ResponseWriter) -> None:
-        questions = self.questions.questions
+        rows = self.questions.rows
         if self.is_shared:
             (shared,) = self.prompts
             await compute([PooledInput(shared.token_ids, _reads((0,)), shared.images)], running)
-        readings = [LabelReading(each.labels.tokens) for each in questions]
-        while wanted := [each async for each in _wanted(readings, questions)]:
+        readings = [LabelReading(each.labels.tokens) for each in rows]
+        while wanted := [each async for each in _wanted(readings, rows)]:
             outputs = await compute([each.input for each in wanted], running)
             for each, output in zip(wanted, outputs, strict=True):
                 each.reading.add(each.beginning, each.tokens, numbers(output.values).tolist())
-        distributions = [each.distribution() for each in readings]
+        distributions = list(_by_question(self.asked, (each.distribution() for each in readings)))
         await writer.send(self.render(distributions, running.prepared.model.name, running.usage))
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The probabilities of `tokens`, behind a question's prompt and `beginning`."""
+    """The probabilities of `tokens`, behind a prompt and `beginning`."""
 
     reading: LabelReading
     prompt: Prompt
@@ -203,12 +205,19 @@ class _Wanted:
         return PooledInput(token_ids, _reads(self.tokens), prompt.images)
 
 
-async def _wanted(readings: Sequence[LabelReading], questions: Sequence[QuestionPrompt]) -> AsyncIterator[_Wanted]:
-    for index, (reading, question) in enumerate(zip(readings, questions, strict=True)):
+async def _wanted(readings: Sequence[LabelReading], rows: Sequence[QuestionPrompt]) -> AsyncIterator[_Wanted]:
+    for index, (reading, row) in enumerate(zip(readings, rows, strict=True)):
         for beginning, tokens in reading.next_tokens().items():
-            yield _Wanted(reading, question.prompt, beginning, tokens)
+            yield _Wanted(reading, row.prompt, beginning, tokens)
         if index % _IN_A_TURN == 0:
             await asyncio.sleep(0)
+
+
+def _by_question(asked: Sequence[Asked], rows: Iterator[Distribution]) -> Iterator[Distribution]:
+    """`rows`: the distributions of all questions' rows, in order."""
+    for each in asked:
+        first = next(rows)
+        yield first.evened(next(rows)) if each.in_both_orders else first
 
 
 def _reads(tokens: Tokens) -> PoolingParams:

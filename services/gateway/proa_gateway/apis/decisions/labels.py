@@ -84,6 +84,12 @@ class Distribution:
         """The mean of the options' indexes, weighted by their probabilities."""
         return math.fsum(index * probability for index, probability in enumerate(self.probabilities))
 
+    def evened(self, other: "Distribution") -> "Distribution":
+        """The mean of this one and `other`, which has the same options in the reverse order."""
+        pairs = zip(self.probabilities, reversed(other.probabilities), strict=True)
+        probabilities = [(ours + theirs) / 2 for ours, theirs in pairs]
+        return Distribution(probabilities, (self.label_mass + other.label_mass) / 2)
+
 
 @dataclass(slots=True)
 class LabelReading:

@@ -1,4 +1,4 @@
-"""Prompts that ask questions about one conversation, one for each question: the conversation is their common beginning.
+"""Prompts that ask questions about one conversation, one for each row: the conversation is their common beginning.
 
 The conversation is rendered and tokenized once, with one of the questions. The tokens of the others are those of their
 own text behind the last added token before it, where tokenizers divide texts anyway. Where a question cannot be put in
@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from proa.contract import Image
-from proa_gateway.apis.decisions.contents import Asked
+from proa_gateway.apis.decisions.contents import QuestionRow
 from proa_gateway.apis.decisions.labels import Labels, choose_labels
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedTask
@@ -33,7 +33,7 @@ _NO_REASONING: Final = ReasoningFields(thinking=False, thinking_field="", effort
 
 @dataclass(frozen=True, slots=True)
 class QuestionPrompt:
-    """The prompt of one question, which its answer's label follows."""
+    """The prompt of a question's row, which its answer's label follows."""
 
     prompt: Prompt
     labels: Labels
@@ -43,18 +43,18 @@ class QuestionPrompt:
 class QuestionPrompts:
     """`num_shared`: tokens that all prompts begin with. `warnings`: about what was changed for the chat template."""
 
-    questions: Sequence[QuestionPrompt]
+    rows: Sequence[QuestionPrompt]
     num_shared: int
     warnings: Sequence[str]
 
     @property
     def num_tokens(self) -> int:
         """Those of all prompts, of which the shared ones count once."""
-        return sum(self.num_own(each) for each in self.questions) + self.num_shared
+        return sum(self.num_own(each) for each in self.rows) + self.num_shared
 
-    def num_own(self, question: QuestionPrompt) -> int:
-        """Tokens of the question's prompt that are not shared."""
-        return len(question.prompt.token_ids) - self.num_shared
+    def num_own(self, row: QuestionPrompt) -> int:
+        """Tokens of the row's prompt that are not shared."""
+        return len(row.prompt.token_ids) - self.num_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +95,24 @@ class PromptMaker:
     messages: Sequence[ChatMessage]
     param: str
 
-    async def prompts(self, asked: Sequence[Asked]) -> QuestionPrompts:
-        """One for each question, in order. Raises `InvalidRequest`, `UnsupportedTask` and `Overloaded`."""
+    async def prompts(self, rows: Sequence[QuestionRow]) -> QuestionPrompts:
+        """One for each row, in order. Raises `InvalidRequest`, `UnsupportedTask` and `Overloaded`."""
         ending = await self._ending()
-        sizes = {len(each.options) for each in asked}
+        sizes = {len(each.options) for each in rows}
         labels = {size: await self._labels(ending.tail, size) for size in sizes}
-        contents = [_content(each, labels[len(each.options)]) for each in asked]
+        contents = [_content(each, labels[len(each.options)]) for each in rows]
+        for row, content in zip(rows, contents, strict=True):
+            own = "\n".join(part for part in content if isinstance(part, str))
+            await check_text_fits(own, self.model, self.model.info.max_model_len, row.path)
         prompts = await self._all_prompts(contents)
         closing = array("I", await self.model.tokenizer.encode(ending.closing, add_special_tokens=False))
-        questions = [
+        made = [
             QuestionPrompt(Prompt(prompt.token_ids + closing, images=prompt.images), labels[len(each.options)])
-            for each, prompt in zip(asked, prompts, strict=True)
+            for each, prompt in zip(rows, prompts, strict=True)
         ]
-        self._check(questions)
+        self._check(rows, made)
         warnings = dict.fromkeys(warning for prompt in prompts for warning in prompt.warnings)
-        return QuestionPrompts(questions, num_shared(prompts), list(warnings))
+        return QuestionPrompts(made, num_shared(prompts), list(warnings))
 
     async def _ending(self) -> _Ending:
         """Found with a short message: the template adds the same behind any."""
@@ -192,8 +195,6 @@ class PromptMaker:
         return _Frame(before, opening, foot)
 
     async def _encode(self, texts: Sequence[str]) -> "list[array[int]]":
-        for text in texts:
-            await check_text_fits(text, self.model, self.model.info.max_model_len, "questions")
         encoded = await self.model.tokenizer.work_on(
             texts, lambda tokenizer: encode_texts(tokenizer, texts, Limit(), add_special_tokens=False)
         )
@@ -206,22 +207,22 @@ class PromptMaker:
             message = f"The questions' prompts have over {limit} tokens in all: ask fewer, or send a shorter input."
             raise InvalidRequest(message, param=self.param)
 
-    def _check(self, questions: Sequence[QuestionPrompt]) -> None:
+    def _check(self, rows: Sequence[QuestionRow], made: Sequence[QuestionPrompt]) -> None:
         longest = self.model.info.max_model_len
-        for index, each in enumerate(questions):
+        for row, each in zip(rows, made, strict=True):
             num_tokens = len(each.prompt.token_ids) + each.labels.longest - 1
             if num_tokens > longest:
                 message = (
-                    f"This model's maximum context length is {longest} tokens. However, the prompt of question {index} "
+                    f"This model's maximum context length is {longest} tokens. However, the prompt of {row.path} "
                     f"has {num_tokens} tokens. Please reduce the length of the input or of the question."
                 )
                 raise ContextOverflow(message, param=self.param)
 
 
-def _content(asked: Asked, labels: Labels) -> list[str | ImagePart]:
+def _content(row: QuestionRow, labels: Labels) -> list[str | ImagePart]:
     """The question as a message, with its options behind their labels."""
-    options = [f"{label}: {option}" for label, option in zip(labels.texts, asked.options, strict=True)]
-    return ["Question:", *asked.content, *options, "Answer with one label."]
+    options = [f"{label}: {option}" for label, option in zip(labels.texts, row.options, strict=True)]
+    return ["Question:", *row.content, *options, "Answer with one label."]
 
 
 def _closing(tool_format: ToolFormat, reasoning: Reasoning, prompt: str) -> str:

@@ -129,7 +129,7 @@ class PredicateQuestion(_DecisionQuestion):
     type: Literal["predicate"]
 
     def asked(self, path: str) -> Asked:
-        return Asked(self._content(path), ["yes", "no"])
+        return Asked(path, self._content(path), ["yes", "no"], in_both_orders=True)
 
 
 class ChoiceOption(StrictModel):
@@ -160,7 +160,7 @@ class ChoiceQuestion(_DecisionQuestion):
             json.dumps(each.value, ensure_ascii=False) if has_booleans else str(each.value) for each in self.choices
         ]
         options = [option_text(name, choice.description) for name, choice in zip(names, self.choices, strict=True)]
-        return Asked(self._content(path), options)
+        return Asked(path, self._content(path), options)
 
 
 class ScoreLevel(StrictModel):
@@ -175,7 +175,8 @@ class ScoreQuestion(_DecisionQuestion):
     levels: Annotated[list[ScoreLevel], Field(min_length=2, max_length=MAX_OPTIONS, fail_fast=True)]
 
     def asked(self, path: str) -> Asked:
-        return Asked(self._content(path), [option_text(level.label, level.description) for level in self.levels])
+        options = [option_text(level.label, level.description) for level in self.levels]
+        return Asked(path, self._content(path), options)
 
 
 DecisionQuestion = PredicateQuestion | ChoiceQuestion | ScoreQuestion
@@ -201,6 +202,8 @@ class DecisionRequest(PoolingFields):
 
 
 class PredicateAnswer(BaseModel):
+    """`probability`: of yes, the mean of both orders of the options."""
+
     type: Literal["predicate"]
     name: str | None
     probability: float

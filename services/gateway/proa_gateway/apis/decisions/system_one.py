@@ -94,7 +94,8 @@ class NoulQuestion(_SystemOneQuestion):
     def asked(self, path: str) -> Asked:
         criteria = self.criteria or NoulCriteria()
         described = (("yes", criteria.true), ("no", criteria.false))
-        return Asked(self._content(path), [option_text(name, text and written(text)) for name, text in described])
+        options = [option_text(name, text and written(text)) for name, text in described]
+        return Asked(path, self._content(path), options, in_both_orders=True)
 
 
 class CriteriaChoice(_SystemOneQuestion):
@@ -104,9 +105,8 @@ class CriteriaChoice(_SystemOneQuestion):
     criteria: Annotated[dict[Text, TextOrJson | None], Field(min_length=1), _at_most(MAX_OPTIONS)]
 
     def asked(self, path: str) -> Asked:
-        return Asked(
-            self._content(path), [option_text(name, text and written(text)) for name, text in self.criteria.items()]
-        )
+        options = [option_text(name, text and written(text)) for name, text in self.criteria.items()]
+        return Asked(path, self._content(path), options)
 
 
 class CriteriaScore(_SystemOneQuestion):
@@ -116,7 +116,7 @@ class CriteriaScore(_SystemOneQuestion):
     criteria: Annotated[list[TextOrJson], Field(min_length=1, max_length=MAX_OPTIONS, fail_fast=True)]
 
     def asked(self, path: str) -> Asked:
-        return Asked(self._content(path), [written(level) for level in self.criteria])
+        return Asked(path, self._content(path), [written(level) for level in self.criteria])
 
 
 SystemOneQuestion = NoulQuestion | CriteriaChoice | CriteriaScore
@@ -143,7 +143,7 @@ class SystemOneRequest(PoolingFields):
 
 
 class NoulAnswer(BaseModel):
-    """`noul`: the probability of yes."""
+    """`noul`: the probability of yes, the mean of both orders of the options."""
 
     type: Literal["noul"]
     noul: float
