@@ -25,7 +25,7 @@ from proa_engine.kernels.products import skinny_gemm
 from proa_engine.kernels.products.fp8_linear import Fp8Linear
 from proa_engine.kernels.products.gpu_linear import GpuLinear
 from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear
-from proa_engine.kernels.products.skinny_gemm import SkinnyGemm, unnormed_rows
+from proa_engine.kernels.products.skinny_gemm import PLAIN, PlainRows, SkinnyGemm, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
 
@@ -86,12 +86,12 @@ class Product:
         self.norm_weight = torch.ones(shape.inputs, dtype=torch.bfloat16)
         self.shape = shape
 
-    def run(self, form: SkinnyGemm | None) -> object:
+    def run(self, form: SkinnyGemm | PlainRows) -> object:
         self.linear.input_form = form
         multiply = self.linear.gated if self.shape.gated else self.linear
         if not self.shape.normed:
             return multiply(self.x)
-        if form is not None:
+        if isinstance(form, SkinnyGemm):
             return multiply(unnormed_rows(self.x, self.residual, self.norm_weight, 1e-6))
         return multiply(add_rms_norm(self.x, self.residual, self.norm_weight, 1e-6)[0])
 
@@ -110,8 +110,8 @@ class Fp8Product:
         self.quantized = quantize(self.x, _ROWS)
         self.shape = shape
 
-    def run(self, form: SkinnyGemm | None) -> object:
-        if form is not None:
+    def run(self, form: SkinnyGemm | PlainRows) -> object:
+        if isinstance(form, SkinnyGemm):
             rows = unnormed_rows(self.x, self.residual, self.norm_weight, 1e-6) if self.shape.normed else self.x
             return skinny_fp8_linear(rows, self.weight, self.scales, None, _ROWS, gated=self.shape.gated)
         if self.shape.normed:
@@ -131,7 +131,7 @@ def time_products(shapes: Sequence[Shape], num_rows: int) -> tuple[float, float]
         for shape in shapes
     ]
     seconds = []
-    for form in (None, SkinnyGemm(num_rows)):
+    for form in (PLAIN, SkinnyGemm(num_rows)):
         for product in products[: len(shapes)]:
             product.run(form)  # compiles
         seconds.append(time_each([partial(product.run, form) for product in products]) * len(shapes))

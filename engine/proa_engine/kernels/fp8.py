@@ -40,6 +40,11 @@ class Fp8Form:
     group: int | None = None  # inputs that share a scale; None: the whole row
     scale: torch.Tensor | None = None  # [1] float32: the scale of all rows; None: computed from each row or group
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the scale is known before the rows."""
+        return self.scale is not None
+
     def for_rows(self, num_rows: int) -> Self:
         return self
 
@@ -77,7 +82,7 @@ def quantize(x: torch.Tensor | QuantizedRows, form: Fp8Form) -> QuantizedRows:
         x.stride(0),
         BLOCK=block,
         GROUP=form.group or 0,
-        STATIC=form.scale is not None,
+        STATIC=form.is_static,
         ROUND=ROUND_BEFORE,
         num_warps=num_warps(block),
     )
@@ -132,6 +137,32 @@ def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> Quant
     values = torch.empty((rows, size), dtype=FP8, device=like.device)
     scales = torch.empty((rows, num_groups), dtype=torch.float32, device=like.device)
     return QuantizedRows(values, scales, like.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsOut:
+    """Where a kernel stores rows [T, N], and how: the arguments of kernels that can store them by `store_quantized`."""
+
+    values: torch.Tensor  # [T, N]
+    is_quantized: bool
+    scales: torch.Tensor | None  # [T, groups] float32, if quantized
+    static: torch.Tensor | None  # [1] float32: the scale of all rows, if quantized by a known one
+    group: int  # inputs that share a scale; 0: the whole row
+
+    @property
+    def constants(self) -> dict[str, object]:
+        is_static = self.static is not None
+        return {"QUANTIZE": self.is_quantized, "GROUP": self.group, "STATIC": is_static, "ROUND": ROUND_BEFORE}
+
+
+def plain_out(values: torch.Tensor) -> RowsOut:
+    """Rows are stored in the type of `values` [T, N]."""
+    return RowsOut(values, False, None, None, 0)
+
+
+def quantized_out(rows: QuantizedRows, form: Fp8Form) -> RowsOut:
+    """Rows are quantized to `form` and stored in `rows`."""
+    return RowsOut(rows.values, True, rows.scales, form.scale, form.group or 0)
 
 
 def num_warps(block: int) -> int:

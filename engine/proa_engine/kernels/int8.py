@@ -27,6 +27,11 @@ class Int8Form:
     scale: torch.Tensor | None = None  # [1] float32: the scale of all rows; None: computed from each row
     zero: torch.Tensor | None = None  # [1] int32: the zero of all rows, if asymmetric
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the scale is known before the rows."""
+        return self.scale is not None
+
 
 def quantize_int8(x: torch.Tensor, form: Int8Form) -> QuantizedRows:
     """x [T, N] -> the same, quantized; with zeros if asymmetric."""
@@ -53,7 +58,7 @@ def quantize_int8(x: torch.Tensor, form: Int8Form) -> QuantizedRows:
         x.stride(0),
         BLOCK=block,
         SYMMETRIC=form.symmetric,
-        STATIC=form.scale is not None,
+        STATIC=form.is_static,
         num_warps=num_warps(block),
     )
     return out

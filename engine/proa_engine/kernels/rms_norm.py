@@ -8,12 +8,14 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import (
-    ROUND_BEFORE,
     Fp8Form,
     QuantizedRows,
+    RowsOut,
     empty_rows,
     num_warps,
+    plain_out,
     quantize_reference,
+    quantized_out,
     store_quantized,
 )
 from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
@@ -25,7 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm_reference(x, weight, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, x.shape[-1]) if x.dim() == 2 or x.is_contiguous() else x.contiguous().view(-1, x.shape[-1])
-    _launch(rows, None, weight, out, eps)
+    _launch(rows, None, weight, plain_out(out), eps)
     return out
 
 
@@ -36,7 +38,7 @@ def add_rms_norm(
     if x.is_cpu and not INTERPRETED:
         return add_rms_norm_reference(x, residual, weight, eps)
     assert x.is_contiguous()
-    _launch(x, residual, weight, x, eps)
+    _launch(x, residual, weight, plain_out(x), eps)
     return x, residual
 
 
@@ -51,7 +53,7 @@ def rms_norm_fp8(
         total = x if residual is None else x.add_(residual)
         return quantize_reference(rms_norm_reference(total, weight, eps), form), total
     out = empty_rows(x.shape[0], x.shape[1], form, x)
-    _launch(x, residual, weight, out.values, eps, out.scales, form)
+    _launch(x, residual, weight, quantized_out(out, form), eps)
     return out, x if residual is None else residual
 
 
@@ -73,16 +75,8 @@ def add_rms_norm_reference(
     return rms_norm_reference(residual, weight, eps), residual
 
 
-def _launch(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    eps: float,
-    scales: torch.Tensor | None = None,
-    form: Fp8Form | None = None,
-) -> None:
-    """x, residual, out [T, N], weight [N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, out: RowsOut, eps: float) -> None:
+    """x, residual [T, N], weight [N]"""
     num_rows, size = x.shape
     assert x.stride(-1) == 1
     assert residual is None or residual.is_contiguous()
@@ -91,19 +85,16 @@ def _launch(
         x,
         residual,
         weight,
-        out,
-        scales,
-        None if form is None else form.scale,
+        out.values,
+        out.scales,
+        out.static,
         size,
         x.stride(0),
         eps,
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
-        QUANTIZE=form is not None,
-        GROUP=0 if form is None else form.group or 0,
-        STATIC=form is not None and form.scale is not None,
-        ROUND=ROUND_BEFORE,
-        num_warps=min(max(block // 256, 1), 16) if form is None else num_warps(block),
+        **out.constants,
+        num_warps=num_warps(block) if out.is_quantized else min(max(block // 256, 1), 16),
     )
 
 

@@ -16,12 +16,14 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import (
-    ROUND_BEFORE,
     Fp8Form,
     QuantizedRows,
+    RowsOut,
     empty_rows,
     num_warps,
+    plain_out,
     quantize_reference,
+    quantized_out,
     store_quantized,
 )
 from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
@@ -38,7 +40,7 @@ def activate_and_mul(x: torch.Tensor, activation: ActivationName) -> torch.Tenso
     if x.is_cpu and not INTERPRETED:
         return activate_and_mul_reference(x, activation)
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _launch(x, _constants(activation), out)
+    _launch(x, _constants(activation), plain_out(out))
     return out
 
 
@@ -47,7 +49,7 @@ def activate_and_mul_fp8(x: torch.Tensor, activation: ActivationName, form: Fp8F
     if x.is_cpu and not INTERPRETED:
         return quantize_reference(activate_and_mul_reference(x, activation), form)
     out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
-    _launch(x, _constants(activation), out.values, out.scales, form)
+    _launch(x, _constants(activation), quantized_out(out, form))
     return out
 
 
@@ -97,31 +99,22 @@ def _constants(name: str, alpha: float = 0.0, limit: float = 0.0) -> dict[str, o
     return {"ACTIVATION": name, "ALPHA": alpha, "LIMIT": limit}
 
 
-def _launch(
-    x: torch.Tensor,
-    constants: dict[str, object],
-    out: torch.Tensor,
-    scales: torch.Tensor | None = None,
-    form: Fp8Form | None = None,
-) -> None:
-    """x [T, 2N], out [T, N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
-    num_rows, size = out.shape
+def _launch(x: torch.Tensor, constants: dict[str, object], out: RowsOut) -> None:
+    """x [T, 2N], for N values of each row of `out`"""
+    num_rows, size = out.values.shape
     assert x.stride(-1) == 1
-    block = BLOCK if form is None else next_power_of_2(size)
+    block = next_power_of_2(size) if out.is_quantized else BLOCK
     activate_and_mul_kernel[(num_rows, cdiv(size, block))](
         x,
-        out,
-        scales,
-        None if form is None else form.scale,
+        out.values,
+        out.scales,
+        out.static,
         size,
         x.stride(0),
         **constants,
         BLOCK=block,
-        QUANTIZE=form is not None,
-        GROUP=0 if form is None else form.group or 0,
-        STATIC=form is not None and form.scale is not None,
-        ROUND=ROUND_BEFORE,
-        num_warps=4 if form is None else num_warps(block),
+        **out.constants,
+        num_warps=num_warps(block) if out.is_quantized else 4,
     )
 
 
@@ -189,7 +182,7 @@ class ClampedSwiGLU:
         if x.is_cpu and not INTERPRETED:
             return clamped_swiglu_reference(x, self)
         out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-        _launch(x, self.constants, out)
+        _launch(x, self.constants, plain_out(out))
         return out
 
 

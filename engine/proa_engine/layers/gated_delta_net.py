@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from proa_engine.kernels.products.skinny_gemm import Activation
+from proa_engine.kernels.products.skinny_gemm import PLAIN, Activation
 from proa_engine.kernels.rms_norm import gated_rms_norm
 from proa_engine.kernels.states.delta_rule import gated_delta_rule
 from proa_engine.kernels.states.short_conv import short_conv
@@ -111,7 +111,7 @@ class GatedDeltaNet:
         merged = isinstance(weights.method, Unquantized)
         self.inputs = MergedColumnParallelLinear([*inputs, *gates] if merged else inputs)
         self.gates = None if merged else MergedColumnParallelLinear(gates)
-        self.input_form = self.inputs.input_form if merged else None
+        self.input_form = self.inputs.input_form if merged else PLAIN
         self.conv_weight = _take_conv_weight(weights / "conv1d", options, shares)
         heads = shares.heads.along(0)
         self.a_log = weights.take("A_log", (options.num_value_heads,), heads, torch.float32)

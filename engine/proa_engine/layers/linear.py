@@ -91,7 +91,7 @@ class MergedColumnParallelLinear:
         """x [T, in_features] -> [T, this rank's outputs], those of each projection one after the other."""
         return self.linear(x)
 
-    def gated(self, activation: ActivationName, form: InputForm | None) -> Callable[[Activation], Activation]:
+    def gated(self, activation: ActivationName, form: InputForm) -> Callable[[Activation], Activation]:
         """The function x [T, in_features] -> activation(first) * second of two projections of one size, [T, size].
 
         Its result is quantized if the product after it, of the input form `form`, takes so many rows quantized, and
@@ -100,7 +100,7 @@ class MergedColumnParallelLinear:
         linear, fused = self.linear, self._gated if activation == "silu" else None
 
         def activate(x: Activation) -> Activation:
-            next_form = None if form is None else form.for_rows(x.shape[0])
+            next_form = form.for_rows(x.shape[0])
             quantized = next_form if isinstance(next_form, Fp8Form) else None
             return activate_as(linear(x), activation, quantized) if fused is None else fused(x, quantized)
 

@@ -9,7 +9,7 @@ from proa_engine.kernels.experts.moe import ExpertActivation
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
 from proa_engine.kernels.products.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
-from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, SkinnyGemm
+from proa_engine.kernels.products.skinny_gemm import PLAIN, Activation, InputForm, PlainRows, SkinnyGemm
 from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
@@ -82,8 +82,7 @@ class LoraMethod:
             return loaded
         product = LoraLinear(loaded, self.products.add(projections), tokens)
         gated = None if loaded.gated is None else product.gated
-        form = None if loaded.input_form is None else _FormWithoutLora(loaded.input_form, tokens)
-        return LoadedLinear(product, form, gated)
+        return LoadedLinear(product, _FormWithoutLora(loaded.input_form, tokens), gated)
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return self.inner.take_matrix(projection)
@@ -129,8 +128,8 @@ class _FormWithoutLora:
     form: InputForm
     tokens: TokenSlots
 
-    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | None:
-        return self.form.for_rows(num_rows) if self.tokens.are_empty else None
+    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | PlainRows:
+        return self.form.for_rows(num_rows) if self.tokens.are_empty else PLAIN
 
 
 def _segments(projections: Sequence[Projection]) -> tuple[LoraSegment, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from proa_engine.kernels.experts.moe_route import Routing, route
 from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
-from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, UnnormedRows
+from proa_engine.kernels.products.skinny_gemm import PLAIN, Activation, InputForm, UnnormedRows
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
@@ -123,7 +123,7 @@ class ExpertRouter:
         bias = weights.take("bias", (num_experts,)) if options.bias else None
         linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
         self.linear: Callable[..., torch.Tensor] = linear  # [T, hidden_size], or `input_form` -> [T, num_experts]
-        self.input_form: InputForm | None = linear.input_form if isinstance(linear, GpuLinear) else None
+        self.input_form: InputForm = linear.input_form if isinstance(linear, GpuLinear) else PLAIN
         self.correction = None
         if options.correction is not None:
             self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, unnormed_rows
+from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, PlainRows, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.shares import Share
@@ -37,16 +37,14 @@ class RMSNorm:
         """x, residual [T, size] -> (norm(x + residual), x + residual), [T, size] each; may overwrite both inputs."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def into(
-        self, form: InputForm | None, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[Activation, torch.Tensor]:
+    def into(self, form: InputForm, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[Activation, torch.Tensor]:
         """x, residual [T, size] -> (norm(x + residual), x + residual), the norm in the form that the next product
         requires.
 
         May overwrite both inputs. If the product computes the norm, the sum is valid only after the product.
         """
-        rows_form = None if form is None else form.for_rows(x.shape[0])
-        if rows_form is None:
+        rows_form = form.for_rows(x.shape[0])
+        if isinstance(rows_form, PlainRows):
             return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
         if isinstance(rows_form, Fp8Form):
             return rms_norm_fp8(x, residual, self.weight, self.eps, rows_form)
@@ -79,7 +77,7 @@ class ResidualSum:
     """In place of an `RMSNorm` before a layer's part, where the model has none: only the residual add."""
 
     def into(
-        self, form: InputForm | None, x: torch.Tensor, residual: torch.Tensor | None
+        self, form: InputForm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [T, size] -> x + residual, twice; may overwrite `x`."""
         total = x if residual is None else x.add_(residual)

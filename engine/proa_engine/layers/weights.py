@@ -14,7 +14,7 @@ import torch
 from proa_engine.kernels.experts.moe import ExpertActivation
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.products.skinny_gemm import InputForm
+from proa_engine.kernels.products.skinny_gemm import PLAIN, InputForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class LoadedLinear:
     """A product by a loaded matrix."""
 
     product: Callable[..., torch.Tensor]  # [T, in_features], or its `input_form` -> [T, out_features]
-    input_form: InputForm | None = None  # the form to which the product converts its input, if it has one
+    input_form: InputForm = PLAIN  # the form in which the product takes its input
     gated: Callable[..., torch.Tensor | QuantizedRows] | None = None  # as `GpuLinear.gated`, if it is fused
 
 

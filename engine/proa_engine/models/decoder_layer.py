@@ -17,7 +17,7 @@ from proa_engine.layers.weights import Weights
 class Mixer(Protocol):
     """The part of a layer that lets tokens see those before: attention, or another with a cache."""
 
-    input_form: InputForm | None
+    input_form: InputForm
 
     @property
     def cache_layer(self) -> CacheLayer: ...
@@ -44,7 +44,7 @@ class MixerOptions(Protocol):
 
 
 class FeedForward(Protocol):
-    input_form: InputForm | None
+    input_form: InputForm
 
     def __call__(self, x: Activation) -> torch.Tensor: ...
 

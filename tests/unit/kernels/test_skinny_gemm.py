@@ -8,6 +8,7 @@ from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.products.skinny_gemm import (
     MAX_INPUTS,
     MAX_INPUTS_OF_TWO_ROWS,
+    PLAIN,
     THREAD_BYTES,
     WARPS_PER_MULTIPROCESSOR,
     SkinnyGemm,
@@ -46,10 +47,9 @@ def test_a_round_is_a_threads_share_at_most_unless_one_output_is_more(
 def test_only_weights_on_a_gpu_with_rows_that_fit_have_skinny_products() -> None:
     for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 8, 1), (MAX_INPUTS, 1)):
         form = skinny_gemm_form(torch.empty(8, inputs, device="meta"))
-        assert form is not None
-        assert [rows for rows in range(5) if form.for_rows(rows)] == list(range(1, most + 1))
-    assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is None
-    assert skinny_gemm_form(torch.empty(8, 8)) is None
+        assert [rows for rows in range(5) if form.for_rows(rows) is form] == list(range(1, most + 1))
+    assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is PLAIN
+    assert skinny_gemm_form(torch.empty(8, 8)) is PLAIN
 
 
 @pytest.mark.parametrize(("kind", "form"), [(Fp8Linear, Fp8Form()), (Fp8BlockLinear, Fp8Form(group=128))])

@@ -27,7 +27,14 @@ from proa_engine.kernels.products.few_rows import FewRowsLinear
 from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.products.product_tile import ROWS_TOGETHER, rows_per_program, store_tile
 from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear
-from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, SkinnyFp8, UnnormedRows, skinny_gemm_form
+from proa_engine.kernels.products.skinny_gemm import (
+    Activation,
+    InputForm,
+    SkinnyFp8,
+    SkinnyGemm,
+    UnnormedRows,
+    skinny_gemm_form,
+)
 from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.kernels.tilings import tilings_of
 
@@ -124,7 +131,7 @@ class Fp8Product:
         self.shape = weight.shape
         self.form = form
         self.skinny = skinny_gemm_form(weight)
-        self.input_form: InputForm = form if self.skinny is None else SkinnyFp8(self.skinny, form)
+        self.input_form: InputForm = SkinnyFp8(self.skinny, form) if isinstance(self.skinny, SkinnyGemm) else form
         self.reference: Linear | None = None
         if weight.is_cpu:
             self.reference = Linear(self._dequantize(weight, scales), None if bias is None else bias.float())
@@ -151,8 +158,7 @@ class Fp8Product:
         return activate_as(self(x), "silu", form)
 
     def _is_skinny(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
-        is_quantized = isinstance(x, QuantizedRows)
-        return self.skinny is not None and not is_quantized and self.skinny.for_rows(x.shape[0]) is not None
+        return not isinstance(x, QuantizedRows) and isinstance(self.skinny.for_rows(x.shape[0]), SkinnyGemm)
 
     @staticmethod
     def _dequantize(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

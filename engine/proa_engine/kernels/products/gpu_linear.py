@@ -19,7 +19,13 @@ from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.products.few_rows import FewRowsLinear
 from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.products.product_tile import ROWS_TOGETHER, store_tile
-from proa_engine.kernels.products.skinny_gemm import Activation, UnnormedRows, skinny_gemm_form, skinny_gemm_linear
+from proa_engine.kernels.products.skinny_gemm import (
+    Activation,
+    SkinnyGemm,
+    UnnormedRows,
+    skinny_gemm_form,
+    skinny_gemm_linear,
+)
 from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.kernels.tilings import tilings_of
 
@@ -143,7 +149,7 @@ class GpuLinear:
         return activate_as(F.linear(x, self.weight, self.bias), "silu", form)
 
     def _is_skinny(self, x: Activation) -> TypeGuard[torch.Tensor | UnnormedRows]:
-        return self.input_form is not None and self.input_form.for_rows(x.shape[0]) is not None
+        return isinstance(self.input_form.for_rows(x.shape[0]), SkinnyGemm)
 
 
 def make_linear(

@@ -46,7 +46,14 @@ from proa_engine.kernels.fp8 import (
     to_fp8,
 )
 from proa_engine.kernels.launch import INTERPRETED, kernel, next_power_of_2
-from proa_engine.kernels.products.skinny_gemm import UnnormedRows, block_rows, choose_tiling, load_block, load_rows
+from proa_engine.kernels.products.skinny_gemm import (
+    UnnormedRows,
+    block_rows,
+    choose_tiling,
+    load_block,
+    load_rows,
+    row_arguments,
+)
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
 
@@ -88,25 +95,23 @@ def skinny_fp8_linear(
     scales float32 [N], or [ceil(N / 128), K / 128] if `form` has groups, which are of 128. GPU only. The kernel may
     read the weight before the previous kernel has ended.
     """
-    unnormed = rows if isinstance(rows, UnnormedRows) else None
-    x = rows.x if isinstance(rows, UnnormedRows) else rows
-    residual = None if unnormed is None else unnormed.residual
+    arguments = row_arguments(rows)
+    x = arguments.x
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     assert x.stride(1) == 1
-    assert residual is None or residual.is_contiguous()
     assert weight.is_contiguous()
     assert scales.is_contiguous()
-    assert unnormed is None or unnormed.normed is None
+    assert arguments.normed is None
     assert num_inputs % 16 == 0
     assert form.group is None or (form.group == BLOCK and num_inputs % BLOCK == 0)
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     tiling = choose_tiling(num_outputs, num_inputs, 2 if gated else 1, weight.element_size(), x.device)
     skinny_fp8_kernel[(tiling.num_programs,)](
         x,
-        residual,
-        None if unnormed is None else unnormed.total,
-        None if unnormed is None else unnormed.weight,
+        arguments.residual,
+        arguments.total,
+        arguments.norm_weight,
         weight,
         scales,
         form.scale,
@@ -116,12 +121,11 @@ def skinny_fp8_linear(
         num_outputs,
         num_inputs,
         x.stride(0),
-        0.0 if unnormed is None else unnormed.eps,
-        HAS_NORM=unnormed is not None,
-        HAS_RESIDUAL=residual is not None,
+        arguments.eps,
+        **arguments.constants,
         HAS_BIAS=bias is not None,
         GATED=gated,
-        STATIC=form.scale is not None,
+        STATIC=form.is_static,
         ROUND=ROUND_BEFORE,
         ASSEMBLY=not INTERPRETED,
         GROUP=form.group or tiling.block_k,

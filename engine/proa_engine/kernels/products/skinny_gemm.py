@@ -9,7 +9,7 @@ divide one row among the threads in another way than two rows; in float32 the la
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -37,14 +37,25 @@ class SkinnyGemm:
 
     max_rows: int = MAX_ROWS
 
-    def for_rows(self, num_rows: int) -> Self | None:
-        return self if 0 < num_rows <= self.max_rows else None
+    def for_rows(self, num_rows: int) -> "SkinnyGemm | PlainRows":
+        return self if 0 < num_rows <= self.max_rows else PLAIN
 
 
-def skinny_gemm_form(weight: torch.Tensor) -> SkinnyGemm | None:
-    """The input form of products by `weight` [N, K]; None if they have no skinny kernel."""
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """Input form of a product that reads a tensor."""
+
+    def for_rows(self, num_rows: int) -> Self:
+        return self
+
+
+PLAIN = PlainRows()
+
+
+def skinny_gemm_form(weight: torch.Tensor) -> SkinnyGemm | PlainRows:
+    """The input form of products by `weight` [N, K], which may have no skinny kernel."""
     fits = not weight.is_cpu and weight.shape[1] <= MAX_INPUTS and weight.numel() < 1 << 31
-    return SkinnyGemm(MAX_ROWS if weight.shape[1] <= MAX_INPUTS_OF_TWO_ROWS else 1) if fits else None
+    return SkinnyGemm(MAX_ROWS if weight.shape[1] <= MAX_INPUTS_OF_TWO_ROWS else 1) if fits else PLAIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +79,32 @@ class UnnormedRows:
 
 
 def unnormed_rows(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> UnnormedRows:
+    if residual is None:
+        return UnnormedRows(x, None, x, weight, eps)
+    assert residual.is_contiguous()
     # The sum is a new tensor, because all programs read the residual while one writes the sum.
-    return UnnormedRows(x, residual, x if residual is None else torch.empty_like(residual), weight, eps)
+    return UnnormedRows(x, residual, torch.empty_like(residual), weight, eps)
+
+
+class RowArguments(NamedTuple):
+    """Rows [T, K] as arguments of the skinny kernels, with or without a norm before the product."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None
+    total: torch.Tensor | None
+    norm_weight: torch.Tensor | None
+    normed: torch.Tensor | None
+    eps: float
+
+    @property
+    def constants(self) -> dict[str, object]:
+        return {"HAS_NORM": self.norm_weight is not None, "HAS_RESIDUAL": self.residual is not None}
+
+
+def row_arguments(rows: torch.Tensor | UnnormedRows) -> RowArguments:
+    if isinstance(rows, UnnormedRows):
+        return RowArguments(rows.x, rows.residual, rows.total, rows.weight, rows.normed, rows.eps)
+    return RowArguments(rows, None, None, None, None, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +139,20 @@ def skinny_gemm_linear(
 
     GPU only. The kernel may read the weight before the previous kernel has ended.
     """
-    unnormed = rows if isinstance(rows, UnnormedRows) else None
-    x = rows.x if isinstance(rows, UnnormedRows) else rows
-    residual = None if unnormed is None else unnormed.residual
+    arguments = row_arguments(rows)
+    x = arguments.x
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     assert x.stride(1) == 1
-    assert residual is None or residual.is_contiguous()
     assert weight.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     tiling = choose_tiling(num_outputs, num_inputs, 2 if gated else 1, weight.element_size(), x.device)
     skinny_gemm_kernel[(tiling.num_programs,)](
         x,
-        residual,
-        None if unnormed is None else unnormed.total,
-        None if unnormed is None else unnormed.weight,
-        None if unnormed is None else unnormed.normed,
+        arguments.residual,
+        arguments.total,
+        arguments.norm_weight,
+        arguments.normed,
         weight,
         bias,
         out,
@@ -127,10 +160,9 @@ def skinny_gemm_linear(
         num_outputs,
         num_inputs,
         x.stride(0),
-        0.0 if unnormed is None else unnormed.eps,
-        HAS_NORM=unnormed is not None,
-        KEEPS_NORM=unnormed is not None and unnormed.normed is not None,
-        HAS_RESIDUAL=residual is not None,
+        arguments.eps,
+        **arguments.constants,
+        KEEPS_NORM=arguments.normed is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
         ROWS=next_power_of_2(num_rows),
@@ -295,14 +327,15 @@ class SkinnyFp8:
     quantized: Fp8Form
 
     def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form:
-        return self.skinny.for_rows(num_rows) or self.quantized
+        skinny = self.skinny.for_rows(num_rows)
+        return skinny if isinstance(skinny, SkinnyGemm) else self.quantized
 
 
 class InputForm(Protocol):
     """The form in which a product takes its input."""
 
-    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | None:
-        """Return the form for so many rows. None: the plain tensor, normed."""
+    def for_rows(self, num_rows: int) -> SkinnyGemm | Fp8Form | PlainRows:
+        """Return the form for so many rows, after the norm."""
         ...
 
 
