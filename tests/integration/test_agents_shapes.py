@@ -21,6 +21,7 @@ from proa_gateway.serving.tools.offers import UNREADABLE_COMPACTION
 from support.chat_images import image_engine
 from support.fake_engine import FakeEngine, prompt_ids, say, tokenizer_files
 from support.gateway import RunningGateway, running_gateway
+from support.scripted_turns import num_common
 from support.strict_templates import READS_ALL, STRICT_TEMPLATES, STRICTEST
 from support.tokenizers import byte_level_tokenizer
 
@@ -103,12 +104,6 @@ async def send(request: Recorded, engine: FakeEngine, gateway: RunningGateway) -
     prompt = _TOKENIZER.decode(prompt_ids(engine.requests.pop()), skip_special_tokens=False)
     ignored = response.headers.get("x-proa-ignored-fields", "")
     return Answered(prompt, sorted(filter(None, ignored.split(", "))), response.headers.get("x-proa-warnings", ""))
-
-
-def num_common(first: str, second: str) -> int:
-    """The length of the common prefix."""
-    differences = (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differences, min(len(first), len(second)))
 
 
 def text_engine(template: str) -> FakeEngine:

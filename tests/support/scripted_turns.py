@@ -15,7 +15,7 @@ _TEMPLATE = "{% if tools %}" + _TOOLS + "{% for tool in tools %} {{ tool.functio
 _TOKENIZER = tool_tokenizer()
 
 
-def scripted_engine(*turns: str) -> FakeEngine:
+def scripted_engine(*turns: str, model: str = "fake") -> FakeEngine:
     """An engine whose model, with the strictest chat template, says `turns[n]` after n results of calls, and the last
     of them in a conversation without tools, such as one that asks for a title."""
 
@@ -28,7 +28,7 @@ def scripted_engine(*turns: str) -> FakeEngine:
         "tokenizer.json": _TOKENIZER.to_str().encode(),
         "chat_template.jinja": (_TEMPLATE + STRICTEST).encode(),
     }
-    return FakeEngine(script=reply, files=files, max_model_len=1_000_000, num_gpu_blocks=65_536)
+    return FakeEngine(script=reply, model_name=model, files=files, max_model_len=1_000_000, num_gpu_blocks=65_536)
 
 
 def says(engine: FakeEngine, text: str) -> None:
@@ -49,3 +49,9 @@ def prompt_text(request: core_pb2.EngineCoreRequest) -> str:
 def turns_with_tools(requests: Sequence[core_pb2.EngineCoreRequest]) -> list[str]:
     """The prompts of an agent's turns, without its other requests."""
     return [text for text in map(prompt_text, requests) if text.startswith(_TOOLS)]
+
+
+def num_common(first: str, second: str) -> int:
+    """The length of the common prefix."""
+    differences = (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differences, min(len(first), len(second)))

@@ -1,22 +1,14 @@
-"""An agent of the OpenAI Agents SDK with a function and web search: `openai_agent.py MODEL QUESTION`.
+"""An agent of the OpenAI Agents SDK with a function and web search: `openai_agent.py QUESTION`.
 
-The address is in `OPENAI_BASE_URL`.
+The address is in `OPENAI_BASE_URL`, the model in `OPENAI_DEFAULT_MODEL`. The conversation is kept in the home folder,
+and goes on with the next question.
 """
 
 import asyncio
 import sys
 from pathlib import Path
 
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIResponsesModel,
-    Runner,
-    WebSearchTool,
-    function_tool,
-    set_tracing_disabled,
-)
-from openai import AsyncOpenAI
+from agents import Agent, Runner, SQLiteSession, WebSearchTool, function_tool, set_tracing_disabled
 
 
 @function_tool
@@ -25,16 +17,12 @@ def read_file(path: str) -> str:
     return Path(path).read_text()
 
 
-async def main(model: str, question: str) -> None:
+async def main(question: str) -> None:
     set_tracing_disabled(True)
-    agent = Agent(
-        name="Reader",
-        instructions="You read files for the user.",
-        model=OpenAIResponsesModel(model, AsyncOpenAI()),
-        model_settings=ModelSettings(max_tokens=32 if model != "fake" else 1024),
-        tools=[read_file, WebSearchTool()],
-    )
-    print((await Runner.run(agent, question)).final_output)
+    tools = [read_file, WebSearchTool()]
+    agent = Agent(name="Reader", instructions="You read files for the user.", tools=tools)
+    session = SQLiteSession("conversation", Path.home() / "conversation.db")
+    print((await Runner.run(agent, question, session=session)).final_output)
 
 
 asyncio.run(main(*sys.argv[1:]))

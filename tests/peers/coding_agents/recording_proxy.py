@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "host", "accept-encoding"}
 
 
+GIVEN_UP = 499
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """`answer`: the response's body, events included."""
+    """`status`: `GIVEN_UP` if the agent closed the connection. `answer`: the response's body, events included."""
 
     method: str
     path: str
@@ -29,7 +32,10 @@ class Exchange:
     @property
     def is_turn(self) -> bool:
         """Whether the request is one of the agent itself, which has tools."""
-        return isinstance(self.body, dict) and bool(self.body.get("tools"))
+        if self.status != 200 or not isinstance(self.body, dict):
+            return False
+        items = self.body.get("input", ())
+        return bool(self.body.get("tools")) or any(item.get("type") == "additional_tools" for item in items)
 
     @property
     def num_tokens(self) -> int:
@@ -59,23 +65,27 @@ def recording_proxy(url: str) -> Iterator[tuple[str, list[Exchange]]]:
             connection = http.client.HTTPConnection(target)
             connection.request(self.command, self.path, body, sent)
             response = connection.getresponse()
-            self.send_response(response.status)
-            for name, value in response.getheaders():
-                if name.lower() not in _HOP_BY_HOP:
-                    self.send_header(name, value)
-            self.send_header("connection", "close")
-            self.end_headers()
-            answer = b""
-            while part := response.read1(65_536):
-                answer += part
-                self.wfile.write(part)
-                self.wfile.flush()
+            status, answer = response.status, b""
+            try:
+                self.send_response(status)
+                for name, value in response.getheaders():
+                    if name.lower() not in _HOP_BY_HOP:
+                        self.send_header(name, value)
+                self.send_header("connection", "close")
+                self.end_headers()
+                while part := response.read1(65_536):
+                    answer += part
+                    self.wfile.write(part)
+                    self.wfile.flush()
+            except ConnectionError:
+                status = GIVEN_UP
             self.close_connection = True
+            connection.close()
             names = ("x-proa-ignored-fields", "x-proa-warnings")
             ignored, warnings = (", ".join(response.headers.get_all(name) or ()) for name in names)
             parsed = json.loads(body) if body else None
             text = answer.decode(errors="replace")
-            exchanges.append(Exchange(self.command, self.path, parsed, response.status, ignored, warnings, text))
+            exchanges.append(Exchange(self.command, self.path, parsed, status, ignored, warnings, text))
 
         do_GET = do_HEAD = do_POST
 
