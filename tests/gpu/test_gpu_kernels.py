@@ -19,12 +19,13 @@ from proa_engine.kernels.sampling.decode_inputs import decode_inputs, decode_inp
 from proa_engine.kernels.sampling.drafts import accept_drafts, propose_ngrams
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
-from proa_engine.kernels.sampling.token_limits import token_limits
+from proa_engine.kernels.sampling.token_limits import limit_candidates, search_thresholds, token_limits
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
 from support.kernel_cases import (
     attend,
     attention_case,
     dense_attention,
+    limit_cases,
     mask_cases,
     padded_case,
     sampling_cases,
@@ -319,6 +320,18 @@ def test_choice_of_tokens(dtype: torch.dtype) -> None:
 def test_top_k_of_logits_that_are_neighbours(dtype: torch.dtype) -> None:
     case = top_k_case(dtype)
     case.check_limits(token_limits(case.logits.cuda(), case.params.cuda(), case.slots.cuda()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_limits_are_those_of_a_search_of_the_whole_row(dtype: torch.dtype) -> None:
+    for case in limit_cases(dtype):
+        arguments = case.logits.cuda(), case.params.cuda(), case.slots.cuda()
+        candidates, figures = limit_candidates(*arguments)
+        for logits, found, bound in zip(arguments[0], candidates, figures[:, 1].amax(1), strict=True):
+            assert torch.equal(logits[logits > bound].sort().values, found[found > bound].sort().values)
+        case.check_limits(search_thresholds(*arguments, candidates, figures))
+        figures[:, 1] = torch.inf
+        case.check_limits(search_thresholds(*arguments, candidates, figures))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

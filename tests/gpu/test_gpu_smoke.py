@@ -33,7 +33,15 @@ from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.kernels.sampling.token_limits import token_limits
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_and_mul
 from proa_engine.preflight.devices import read_gpus
-from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases, top_k_case
+from support.kernel_cases import (
+    attend,
+    attention_case,
+    limit_cases,
+    mask_cases,
+    sampling_cases,
+    skinny_gemm_cases,
+    top_k_case,
+)
 from support.launch_chain import check_captured_chain
 from support.quantized_cases import expert_case, int_case, int_weight_on, matrix_in_blocks, skinny_fp8_cases
 from support.shape_models import make_shape_model
@@ -216,6 +224,8 @@ def test_inputs_samples_and_drafts() -> None:
         case.check_limits(token_limits(*there[:3]))
         drawn = draw_tokens(*there, has_limits=True).cpu()
         assert (drawn != draw_tokens_reference(*arguments, has_limits=True)).sum() <= 1
+    (limits,) = limit_cases(SIZES.dtype)
+    limits.check_limits(token_limits(limits.logits.to(DEVICE), limits.params.to(DEVICE), limits.slots.to(DEVICE)))
     case = top_k_case(torch.bfloat16)
     case.check_limits(token_limits(case.logits.to(DEVICE), case.params.to(DEVICE), case.slots.to(DEVICE)))
     lengths, drafts = torch.randint(3, 60, (6,)), torch.full((6, 4), 7)

@@ -19,12 +19,18 @@ from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, skinny_
 from proa_engine.kernels.sampling import decode_inputs, drafts
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
-from proa_engine.kernels.sampling.token_limits import token_limits, token_limits_reference
+from proa_engine.kernels.sampling.token_limits import (
+    limit_candidates,
+    search_thresholds,
+    token_limits,
+    token_limits_reference,
+)
 from proa_engine.kernels.tilings import TILINGS
 from support import invariance
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import (
     attention_case,
+    limit_cases,
     lora_cases,
     mask_cases,
     padded_case,
@@ -380,6 +386,25 @@ def check_token_limits(dtype: torch.dtype) -> None:
         for case in (*sampling_cases(each), top_k_case(each, every=1 if THOROUGH else 23)):
             case.check_limits(token_limits(case.logits, case.params, case.slots))
             case.check_limits(token_limits_reference(case.logits, case.params, case.slots))
+
+
+def check_limit_candidates(dtype: torch.dtype) -> None:
+    """All logits above the bound are candidates, and a search among them finds what a search of the row does."""
+    num_covered = 0
+    for case in limit_cases(dtype):
+        arguments = case.logits, case.params, case.slots
+        candidates, figures = limit_candidates(*arguments)
+        thresholds = search_thresholds(*arguments, candidates, figures)
+        for logits, found, bound, threshold in zip(
+            case.logits, candidates, figures[:, 1].amax(1), thresholds, strict=True
+        ):
+            assert torch.equal(logits[logits > bound].sort().values, found[found > bound].sort().values)
+            num_covered += bool(threshold > bound)
+        case.check_limits(thresholds)
+        case.check_limits(token_limits_reference(*arguments))
+        figures[:, 1] = torch.inf
+        assert torch.equal(search_thresholds(*arguments, candidates, figures), thresholds)
+    assert 0 < num_covered < len(thresholds)
 
 
 def check_draw_tokens(dtype: torch.dtype) -> None:

@@ -250,6 +250,38 @@ class SamplingCase:
             assert shares[kept & ~last].sum() < top_p + ROUNDING, "those above the last value sum to top-p"
 
 
+def limit_cases(dtype: torch.dtype) -> list[SamplingCase]:
+    """Rows whose limits keep few tokens or most of them: many, equal and hardly any logits, over several chunks."""
+    limits = [
+        (0.6, 0.0, 20, 0.95),
+        (1.0, 0.0, 1, 1.0),
+        (1.0, 0.0, 2000, 1.0),
+        (1.0, 0.0, 2000, 0.7),
+        (0.3, 0.0, 0, 0.9),
+        (2.0, 0.0, 0, 0.9),
+        (1.0, 0.1, 0, 1.0),
+        (1.0, 1e-4, 0, 0.9),
+        (1.0, 0.02, 50, 0.8),
+    ]
+    generator = torch.Generator().manual_seed(7)
+    vocab_size = 17_003
+    random = torch.randn(vocab_size, generator=generator) * 3
+    equal = torch.full((vocab_size,), 1.5)
+    equal[::5000] = 2
+    few = torch.full((vocab_size,), -torch.inf)
+    few[::4999] = random[::4999]
+    negative = random.abs() - 40
+    rows = [(random, each) for each in limits]
+    rows += [(each, limits[index]) for each in (equal, few, negative) for index in (0, 5)]
+    logits = torch.stack([each for each, _ in rows]).to(dtype)
+    params = torch.zeros(len(rows), columns.NUM_COLUMNS, dtype=torch.float64)
+    for slot, (_, (temperature, min_p, top_k, top_p)) in enumerate(rows):
+        params[slot, columns.TEMPERATURE], params[slot, columns.MIN_P] = temperature, min_p
+        params[slot, columns.TOP_K], params[slot, columns.TOP_P] = top_k or vocab_size, top_p
+    slots = torch.arange(len(logits))
+    return [SamplingCase(logits, params, slots, slots)]
+
+
 def top_k_case(dtype: torch.dtype, every: int = 1) -> SamplingCase:
     """A row for each top-k, or for every second or fewer, over logits that are neighbours among the numbers of `dtype`,
     in any order."""

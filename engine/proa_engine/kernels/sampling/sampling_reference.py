@@ -128,7 +128,8 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """The least logit that is kept, [rows], and whether `ordered`, the head of the sorted row, was enough to tell."""
     length = ordered.shape[1]
-    in_top_k = torch.arange(length, device=ordered.device) < top_k[:, None]
+    least = ordered.gather(1, top_k.clamp(max=length)[:, None] - 1)
+    in_top_k = ordered >= least
     within = ordered.masked_fill(~in_top_k, -math.inf)
     total = torch.where(top_k < vocab_size, within.logsumexp(-1), log_total)
     probabilities = (within - total[:, None]).exp()
@@ -136,7 +137,9 @@ def _threshold(
     kept = in_top_k & ((before < top_p[:, None]) | (top_p >= 1)[:, None])
     kept[:, 0] = True
     last = kept.sum(-1, keepdim=True) - 1
-    found = torch.where(top_k < vocab_size, top_k <= length, last.squeeze(1) < length - 1)
+    # The last of the head may have equals behind it.
+    has_top_k = (top_k <= length) & (ordered[:, -1] < least[:, 0])
+    found = torch.where(top_k < vocab_size, has_top_k, last.squeeze(1) < length - 1)
     return ordered.gather(1, last).squeeze(1), found
 
 
