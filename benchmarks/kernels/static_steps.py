@@ -89,7 +89,7 @@ class _AllLayers(MetaWorker):
         sizes = self.load_model().cache
         plan = replace(self._plan_runner(sizes), shapes=shapes, prompt_shapes=())
         self.groups = cache_groups(plan.config, plan.caches, plan.sizes)
-        self._runner = make_model_runner(plan, self.weights.loaded)
+        self.model_runner = make_model_runner(plan, self.weights.loaded)
         self.captured = _RunAgain()
         self.model_runner.capture_graphs(self.captured)
 

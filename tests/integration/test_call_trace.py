@@ -36,5 +36,5 @@ def test_steps_of_decodes_enter_few_files_and_functions_of_the_engine() -> None:
         for _ in range(20):  # some of which fill blocks
             engine.core.step()
         steps = replace(trace, functions=set(trace.functions))
-    assert len(steps.functions) <= 107, f"\n{steps}"
-    assert len(steps.files) <= 37, f"\n{steps}"
+    assert len(steps.functions) <= 96, f"\n{steps}"
+    assert len(steps.files) <= 30, f"\n{steps}"

@@ -25,8 +25,9 @@ from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.host_tier import HostTierConfig, NoHostTier
+from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv.no_host_tier import NoHostTier
 from proa_engine.core.kv.prefix_cache import BlockHashFunction
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras

@@ -95,6 +95,7 @@ class EngineCore:
         self._max_in_flight = scheduler.config.max_steps_in_flight  # when `step` returns
         self._in_flight: deque[_Started] = deque()
         self._prefill_rate = scheduler.prefill_rate
+        self._finished_at = 0.0  # when the last step was finished
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
         self._operation: Operation[Any] | None = None  # read from the inbox and not run yet
@@ -196,7 +197,7 @@ class EngineCore:
             self._operation = None
             self._outbox.outputs += self._operations.run(operation, self._clock())
             self._read_inbox()
-        if self._operations.must_sleep and not self._in_flight:
+        if not self._in_flight and self._operations.must_sleep:
             self._operations.fall_asleep(self._clock())
 
     def _start(self, scheduler_output: SchedulerOutput, requests: list[Request], now: float) -> bool:
@@ -228,7 +229,9 @@ class EngineCore:
         self.rows_in_flight = self.rows_in_flight[1:]
         self._read_inbox()  # so that requests aborted meanwhile get no more tokens
         now = self._clock()
-        self._prefill_rate.end_step(step.row_sizes, step.time, now)
+        if step.row_sizes:  # with two steps in flight, one begins when the one before has ended
+            self._prefill_rate.add(step.row_sizes, now - max(step.time, self._finished_at))
+        self._finished_at = now
         outputs, self._outbox.plain = self._scheduler.update_from_output(step.requests, result, now)
         self._outbox.outputs += outputs
         self._num_steps += 1

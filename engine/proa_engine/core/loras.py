@@ -31,7 +31,7 @@ class Loras:
         self._leaving: list[Adapter] = []  # unloaded adapters that still have requests
         self._num_loaded = 0  # since the start
         self._loading: deque[LoadLora] = deque()  # the first one is being read
-        self.has_changed = False  # whether `loaded` has changed since the last call of `take_changed`
+        self.has_changed = False  # whether `loaded` has changed since clients were told
 
     @property
     def are_enabled(self) -> bool:
@@ -41,11 +41,6 @@ class Loras:
     def loaded(self) -> LoadedLoras:
         """The adapters that requests may name."""
         return LoadedLoras(loras=tuple(self._by_name[name].lora for name in sorted(self._by_name)))
-
-    def take_changed(self) -> LoadedLoras | None:
-        """`loaded`, if it has changed since the last call."""
-        has_changed, self.has_changed = self.has_changed, False
-        return self.loaded if has_changed else None
 
     def find(self, request: EngineCoreRequest) -> Adapter | NoAdapter:
         """Return the adapter that the request names. Raises `LoraNotFound` if it is not loaded, or has another

@@ -37,7 +37,9 @@ class Outbox:
 
     def take(self, stats: SchedulerStats, timestamp: float, num_steps: int) -> StepOutputs:
         """Return all that is to be sent, with the statistics after `num_steps` steps."""
-        kv_events, loras = self._kv_events.take(), self._loras.take_changed()
+        kv_events = self._kv_events.take()
+        loras = self._loras.loaded if self._loras.has_changed else None
+        self._loras.has_changed = False
         self._sent_sleep_level = self._operations.sleep_level
         outputs, self.outputs = self.outputs, []
         plain, self.plain = self.plain, PlainTokens()

@@ -11,8 +11,6 @@ class PrefillRate:
     Each step's time per token is weighted by the square of its tokens, so that steps with large chunks count almost
     alone: gateways ask how long a long prompt would take, and a step that adds 20 tokens to 200 decodes tells nothing
     about that. For the same reason steps age by tokens, not by time.
-
-    With two steps in flight, a step's time begins when the step before it has ended, not when it was started.
     """
 
     def __init__(self, max_tokens_of_decode: int = 1) -> None:
@@ -21,15 +19,10 @@ class PrefillRate:
         self._max_tokens_of_decode = max_tokens_of_decode
         self._tokens = 0.0  # sum of the squares of steps' tokens
         self._seconds = 0.0  # sum of steps' seconds, each multiplied by the step's tokens
-        self._last_ended = 0.0
 
-    def end_step(self, row_sizes: Iterable[int], started: float, ended: float) -> None:
-        """Count a step with rows of `row_sizes` tokens, those of one token left out. Times are in seconds. Steps end in
-        the order in which they are started."""
-        seconds = ended - max(started, self._last_ended)
-        self._last_ended = ended
-        if not row_sizes:
-            return
+    def add(self, row_sizes: Iterable[int], seconds: float) -> None:
+        """Count a step with rows of `row_sizes` tokens, those of one token left out. Not if it took no time, because
+        the clock was set back."""
         num_tokens = sum(size for size in row_sizes if size > self._max_tokens_of_decode)
         if num_tokens and seconds > 0:
             kept = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)

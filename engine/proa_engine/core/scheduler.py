@@ -280,9 +280,19 @@ class Scheduler:
         notifies = has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=has_tokens)
-        decode_ids = self._decode_ids.of(plan.decodes)
-        step = plan.scheduler_output(
-            self._num_steps + 1, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs, copies
+        step = SchedulerOutput(
+            step=self._num_steps + 1,
+            new_requests=plan.new_requests,
+            cached_requests=plan.cached_requests,
+            decode_request_ids=self._decode_ids.of(plan.decodes),
+            num_chunk_tokens=plan.num_chunk_tokens,
+            finished_request_ids=finished_ids,
+            preempted_request_ids=preempted_ids,
+            grammar_rows=plan.grammar_rows() if plan.constrained else [],
+            states=states,
+            freed_images=freed_images,
+            encoder_inputs=encoder_inputs,
+            copies=copies,
         )
         self._num_steps += step.must_run
         return step

@@ -1,18 +1,12 @@
-"""StepPlan: builds one step's `SchedulerOutput` while the scheduler decides."""
+"""StepPlan: what a step computes, collected while the scheduler decides; IdColumn: ids of its requests."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from proa.contract import EngineCoreOutput, PromptEmbeds
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
-from proa_engine.core.types import (
-    CachedRequestData,
-    Copies,
-    EncoderInput,
-    NewRequestData,
-    SchedulerOutput,
-    StateSteps,
-)
+from proa_engine.core.types import CachedRequestData, NewRequestData
 
 
 class IdColumn:
@@ -32,37 +26,36 @@ class IdColumn:
         return self._ids
 
 
+@dataclass(slots=True)
 class StepPlan:
-    """The requests of a step and their numbers of tokens. `constrained` has the requests with a grammar, by id."""
+    """The requests of a step and their numbers of tokens."""
 
-    def __init__(self, budget: int, constrained: Mapping[str, ConstrainedRequest]) -> None:
-        self.decodes: list[Request] = []  # rows of one token
-        self.block_candidates: list[
-            tuple[Request, int]
-        ] = []  # requests that may fill a block, and the first token that each computes
-        self.outputs: list[EngineCoreOutput] = []  # of requests that finished without a step
-        self._budget = budget
-        self._constrained = constrained
-        self._chunks: list[Request] = []  # rows of several tokens
-        self._num_chunk_tokens: dict[str, int] = {}
-        self._new: list[NewRequestData] = []
-        self._cached: list[CachedRequestData] = []
+    budget_with_decodes: int  # tokens that can still be scheduled, and those of `decodes`
+    constrained: Mapping[str, ConstrainedRequest]  # requests with a grammar, by id
+    decodes: list[Request] = field(default_factory=list)  # rows of one token
+    chunks: list[Request] = field(default_factory=list)  # rows of several tokens
+    num_chunk_tokens: dict[str, int] = field(default_factory=dict)  # by request id
+    new_requests: list[NewRequestData] = field(default_factory=list)
+    cached_requests: list[CachedRequestData] = field(default_factory=list)
+    # Requests that may fill a block, and the first token that each computes.
+    block_candidates: list[tuple[Request, int]] = field(default_factory=list)
+    outputs: list[EngineCoreOutput] = field(default_factory=list)  # of requests that finished without a step
 
     @property
     def budget(self) -> int:
         """Number of tokens that can still be scheduled."""
-        return self._budget - len(self.decodes)
+        return self.budget_with_decodes - len(self.decodes)
 
     @property
     def rows(self) -> list[Request]:
         """The step's requests, those with one token first, because decodes are computed together."""
-        return self.decodes + self._chunks if self._chunks else self.decodes
+        return self.decodes + self.chunks if self.chunks else self.decodes
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: Sequence[Sequence[int]]) -> None:
         """Schedule tokens of a request that the workers hold. A decode without a new block is added to `decodes`
         instead."""
         position, token_ids = request.num_computed_tokens, request.unsent_token_ids
-        self._cached.append(CachedRequestData(request.request_id, position, new_block_ids, token_ids))
+        self.cached_requests.append(CachedRequestData(request.request_id, position, new_block_ids, token_ids))
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: list[list[int]]) -> None:
@@ -80,48 +73,22 @@ class StepPlan:
             images=request.images.spans,
             prompt_embeds=_uncomputed(request) if request.prompt_embeds else (),
         )
-        self._new.append(data)
+        self.new_requests.append(data)
         self._add(request, num_tokens)
 
-    def scheduler_output(
-        self,
-        step: int,
-        decode_ids: list[str],
-        finished_request_ids: list[str],
-        preempted_request_ids: list[str],
-        states: Mapping[str, StateSteps],
-        freed_images: list[bytes],
-        encoder_inputs: list[EncoderInput],
-        copies: Copies,
-    ) -> SchedulerOutput:
-        """Make the step for the executor."""
-        return SchedulerOutput(
-            step=step,
-            new_requests=self._new,
-            cached_requests=self._cached,
-            decode_request_ids=decode_ids,
-            num_chunk_tokens=self._num_chunk_tokens,
-            finished_request_ids=finished_request_ids,
-            preempted_request_ids=preempted_request_ids,
-            grammar_rows=self._grammar_rows() if self._constrained else [],
-            states=states,
-            freed_images=freed_images,
-            encoder_inputs=encoder_inputs,
-            copies=copies,
-        )
-
-    def _grammar_rows(self) -> list[int]:
-        found = ((index, self._constrained.get(row.request_id)) for index, row in enumerate(self.rows))
-        return [index for index, request in found if request is not None and request.samples]
+    def grammar_rows(self) -> list[int]:
+        """Return the indices of rows that sample a token under a grammar."""
+        ids, constrained = [row.request_id for row in self.rows], self.constrained
+        return [index for index, name in enumerate(ids) if name in constrained and constrained[name].samples]
 
     def _add(self, request: Request, num_tokens: int) -> None:
         self.block_candidates.append((request, request.num_computed_tokens))
         if num_tokens == 1:
             self.decodes.append(request)
         else:
-            self._budget -= num_tokens
-            self._chunks.append(request)
-            self._num_chunk_tokens[request.request_id] = num_tokens
+            self.budget_with_decodes -= num_tokens
+            self.chunks.append(request)
+            self.num_chunk_tokens[request.request_id] = num_tokens
         request.images.claim(request, num_tokens)
         request.schedule(num_tokens)
 

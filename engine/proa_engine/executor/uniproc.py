@@ -202,9 +202,10 @@ class UniProcExecutor:
         return self._failure.wait_for(self._device_thread.submit(job))
 
     def _execute(self, copies: Copies, inputs: StepInputs | None) -> None:
-        self._worker.begin_step(copies)
+        runner = self._worker.model_runner
+        self._worker.tiers.begin_step(copies, runner.memory)
         if inputs is not None:
-            self._worker.model_runner.execute_model(inputs)
+            runner.execute_model(inputs)
 
     def _guarded(self, job: Callable[[], object]) -> None:
         """Run device work unless the executor has failed. An exception fails the executor."""

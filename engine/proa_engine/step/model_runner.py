@@ -21,7 +21,7 @@ from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShap
 from proa_engine.step.device_thread import SmallSteps
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import LogprobTensors
-from proa_engine.step.pipeline import StageIO, WholeModel
+from proa_engine.step.pipeline import StageIO
 from proa_engine.step.prompt_graphs import PromptGraphs
 from proa_engine.step.sampler import SampledTokens, Sampler, ship_masks
 from proa_engine.step.sampling import SamplingInputs
@@ -36,6 +36,24 @@ class _ForwardResult:
     inputs: StepInputs
     arrays: list[Tensor]
     result: Tensor  # of this stage's layers, [tokens, hidden_size]
+
+
+class WholeModel:
+    """The model's only stage."""
+
+    is_whole = samples = True
+
+    def receive(self, inputs: StepInputs) -> None:
+        return None
+
+    def graph_input(self, num_tokens: int) -> None:
+        return None
+
+    def send(self, result: Tensor, inputs: StepInputs, arrays: Sequence[Tensor]) -> None:
+        pass
+
+    def finish(self, result: Tensor, inputs: StepInputs) -> tuple[Tensor, StepInputs]:
+        return result, inputs
 
 
 class ModelRunner:
@@ -116,7 +134,17 @@ class ModelRunner:
         step = self._results.popleft()
         with self._small_steps.one_thread(step.inputs.is_small):
             hidden, inputs = self._stage.finish(step.result, step.inputs)
-            return self._sample_step(inputs, step.arrays, hidden, masks)
+            if self._graphs.can_draw and (shape := inputs.draw_shape) is not None:
+                drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
+                return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
+            token_ids: Tensor | None = None
+            logprobs: LogprobTensors | None = None
+            if (sampling := inputs.sampling) is not None:
+                sampled = self._sample(hidden, inputs, sampling, step.arrays, masks)
+                token_ids, logprobs = sampled.token_ids, sampled.logprobs
+                self._tables.flat_token_ids.index_copy_(0, step.arrays[sampling.write_to], token_ids.int())
+            results = [part.after_sample(step.arrays, hidden, token_ids) for part in inputs.parts]
+            return StepTensors(token_ids, logprobs, results)
 
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
@@ -134,25 +162,9 @@ class ModelRunner:
         self._prompt_graphs.clear()
         self._graphs.clear()
 
-    def _sample_step(
-        self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
-    ) -> StepTensors:
-        if self._graphs.can_draw and (shape := inputs.draw_shape) is not None:
-            drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
-            return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
-        token_ids: Tensor | None = None
-        logprobs: LogprobTensors | None = None
-        if (sampling := inputs.sampling) is not None:
-            rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
-            sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
-            token_ids, logprobs = sampled.token_ids, sampled.logprobs
-            self._tables.flat_token_ids.index_copy_(0, arrays[sampling.write_to], token_ids.int())
-        results = [part.after_sample(arrays, hidden, token_ids) for part in inputs.parts]
-        return StepTensors(token_ids, logprobs, results)
-
     def _sample(
         self,
-        logits: Tensor,
+        hidden: Tensor,
         inputs: StepInputs,
         sampling: SamplingInputs,
         arrays: list[Tensor],
@@ -160,6 +172,8 @@ class ModelRunner:
     ) -> SampledTokens:
         """Sample the step's tokens. Only rank 0 has the masks of grammars, so it alone samples a constrained step and
         broadcasts the tokens."""
+        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
+        logits = self._model.compute_logits(rows)
         if inputs.is_constrained and self._parallel.rank:
             token_ids = torch.empty(sampling.num_rows, dtype=torch.int64, device=self.device)
             return SampledTokens(self._parallel.broadcast(token_ids), None)

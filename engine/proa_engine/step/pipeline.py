@@ -38,24 +38,6 @@ class StageIO(Protocol):
         ...
 
 
-class WholeModel:
-    """The model's only stage."""
-
-    is_whole = samples = True
-
-    def receive(self, inputs: StepInputs) -> None:
-        return None
-
-    def graph_input(self, num_tokens: int) -> None:
-        return None
-
-    def send(self, result: Tensor, inputs: StepInputs, arrays: Sequence[Tensor]) -> None:
-        pass
-
-    def finish(self, result: Tensor, inputs: StepInputs) -> tuple[Tensor, StepInputs]:
-        return result, inputs
-
-
 class FirstStage:
     """Sends what its layers return. Samples from what the last stage sends back, as far as it is needed."""
 
@@ -121,9 +103,8 @@ class LaterStage:
 def make_stage_io(
     model: CausalLM, stage: Stage, links: StageLinks, *, max_graph_tokens: int, example: Tensor
 ) -> StageIO:
-    """`max_graph_tokens`: of the largest graph. `example` is [0, hidden_size] like hidden states."""
-    if stage.count == 1:
-        return WholeModel()
+    """Make that of one of several stages. `max_graph_tokens`: of the largest graph. `example` is [0, hidden_size] like
+    hidden states."""
     if stage.is_first:
         assert isinstance(model, StageModel), "only a StageModel is divided"
         return FirstStage(model, links)

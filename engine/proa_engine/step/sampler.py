@@ -112,7 +112,8 @@ class Sampler:
                 else:
                     sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())
                 scaled = _put(scaled, rows, arrays, part)
-        key_lo, key_hi = _words(params[:, columns.KEY_LO]), _words(params[:, columns.KEY_HI])
+        # Unsigned words as int32 with the same bits.
+        key_lo, key_hi = (params[:, column].long().int() for column in (columns.KEY_LO, columns.KEY_HI))
         drawn = sampling.sample(scaled, key_lo, key_hi, _take(positions, random, arrays).int())
         return drawn if random.index is None else _put(sampling.greedy(logits), random, arrays, drawn)
 
@@ -170,8 +171,3 @@ def _put(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor], values: Tensor)
     """Replace the rows of `tensor` that are in the set `rows` with `values`, in place; returns the result, which is
     `values` if all are."""
     return values if rows.index is None else tensor.index_copy_(0, arrays[rows.index], values)
-
-
-def _words(column: Tensor) -> Tensor:
-    """Convert unsigned 32-bit words, [rows] float64, to int32 with the same bits."""
-    return column.long().int()

@@ -5,7 +5,7 @@ inputs are built; the device side changes with that step, in stream order, so st
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -72,13 +72,13 @@ class PackedEdits:
             table.index_copy_(0, arrays[rows], staged.to(table.dtype).view(-1, *table.shape[1:]))
 
 
+@dataclass(slots=True)
 class Edits:
     """What a step writes to tables on the device before it reads them."""
 
-    def __init__(self) -> None:
-        self._slices: list[tuple[Tensor, int, IntArray]] = []
-        self._rows: dict[int, tuple[Tensor, list[int], list[float]]] = {}  # by id of the table
-        self._fills: list[Callable[[], None]] = []
+    _slices: list[tuple[Tensor, int, IntArray]] = field(default_factory=list)
+    _rows: dict[int, tuple[Tensor, list[int], list[float]]] = field(default_factory=dict)  # by id of the table
+    _fills: list[Callable[[], None]] = field(default_factory=list)
 
     def write(self, table: Tensor, rows: Iterable[int], values: Iterable[float]) -> None:
         """Write rows of a table of integers or float64. `values` are the rows' values, concatenated."""
@@ -98,7 +98,7 @@ class Edits:
         self._fills += fills
 
     def pack(self, packer: Packer) -> PackedEdits:
-        first_array = len(packer)
+        first_array = packer.num_arrays
         rows = []
         for table, numbers, values in self._rows.values():
             if table.is_floating_point():

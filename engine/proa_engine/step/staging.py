@@ -30,14 +30,13 @@ class Packer:
     def __init__(self, first: PackedArrays | None = None) -> None:
         self._parts: list[IntArray] = [] if first is None else [first.values]
         self._lengths: list[int] = [] if first is None else [*first.lengths]
-
-    def __len__(self) -> int:
-        return len(self._lengths)
+        self.num_arrays = len(self._lengths)
 
     def add(self, array: IntArray) -> int:
         self._parts.append(array)
         self._lengths.append(array.size)
-        return len(self._lengths) - 1
+        self.num_arrays += 1
+        return self.num_arrays - 1
 
     def add_floats(self, array: npt.NDArray[np.float64]) -> int:
         return self.add(np.ascontiguousarray(array).reshape(-1).view(np.int64))

@@ -23,8 +23,8 @@ from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
-from proa_engine.step.model_runner import ModelRunner
-from proa_engine.step.pipeline import make_stage_io
+from proa_engine.step.model_runner import ModelRunner, WholeModel
+from proa_engine.step.pipeline import StageIO, make_stage_io
 from proa_engine.step.pooling import PoolingColumns
 from proa_engine.step.prompt_embeds import PromptEmbedsColumns
 from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
@@ -101,13 +101,15 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
     )
     max_logprobs = config.num_top_logprobs(model_config.vocab_size)
     batch = _make_batch(plan, loaded, max_logprobs)
-    stage = make_stage_io(
-        model,
-        model_config.stage,
-        placement.links,
-        max_graph_tokens=max((shape.num_tokens for shape in shapes), default=0),
-        example=torch.empty(0, model_config.hidden_size, dtype=placement.dtype, device=device),
-    )
+    stage: StageIO = WholeModel()
+    if model_config.stage.count > 1:
+        stage = make_stage_io(
+            model,
+            model_config.stage,
+            placement.links,
+            max_graph_tokens=max((shape.num_tokens for shape in shapes), default=0),
+            example=torch.empty(0, model_config.hidden_size, dtype=placement.dtype, device=device),
+        )
     return ModelRunner(
         model,
         memory,

@@ -94,7 +94,7 @@ class RankServer:
     def _run_step(self, worker: Worker, scheduler_output: SchedulerOutput) -> None:
         runner = worker.model_runner
         inputs = runner.prepare_inputs(scheduler_output)
-        worker.begin_step(scheduler_output.copies)
+        worker.tiers.begin_step(scheduler_output.copies, runner.memory)
         if inputs is not None:
             runner.execute_model(inputs)
             if self._samples_each_step:

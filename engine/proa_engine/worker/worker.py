@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.step_costs import StepCosts
-from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, Copies, LoraSlot
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer
 from proa_engine.layers.parallel import ParallelContext
@@ -90,21 +90,16 @@ class Worker:
         self.weights: RankWeights  # set by `load_model`, as are the next two
         self._caches: CachePlan
         self._fingerprint = b""  # what engines must have in common to exchange blocks; empty without movers
-        self.tiers: RankTiers = NoRankTiers()  # set by `start`, as is the next one
+        self.tiers: RankTiers = NoRankTiers()  # set by `start`, as are the next two
         self._plan: RunnerPlan
+        self.model_runner: ModelRunner  # runs steps; deleted while the worker sleeps
         self._config = config
         self._rank = rank
         self._log = log
         self._ranks_here = ranks_here
         self._tracer = tracer or make_worker_tracer(rank, rank // config.parallel.tensor_parallel_size)
         self._at_exit = ExitStack()
-        self._runner: ModelRunner | None = None  # None until started, and while it sleeps
-
-    @property
-    def model_runner(self) -> ModelRunner:
-        """The runner of steps. It exists between `start` and `shutdown`, except while the worker sleeps."""
-        assert self._runner is not None
-        return self._runner
+        self._until_sleep = ExitStack()  # releases `model_runner`
 
     def init_device(self, rendezvous: Rendezvous = ALONE, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks.
@@ -187,8 +182,8 @@ class Worker:
         groups = kv_cache.cache_groups(self._config, self._caches, sizes)
         max_model_len = self._longest_request(groups)
         plan = self._plan = self._plan_runner(sizes)
-        runner = self._runner = make_model_runner(plan, self.weights.loaded)
-        self._at_exit.callback(self._release_runner)  # runs before distributed.leave
+        runner = self._make_runner()
+        self._at_exit.callback(self._until_sleep.close)  # runs before distributed.leave
         self.tiers = make_rank_tiers(
             self._config,
             self._rank,
@@ -218,17 +213,13 @@ class Worker:
             ),
         )
 
-    def begin_step(self, copies: Copies) -> None:
-        """Start the copies of the next step, and wait for those of the step before. Device work, before each step."""
-        self.tiers.begin_step(copies, self.model_runner.memory)
-
     def sleep(self, level: int) -> None:
         """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory; level 2
         drops the weights.
 
         CUDA graphs are deleted, because they contain addresses of the memory that is freed.
         """
-        self._release_runner()
+        self._until_sleep.close()
         self.weights.sleep(level)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -241,7 +232,7 @@ class Worker:
         """
         started = time.monotonic()
         self.weights.wake_up()
-        self._runner = make_model_runner(self._plan, self.weights.loaded)
+        self._make_runner()
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
 
@@ -249,10 +240,15 @@ class Worker:
         self._tracer.shutdown()
         self._at_exit.close()
 
+    def _make_runner(self) -> ModelRunner:
+        """Make the runner of `_plan`, with a new KV cache, and return it."""
+        self.model_runner = make_model_runner(self._plan, self.weights.loaded)
+        self._until_sleep.callback(self._release_runner)
+        return self.model_runner
+
     def _release_runner(self) -> None:
-        if self._runner is not None:
-            self._runner.release()
-        self._runner = None
+        self.model_runner.release()
+        del self.model_runner
 
     def _longest_request(self, groups: CacheGroups) -> int:
         """Return the maximum number of tokens of a request: as configured, or those that fit into the KV cache."""

@@ -4,52 +4,53 @@ import pytest
 
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.prefill_rate import PrefillRate
-from support.core import CoreRun, make_request
+from support.core import Clock, CoreRun, make_request
 
 
 def test_the_rate_is_unknown_before_a_prompt_is_computed() -> None:
     rate = PrefillRate()
-    rate.end_step([], 1.0, 2.0)
+    rate.add([1], 1.0)
     assert rate.tokens_per_second == 0
-
-
-def test_a_step_begins_when_the_one_before_has_ended() -> None:
-    rate = PrefillRate()
-    rate.end_step([1000], 10.0, 11.0)
-    rate.end_step([1000], 10.1, 12.0)  # started while the first one ran
-    rate.end_step([1000], 50.0, 51.0)  # after a pause
-    assert rate.tokens_per_second == pytest.approx(1000)
 
 
 def test_small_chunks_beside_decodes_change_little() -> None:
     rate = PrefillRate()
-    rate.end_step([8000], 0.0, 1.0)
-    for index in range(100):
-        rate.end_step([20], 1 + index / 50, 1 + (index + 1) / 50)
+    rate.add([8000], 1.0)
+    for _ in range(100):
+        rate.add([20], 1 / 50)
     assert rate.tokens_per_second == pytest.approx(8000, rel=0.05)
 
 
 def test_old_steps_are_forgotten() -> None:
     rate = PrefillRate()
-    for second in range(100):
-        rate.end_step([8000], second, second + 1)
-    for second in range(100, 200):
-        rate.end_step([4000], second, second + 1)
+    for _ in range(100):
+        rate.add([8000], 1.0)
+    for _ in range(100):
+        rate.add([4000], 1.0)
     assert rate.tokens_per_second == pytest.approx(4000, rel=0.1)
 
 
 def test_tokens_with_drafts_are_not_counted() -> None:
     rate = PrefillRate(4)
-    rate.end_step([4, 2, 4, 100], 0.0, 1.0)
-    rate.end_step([4, 2, 3], 1.0, 2.0)
+    rate.add([4, 2, 4, 100], 1.0)
+    rate.add([4, 2, 3], 1.0)
     assert rate.tokens_per_second == 100
 
 
 def test_a_clock_that_goes_back_is_ignored() -> None:
     rate = PrefillRate()
-    rate.end_step([100], 5.0, 6.0)
-    rate.end_step([100], 6.0, 3.0)
+    rate.add([100], 1.0)
+    rate.add([100], -3.0)
     assert rate.tokens_per_second == 100
+
+
+def test_a_step_begins_when_the_one_before_has_ended() -> None:
+    """With each call of the clock a second later, a step of 20 tokens is finished 2 s after the one before, and 3 s
+    after it was started."""
+    run = CoreRun(max_num_batched_tokens=20, async_scheduling=True, clock=Clock())
+    run.submit(make_request(prompt=range(100), max_tokens=1))
+    run.finish()
+    assert run.core.stats().prefill_tokens_per_second == pytest.approx(10, rel=0.01)
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])

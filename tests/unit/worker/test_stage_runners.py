@@ -72,7 +72,9 @@ class Stages:
                 max_logprobs=5,
                 stage=make_stage_io(
                     model, config.stage, links, max_graph_tokens=MAX_NUM_SEQS, example=torch.empty(0, 64)
-                ),
+                )
+                if num_stages > 1
+                else None,
                 graphs=DecodeGraphs(shapes, CPU) if graphs else None,
             )
             if graphs:

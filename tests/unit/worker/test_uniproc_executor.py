@@ -16,6 +16,7 @@ from proa_engine.core.step_costs import StepCosts
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.mover.messages import ToCore
 from proa_engine.step.async_output import StepTensors
@@ -37,7 +38,8 @@ class FakeWorker:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.model_runner = self.weights = self
+        self.model_runner = self.weights = self.tiers = self
+        self.memory = CacheMemory()
         self.gate = Event()
         self.gate.set()
         self.unloaded = Event()
@@ -60,7 +62,7 @@ class FakeWorker:
     def start(self, sizes: CacheSizes, _disk_folder: str, _on_mover: Callable[[ToCore], None]) -> StartedRank:
         return StartedRank(16, GROUPS, StepCosts(), load_rate=0.0, mover_port=None, fingerprint=b"", description="Fake")
 
-    def begin_step(self, copies: Copies) -> None:
+    def begin_step(self, copies: Copies, _memory: CacheMemory) -> None:
         if copies:
             self.log.append("copy")
 

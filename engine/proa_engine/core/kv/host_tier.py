@@ -20,12 +20,11 @@ from itertools import chain
 
 from proa_engine.core.kv.adoption import Adoption
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.loads import Loads, NoLoads
+from proa_engine.core.kv.loads import Loads
 from proa_engine.core.kv.mover import Adopted
 from proa_engine.core.kv.pools import PlannedReferences, Pools
 from proa_engine.core.kv.prefix_cache import NO_CHECKPOINT, BlockHashes
-from proa_engine.core.kv.stores import NoStores, Stores
-from proa_engine.core.kv_events import NO_KV_EVENTS
+from proa_engine.core.kv.stores import Stores
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_COPIES, Block, Copies, HostOccupancy
 
@@ -181,31 +180,3 @@ class HostTier:
             self.pools.blocks.refresh(page)
         for state in checkpoint.states:
             self.pools.states.refresh(state)
-
-
-class NoHostTier:
-    """An engine without host memory for its cache."""
-
-    kv_events = NO_KV_EVENTS
-    loads = NoLoads()
-    stores = NoStores()
-    usage = load_bytes_per_second = 0.0
-    has_stores = has_planned = False
-    occupancy = None
-
-    def plan(self) -> Copies:
-        return NO_COPIES
-
-    def end_plan(self) -> None: ...
-
-    def store(self, request: Request) -> None: ...
-
-    def adopt(self, adopted: Adopted) -> None:
-        raise AssertionError("only host memory outlives an engine")
-
-    def reset(self) -> None: ...
-
-    def check_integrity(
-        self, fetched: tuple[Sequence[Block], Sequence[Block]]
-    ) -> tuple[Sequence[Block], Sequence[Block]]:
-        return (), ()

@@ -249,23 +249,5 @@ class Loads:
         return len(unit.pages) + len(unit.states) * self._state_pages
 
 
-class NoLoads:
-    """Without host memory no request has to wait for a load."""
-
-    def held(self, block_hashes: Iterable[bytes]) -> tuple[int, int]:
-        return 0, 0
-
-    def begin(self, request: Request, num_hit: int) -> int:
-        return 0
-
-    def take_ended(self) -> Sequence[Request]:
-        return ()
-
-    def end(self, request: Request) -> None: ...
-
-    def give_up(self, first: Request | None = None) -> bool:
-        return False
-
-
 def _order(request: Request) -> tuple[int, ...]:
     return request.order

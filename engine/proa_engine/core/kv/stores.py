@@ -96,11 +96,3 @@ class Stores:
         copies.stored_checkpoints.append(StoredCheckpoint(checkpoint_hash, tails, slot_of(states)))
         self.num_pages += num_new
         return num_new + num_states * self._state_pages
-
-
-class NoStores:
-    """Without host memory nothing is stored."""
-
-    def add_blocks(self, blocks: Iterable[tuple[bytes, Block]]) -> None: ...
-
-    def add_checkpoint(self, checkpoint_hash: bytes) -> None: ...

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.disk_tier import DiskTier, NoDiskTier
 from proa_engine.core.kv.fetches import Fetches, NoFetches
-from proa_engine.core.kv.host_tier import HostTier, HostTierConfig, NoHostTier
+from proa_engine.core.kv.host_tier import HostTier, HostTierConfig
 from proa_engine.core.kv.mover import Mover
+from proa_engine.core.kv.no_host_tier import NoHostTier
 from proa_engine.core.kv.pools import Pools
 from proa_engine.core.kv.prefix_cache import BlockHashes
 from proa_engine.core.request import Request
