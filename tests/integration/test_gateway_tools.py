@@ -183,6 +183,8 @@ async def test_every_delta_of_a_model_that_reasons_has_reasoning_content(
     says(engine, f"<think>one two</think>three {CALL}")
     deltas = [chunk.choices[0].delta async for chunk in await whole(gateway, stream=True)]
     assert "".join(delta.reasoning_content or "" for delta in deltas) == "one two"
+    joined = await whole(gateway, stream=True, tools=[], extra_body={"separate_reasoning": False})
+    assert {chunk.choices[0].delta.reasoning_content async for chunk in joined} == {None}
     hidden = await whole(gateway, stream=True, extra_body={"include_reasoning": False})
     shown = [chunk.choices[0].delta async for chunk in hidden]
     assert not any(hasattr(delta, "reasoning_content") for delta in shown)

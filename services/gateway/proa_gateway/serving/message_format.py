@@ -39,10 +39,6 @@ class MessageFormat:
     def markers(self) -> frozenset[int]:
         return frozenset(self.compiled.markers)
 
-    @property
-    def has_reasoning(self) -> bool:
-        return self.compiled.tool_format.has_reasoning
-
     def parser(self) -> ResponseParser:
         """A parser for one output."""
         # The grammar allows that whitespace also if the model does not reason (grammar.py).

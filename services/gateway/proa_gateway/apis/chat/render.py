@@ -58,8 +58,9 @@ class ChatChoice:
         self._absent = {"reasoning_content": None} if form.may_reason else {}
         self._has_calls = False
         self._inputs: dict[int, InputText] = {}  # of the calls of custom tools
+        absent = b'"reasoning_content":null,' if form.may_reason else b""
         self.text_frame = (
-            form.envelope.event_head() + b'{"index":%d,"delta":{"content":' % index,
+            form.envelope.event_head() + b'{"index":%d,"delta":{%b"content":' % (index, absent),
             b'},"logprobs":null,"finish_reason":null}' + form.envelope.event_tail(),
         )
 
@@ -72,7 +73,7 @@ class ChatChoice:
             choice["token_ids"] = []
         opening = form.envelope.event(orjson.dumps(choice), shown_usage, **self._opening_fields)
         if form.echo and not form.is_parsed:
-            choice["delta"] = {"content": form.echo}
+            choice["delta"] = {"content": form.echo, **self._absent}
             opening += form.envelope.event(orjson.dumps(choice), shown_usage)
         return opening
 
@@ -168,7 +169,7 @@ class ChatRenderer:
         )
         role = "assistant" if body.opens_message else body.messages[-1].role
         continues_role = body.echo and body.messages[-1].role == role
-        includes_reasoning, message_format = body.include_reasoning is not False, chat.prompt.message_format
+        model_format, includes_reasoning = settings.formats.of(chat.model), body.include_reasoning is not False
         self._form = ChatForm(
             envelope=envelope,
             role=role,
@@ -178,8 +179,8 @@ class ChatRenderer:
             includes_reasoning=includes_reasoning,
             names_call=isinstance(body.tool_choice, NamedTool),
             continuous_usage=settings.includes_usage or body.continuous_usage,
-            is_parsed=message_format is not None,
-            may_reason=includes_reasoning and message_format is not None and message_format.has_reasoning,
+            is_parsed=chat.prompt.message_format is not None,
+            may_reason=includes_reasoning and model_format is not None and model_format.tool_format.has_reasoning,
             custom_tools=body.custom_tools if body.tools else frozenset(),
         )
         self._body = body
