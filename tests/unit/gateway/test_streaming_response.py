@@ -121,8 +121,8 @@ async def test_comments_are_written_while_there_are_no_events_and_the_client_rea
         server.stop_reading()
         num_sent = len(server.sent)
         for _ in range(2):
-            timer = writer._keep_alive_timer
-            await until(lambda timer=timer: writer._keep_alive_timer is not timer)  # type: ignore[misc]
+            timer = writer.comment_timer
+            await until(lambda timer=timer: writer.comment_timer is not timer)  # type: ignore[misc]
         assert len(server.sent) == num_sent
         server.start_reading()
         await writer.drain()
@@ -148,7 +148,7 @@ async def test_there_are_no_comments_after_a_response(is_cancelled: bool) -> Non
         await writer.end(b"end")
 
     await run(make_app(respond)[0], server)
-    timer = writers[0]._keep_alive_timer
+    timer = writers[0].comment_timer
     assert timer is not None
     assert timer.cancelled()
 

@@ -22,7 +22,7 @@ _EVENT_STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment, which clients skip
+_COMMENT: Final = b": keep-alive\n\n"  # clients skip it
 _CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(1024))
 
 
@@ -57,7 +57,7 @@ class ResponseWriter:
     """Writes one response: `send` or `send_json`, or `start_events`, any number of `write` and `drain`, then `end`.
 
     `blocked` is true before `start_events`, after `end`, while the client reads too slowly and when it is gone; `write`
-    must not be called then.
+    must not be called then. `comment_timer` is to be cancelled after the response.
     """
 
     __slots__ = (
@@ -65,10 +65,10 @@ class ResponseWriter:
         "_has_room",
         "_is_chunked",
         "_is_idle",
-        "_keep_alive_timer",
         "_send",
         "_transport",
         "blocked",
+        "comment_timer",
     )
 
     def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
@@ -79,8 +79,8 @@ class ResponseWriter:
         self._is_chunked = is_chunked
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._is_idle = False  # nothing was written since `_keep_alive` was called
-        self._keep_alive_timer: asyncio.TimerHandle | None = None
+        self._is_idle = True  # nothing was written since the timer was started
+        self.comment_timer: asyncio.TimerHandle | None = None
         self.blocked = True
 
     async def send(self, content: Content) -> None:
@@ -107,7 +107,8 @@ class ResponseWriter:
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
         if keep_alive:
-            self._keep_alive(keep_alive / 2)
+            loop, period = asyncio.get_running_loop(), keep_alive / 2
+            self.comment_timer = loop.call_later(period, self._write_comment, loop, period)
 
     def write(self, event: bytes) -> None:
         self._is_idle = False
@@ -128,24 +129,20 @@ class ResponseWriter:
     async def end(self, last: bytes) -> None:
         """Send the last events and end the response."""
         await self.drain()
-        self.close()
         if not self._is_chunked:
             self._transport.write(last)
             last = b""
         self.blocked, self._connection.writer = True, None
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    def close(self) -> None:
-        """Stop the comments. `end` does so too, but a response may be cancelled before."""
-        if self._keep_alive_timer is not None:
-            self._keep_alive_timer.cancel()
-
-    def _keep_alive(self, period: float) -> None:
+    def _write_comment(self, loop: asyncio.AbstractEventLoop, period: float) -> None:
         """Write a comment if there was no event in the last `period` seconds; then again after `period`."""
+        if self._connection.writer is not self:  # after `end`
+            return
         if self._is_idle and self._has_room.is_set():
-            self.write(_KEEP_ALIVE)
+            self.write(_COMMENT)
         self._is_idle = True
-        self._keep_alive_timer = asyncio.get_running_loop().call_later(period, self._keep_alive, period)
+        self.comment_timer = loop.call_later(period, self._write_comment, loop, period)
 
     # The connection's notifications
 
@@ -179,7 +176,8 @@ class WriterResponse(Response):
             responding.cancel()
             watching.cancel()
             await asyncio.gather(responding, watching, return_exceptions=True)
-            writer.close()
+            if writer.comment_timer is not None:
+                writer.comment_timer.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -75,7 +75,8 @@ class ConversationReader:
         if conversation.chat_template is not None and not self.settings.trusts_template:
             message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
             raise UnsupportedField(message, param="chat_template")
-        check_tools(conversation.tools, conversation.tool_choice, conversation.left_out_tools)
+        if conversation.tools or conversation.tool_choice not in ("none", "auto"):
+            check_tools(conversation.tools, conversation.tool_choice, conversation.left_out_tools)
         if conversation.prompt_tools and not conversation.separates_reasoning:
             message = "separate_reasoning is not supported with tools: the answer is then always parsed."
             raise UnsupportedField(message, param="separate_reasoning")
