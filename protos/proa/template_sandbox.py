@@ -41,8 +41,10 @@ _DICT_NAMES: Final = frozenset(dir(dict))
 _STR_NAMES: Final = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 _LOOP_NAMES: Final = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _CHEAP: Final = frozenset(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"))
+"""Filters that return a number or what they are given."""
 _COMPARISONS: Final = ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan")
 _LONG_TESTS: Final = (*_COMPARISONS, "<=", "le", "in", "lower", "upper")
+"""Tests that take time by the size of a value. `|select` runs a test for each item."""
 
 
 def _multiply(value: object, times: int) -> None:
@@ -160,8 +162,6 @@ _FILTERS: Final[Mapping[str, Check]] = {
     "sum": _check_sum,
     "tojson": _check_json,
 }
-"""Filters that return a number or what they are given."""
-"""Tests that take time by the size of a value. `|select` runs a test for each item."""
 
 
 class TemplateNamespace(Namespace):

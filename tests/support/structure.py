@@ -4,6 +4,7 @@ tests/unit/test_structure.py."""
 import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -56,6 +57,20 @@ def late_constants(files: Iterable[Path]) -> Iterator[str]:
                     defined |= names
                 elif any(name.lstrip("_").isupper() for name in names):
                     yield f"{path}:{node.lineno}"
+
+
+def stray_texts(files: Iterable[Path]) -> Iterator[str]:
+    """Texts that stand where documentation does, but below nothing that they could document."""
+    for path in files:
+        tree = _parsed(path)
+        for body in (tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+            for before, node in pairwise(body):
+                if _is_text(node) and not isinstance(before, (ast.Assign, ast.AnnAssign)):
+                    yield f"{path}:{node.lineno}"
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @cache

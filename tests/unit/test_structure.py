@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from support.structure import count_none_tests, files_of, large_classes, largest_folder, late_constants
+from support.structure import count_none_tests, files_of, large_classes, largest_folder, late_constants, stray_texts
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "engine" / "proa_engine"
@@ -26,6 +26,11 @@ def test_the_engine_seldom_asks_whether_something_is_none() -> None:
 
 def test_no_constant_stands_below_the_first_class_or_function() -> None:
     found = list(late_constants(files_of(*PRODUCT)))
+    assert found == []
+
+
+def test_no_text_documents_a_constant_that_stands_elsewhere() -> None:
+    found = list(stray_texts(files_of(*PRODUCT)))
     assert found == []
 
 

@@ -23,7 +23,10 @@ from proa_gateway.routing.policies import RoutingHints
 
 HEADER = "x-request-timeout"
 MAX_ATTEMPTS = 3
+"""Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
 MAX_OVERLOADED = 0.5
+"""Seconds after which a request that an engine rejects as overloaded is not sent again: it has waited in a queue of the
+engine, and would wait again."""
 FIRST_BACKOFF = 0.05  # seconds
 LAST_BACKOFF = 1.0
 
@@ -40,11 +43,6 @@ def request_timeout(headers: Mapping[str, str], maximum: float) -> float:
     if not seconds > 0:
         raise InvalidRequest(f"{HEADER} must be a number of seconds above zero, got {text[:40]!r}.", param=HEADER)
     return min(seconds, maximum)
-
-
-"""Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
-"""Seconds after which a request that an engine rejects as overloaded is not sent again: it has waited in a queue of the
-engine, and would wait again."""
 
 
 class RetryBudget:

@@ -41,8 +41,8 @@ ENGINE_BYTES = 2**30
 for those of other gateways, rejects a request without them."""
 MIN_BYTES = 2**16
 """That an image counts at least, so that the number of images is bounded too."""
-
 BATCH_TOKENS = 64
+"""Tokens delivered before control returns to the event loop: about 0.5 ms."""
 _REJECTIONS: dict[int, type[GatewayError]] = {
     grpc.StatusCode.INVALID_ARGUMENT.value[0]: InvalidRequest,
     grpc.StatusCode.NOT_FOUND.value[0]: LoraNotLoaded,
@@ -80,7 +80,6 @@ class SentImages:
             self._num_bytes -= self._sizes.pop(hash, 0)
 
 
-"""Tokens delivered before control returns to the event loop: about 0.5 ms."""
 _log = logging.getLogger(__name__)
 
 

@@ -20,6 +20,7 @@ from proa_gateway.http.errors import ErrorForms, route_path
 from proa_gateway.observability.outcome import Outcome
 
 REQUEST_ID: Final = r"[\x21-\x7e]{1,128}"
+"""Pattern of the ids that clients may choose: what fits into headers, logs and engines' request ids."""
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
@@ -60,7 +61,6 @@ class HeadAsGet:
         await self._app(scope, receive, send)
 
 
-"""Pattern of the ids that clients may choose: what fits into headers, logs and engines' request ids."""
 _valid = re.compile(REQUEST_ID.encode()).fullmatch
 
 

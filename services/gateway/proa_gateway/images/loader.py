@@ -22,7 +22,10 @@ from proa_gateway.observability.telemetry import GatewayTracer
 
 T = TypeVar("T")
 MIN_LARGE = 16_000_000
+"""Pixels of an image that is large. One of them is decoded at a time: decoding takes up to 20 bytes a pixel, and a
+second for the largest."""
 MAX_PROMPT_BYTES = MAX_MESSAGE_BYTES - MAX_TEXT_MESSAGE_BYTES
+"""Pixels of a prompt, in bytes. A message with more would end the session with the engine."""
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # of files that wait to be decoded
 
 
@@ -53,11 +56,6 @@ class ImageCache:
         self.num_bytes += len(image.pixels)
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._images.popitem(last=False)[1].pixels)
-
-
-"""Pixels of an image that is large. One of them is decoded at a time: decoding takes up to 20 bytes a pixel, and a
-second for the largest."""
-"""Pixels of a prompt, in bytes. A message with more would end the session with the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
 
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
-_FINISHES = {"client_disconnected": "abort"}
+_FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
 IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
@@ -68,9 +68,6 @@ ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
 }
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
 start with the engine."""
-
-
-"""Reasons that vLLM calls otherwise."""
 
 
 class VllmMetrics:

@@ -22,6 +22,7 @@ NumberFormat = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]
 FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
 MAX_DESCRIBED: Final = 256
+"""Inputs whose places in the bytes a header names: 140 bytes each, and clients take headers of up to 64 KiB."""
 _CONVERTED: Final = 1 << 18  # bytes of float32 that are converted at a time: bounds numpy's intermediate arrays to 1 MB
 _PIECE: Final = 3 << 14  # bytes that are copied, or written as base64, at a time: 50 µs. Base64 needs a multiple of 3
 _VALUES_OF_A_BYTE: Final = 1 / 128  # numbers in JSON that take as long
@@ -91,8 +92,6 @@ _ENCODERS: Mapping[NumberFormat, Callable[[bytes], bytes]] = {
     "fp8_e4m3": _float8(mantissa_bits=3, bias=7, last=126),
     "fp8_e5m2": _float8(mantissa_bits=2, bias=15, last=124),
 }
-
-"""Inputs whose places in the bytes a header names: 140 bytes each, and clients take headers of up to 64 KiB."""
 
 
 class ValueEncoder:

@@ -29,6 +29,7 @@ TASKS: dict[PoolingTask, str] = {
     PoolingTask.TOKEN_CLASSIFY: "classes of tokens",
     PoolingTask.TOKEN_LOGPROBS: "log probabilities of tokens",
 }
+"""What the tasks are called in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,6 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
         shorter = room // 2
     longer = min(longer, room - shorter)
     return (shorter, longer) if first <= second else (longer, shorter)
-
-
-"""What the tasks are called in errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ from typing import ClassVar, Protocol, TypeVar
 from proa.blocks import root_hash
 from proa.contract import Lora, ModelInfo
 
-# In the score's unit, of which a whole cached prompt saves 1.
+# Costs of an adapter, in the score's unit, of which a whole cached prompt saves 1.
 LOAD_COST = 8.0
+"""The engine must load the adapter first. More than cached blocks save and than loads differ in general: an adapter
+comes to one more engine when all that have it are overloaded (`is_overloaded`)."""
 WAIT_COST = 0.5
+"""All of a step's adapters are others: the request waits until one of these has no more requests."""
 JOIN_COST = 0.05
+"""A step has one adapter more. Little more than a tie-break: adapters stay on as few engines as their load allows."""
 BOUNDED_LOAD = 1.25
+"""`SessionAffinity`: an engine takes at most this multiple of the mean load."""
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 6.4)
 
@@ -165,12 +170,6 @@ def cheapest(
     return rng.choice([one for one, cost in zip(candidates, costs, strict=True) if cost == least]), least
 
 
-"""The engine must load the adapter first. More than cached blocks save and than loads differ in general: an adapter
-comes to one more engine when all that have it are overloaded (`score.is_overloaded`)."""
-"""All of a step's adapters are others: the request waits until one of these has no more requests."""
-"""A step has one adapter more. Little more than a tie-break: adapters stay on as few engines as their load allows."""
-
-
 class HasLoras(Protocol):
     @property
     def loras(self) -> LoraState: ...
@@ -191,8 +190,6 @@ def lora_cost(state: LoraState, lora: Lora) -> float:
         return load
     return load + (JOIN_COST if state.has_free_slot else WAIT_COST)
 
-
-"""`SessionAffinity`: an engine takes at most this multiple of the mean load."""
 
 WEIGHTS = Weights()
 

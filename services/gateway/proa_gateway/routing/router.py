@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 Subscribe = Callable[[], AsyncGenerator[KvEvents, None]]
 MAX_INLINE_TOKENS = 2048
+"""Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
 
 
 class KvEventsRefused(Exception):
@@ -81,9 +82,6 @@ async def _in_batches(hashes: Sequence[bytes], apply: Callable[[str, Sequence[by
     for start in range(0, len(hashes), BATCH_BLOCKS):
         apply(address, hashes[start : start + BATCH_BLOCKS])
         await asyncio.sleep(0)
-
-
-"""Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
 
 
 class Router:

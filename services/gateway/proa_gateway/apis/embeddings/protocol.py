@@ -17,6 +17,7 @@ RepeatedText = Annotated[Text, at_most(4 * 2**20)]
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
+"""The response with the formats `bytes` and `bytes_only`."""
 
 
 class ValueFields(InputFields):
@@ -91,7 +92,6 @@ class ClassifyRequest(InputFields):
 
 
 Number = float  # a class below has a field of the type's name
-"""The response with the formats `bytes` and `bytes_only`."""
 Values = list[float] | str
 """Numbers, or base64 of float32."""
 

@@ -24,6 +24,7 @@ from proa_gateway.serving.tools.tool import MAX_TOOLS, ToolName
 
 MAX_BLOCKS = 1024  # of a message
 _KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
+"""Claude Code sends the first: all thinking stays in the prompt."""
 REFUSED = {
     "container": Refused("nothing is executed here"),
     "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
@@ -236,9 +237,6 @@ class ToolChoiceParam(BaseModel):
     def model_post_init(self, context: Any, /) -> None:
         if (self.type == "tool") != (self.name is not None):
             raise PydanticCustomError("invalid_value", "must have a name if, and only if, its type is tool")
-
-
-"""Claude Code sends the first: all thinking stays in the prompt."""
 
 
 class Thinking(BaseModel):
