@@ -33,6 +33,7 @@ class ApiKey(RateLimits):
     operators' endpoints."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    # Either the key or its digest, in hex. The other one is None.
     key: Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")] | None = Field(default=None, repr=False)
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = Field(default=None, repr=False)
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # smaller is served first
@@ -97,8 +98,8 @@ class Caller:
         self._separates_cache = separates_cache
         self.owner = name if owner is None else owner
         self.tenant = hashlib.sha256(self.owner.encode()).hexdigest()[:16] if self.owner else ""
-        self.priority = 0
-        self.weight = 1.0
+        self.priority = 0  # smaller is served first
+        self.weight = 1.0  # share among callers of the same priority
         self.limiter = RateLimiter(RateLimits(), clock)
 
     def update(self, key: ApiKey) -> None:
@@ -140,8 +141,9 @@ class ApiKeyStore:
             )
             for key, role in roles.items()
         }
+        # These and those of the key file's last valid content.
         self._callers: dict[bytes, tuple[bytes, Caller]] = self._unnamed
-        self._fingerprint: tuple[int, ...] | None = None
+        self._fingerprint: tuple[int, ...] | None = None  # of the key file when it was last read, valid or not
         if path is not None:
             self._fingerprint = _fingerprint(path)
             self._load(read_keys(path))

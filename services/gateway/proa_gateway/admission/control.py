@@ -202,8 +202,8 @@ class AdmissionGuard:
     """One admitted request, until the context of `AdmissionControl.admit` ends."""
 
     control: AdmissionControl
-    request: QueuedRequest
-    lease: Lease
+    request: QueuedRequest  # what the bounds and queues count of it
+    lease: Lease  # of its key's limits
     num_choices: int  # of each prompt
     ends_at: float  # when the request's time is over, by `time.perf_counter`
     trace: Trace

@@ -17,7 +17,7 @@ class QueuedRequest:
     """A request from its admission to its release; it waits in a queue in between, or not."""
 
     caller: Caller
-    num_sequences: int = 1
+    num_sequences: int = 1  # choices of all its prompts
     rank: int = 0  # order among the caller's requests, smaller first
     num_tokens: int = 0  # prompt tokens, once for each sequence
     cost: float = 1.0  # expected tokens of prompts and output, above zero
@@ -57,8 +57,8 @@ class Flow:
     """One caller's waiting requests in one queue."""
 
     caller: Caller
-    level: "_Level"
-    tag: float = 0.0
+    level: "_Level"  # of the caller's priority when the first of `requests` came
+    tag: float = 0.0  # virtual time at which the first of `requests` begins; cost over weight, like all virtual times
     backlog: float = 0.0  # cost over weight of `requests`
     requests: list[QueuedRequest] = field(default_factory=list)  # sorted by `_order`
 
@@ -68,8 +68,8 @@ class _Level:
     """The flows of one priority. Exists while one of them waits."""
 
     priority: int
-    virtual_time: float = 0.0
-    waiting: dict[Caller, Flow] = field(default_factory=dict)
+    virtual_time: float = 0.0  # largest tag of a flow when it was served; never falls
+    waiting: dict[Caller, Flow] = field(default_factory=dict)  # flows with requests
     idle: dict[Caller, Flow] = field(default_factory=dict)  # flows without requests, ahead of the virtual time
 
 
@@ -78,7 +78,7 @@ class FairQueue:
 
     def __init__(self, arrivals: Iterator[int] | None = None) -> None:
         self._arrivals = arrivals if arrivals is not None else count()
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _Level] = {}  # by priority, the smallest is served first
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class Bound:
     limit: int
     name: str
     unit: str
-    total: int = 0
+    total: int = 0  # what requests hold now
 
     def error(self) -> Overloaded:
         return Overloaded(f"The server is at its limit of {self.limit} {self.unit}.", limit=self.name)
@@ -180,13 +180,13 @@ class AdmissionBounds:
     """`admit` and `release` begin and end a request; `push` and `pop`, or `remove`, a wait in between."""
 
     def __init__(self, *, max_requests: int, max_waiting: int, max_queued_tokens: int) -> None:
-        self.sequences = Bound(max_requests, "requests", "concurrent requests")
+        self.sequences = Bound(max_requests, "requests", "concurrent requests")  # running and waiting
         self.waiting = Bound(max_waiting, "waiting", "waiting requests")
         self.tokens = Bound(max_queued_tokens, "tokens", "queued prompt tokens")
         self._admitted: set[QueuedRequest] = set()
-        self._sequences_of: dict[Caller, int] = {}
-        self._queues: list[FairQueue] = []
-        self._arrivals = count()
+        self._sequences_of: dict[Caller, int] = {}  # of admitted requests; no entry: none
+        self._queues: list[FairQueue] = []  # those of all models, for evictions
+        self._arrivals = count()  # numbers the requests of all queues
 
     @property
     def num_requests(self) -> int:

@@ -34,8 +34,8 @@ class TokenBucket:
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
         self._clock = clock
-        self._level = float(per_minute)
-        self._updated = clock()
+        self._level = float(per_minute)  # as of `_updated`
+        self._updated = clock()  # by the clock
 
     @property
     def level(self) -> float:
@@ -67,9 +67,9 @@ class RateLimiter:
     """What one key has used of its limits."""
 
     def __init__(self, limits: RateLimits, clock: Clock) -> None:
-        self.num_requests = 0
+        self.num_requests = 0  # that have not ended
         self._clock = clock
-        self._requests: TokenBucket | None = None
+        self._requests: TokenBucket | None = None  # like `tokens`, of requests
         self.tokens: TokenBucket | None = None  # None: no limit
         self.set_limits(limits)
 

@@ -25,8 +25,8 @@ class Capacity(Protocol):
 class ModelQueue:
     """The requests that wait for one model."""
 
-    for_capacity: FairQueue
-    for_engine: FairQueue
+    for_capacity: FairQueue  # until the model's engines have room
+    for_engine: FairQueue  # until the model's first engine is up
     num_unsent: int = 0  # sequences that were admitted, but are in no engine's load yet
 
     def __len__(self) -> int:
@@ -41,9 +41,9 @@ class RequestQueue:
         self._capacity = capacity
         self._metrics = metrics
         self._demand = demand
-        self._models: dict[str, ModelQueue] = {}
-        self._scheduled = False
-        self._closed = False
+        self._models: dict[str, ModelQueue] = {}  # by name; entries stay, for their depth is exported
+        self._scheduled = False  # `_admit_waiting` will run in the loop's next iteration
+        self._closed = False  # no request waits any more
 
     @property
     def num_waiting(self) -> int:

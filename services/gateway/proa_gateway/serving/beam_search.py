@@ -156,7 +156,7 @@ class NextToken:
     def __init__(self, listener: SequenceListener) -> None:
         self._listener = listener
         self.entry: TokenLogprobs | None = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = 0  # of the beam so far, prompt included
         self.finish_reason: FinishName | None = None
 
     def token(self, token_id: int) -> None:

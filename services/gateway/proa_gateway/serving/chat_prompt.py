@@ -159,7 +159,7 @@ class FittedReasoning:
 
     conversation: Conversation
     unused_fields: Sequence[str]  # their paths
-    warnings: Sequence[str]
+    warnings: Sequence[str]  # about an effort that was replaced
 
 
 def fit_reasoning(conversation: Conversation, template: ChatTemplate, fields: ReasoningFields) -> FittedReasoning:

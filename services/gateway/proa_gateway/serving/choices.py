@@ -55,7 +55,7 @@ class Usage:
 class Prompt:
     """A tokenized prompt."""
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # 0 in the places of embeddings
     text: str | None = None  # None: the response does not need it
     images: tuple[Image, ...] = ()  # with their pixels
     message_format: MessageFormat | None = None  # how the outputs are parsed; None: all text is content
@@ -133,9 +133,9 @@ class _Pending:
     __slots__ = ("_delta", "_events", "_texts")
 
     def __init__(self) -> None:
-        self._events: list[MessageEvent] = []
+        self._events: list[MessageEvent] = []  # without `_texts`
         self._texts: list[str] = []  # content after these events
-        self._delta = Delta()
+        self._delta = Delta()  # all deltas in one, without their texts
 
     def text(self, text: str) -> None:
         self._texts.append(text)
@@ -193,7 +193,7 @@ class ChoiceCollector(Choice):
         super().__init__(prompt.message_format)
         self._prompt = prompt
         self._follower = follower
-        self._pending = _Pending()
+        self._pending = _Pending()  # stays empty if there is a follower
 
     def text(self, text: str) -> None:
         if self._follower is None:
@@ -245,8 +245,9 @@ class ChoiceStream(Choice):
         self._interval = interval
         self._on_blocked = on_blocked
         self._usage = usage
+        # Texts may be written within the renderer's `text_frame`.
         self._is_plain = message_format is None and interval == 1 and usage is None
-        self._pending: _Pending | None = None
+        self._pending: _Pending | None = None  # None: all output has been written
         self._num_pending = interval  # so that the first delta is written at once
         self._head = self._tail = b""  # around a text that is written at once; empty: texts go to `_pending`
 

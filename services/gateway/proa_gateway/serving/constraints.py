@@ -30,9 +30,9 @@ class MessageConstraint:
 
     tool_format: ToolFormat
     tools: Sequence[Tool]
-    choice: ToolChoice
-    parallel_calls: bool
-    reasoning: Reasoning
+    choice: ToolChoice  # never "none": `tools` is empty then
+    parallel_calls: bool  # a message may have more than one call
+    reasoning: Reasoning  # whether the prompt ends within it
     thinking_token_budget: int | None = None
 
     @property
@@ -77,8 +77,8 @@ class MessageGrammarKey:
     parallel_calls: bool
     reasoning: Reasoning
     answer: Grammar | None
-    tokenizer: Tokenizer
-    max_reasoning_tokens: int | None
+    tokenizer: Tokenizer  # its added tokens are terminals of the grammar
+    max_reasoning_tokens: int | None  # None: no bound, or the prompt has closed the reasoning
 
     @classmethod
     def of(cls, message: MessageConstraint, answer: Grammar | None, tokenizer: Tokenizer) -> "MessageGrammarKey":

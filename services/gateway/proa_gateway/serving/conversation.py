@@ -64,9 +64,9 @@ class ChatMessage(BaseModel):
 
     role: Annotated[Text, Field(min_length=1)]
     content: Content = None
-    name: Text | None = None
+    name: Text | None = None  # of the participant, or of the function that was called
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
-    tool_call_id: Text | None = None
+    tool_call_id: Text | None = None  # of the call whose result this is
     function_call: Unsupported = None
     audio: Unsupported = None
 
@@ -92,15 +92,15 @@ class Conversation:
     """What a model is to answer, and how."""
 
     messages: Sequence[ChatMessage]  # in the form of chat completions, tool calls and their results included
-    tools: Sequence[Tool] = ()
-    left_out_tools: Sequence[OfferedTool] = ()
+    tools: Sequence[Tool] = ()  # of the supported types
+    left_out_tools: Sequence[OfferedTool] = ()  # of other types
     tool_choice: ToolChoice = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool = True  # the answer may have several calls
     includes_reasoning: bool = True  # the answer shows it
     separates_reasoning: bool = True  # it is not part of the answer's text
     thinking_token_budget: int | None = None  # after so many tokens reasoning is closed; None: never
-    reasoning_effort: Effort | None = None
-    documents: Sequence[Mapping[str, object]] = ()
+    reasoning_effort: Effort | None = None  # None: the chat template's default
+    documents: Sequence[Mapping[str, object]] = ()  # for the chat template, as sent
     template_kwargs: Mapping[str, object] = field(default_factory=dict)  # the chat template's variables
     chat_template: str | None = None  # None: the model's own
     opens_message: bool = True  # the prompt ends with the opening of a new message

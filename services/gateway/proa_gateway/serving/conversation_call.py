@@ -63,7 +63,7 @@ class ConversationReader:
     settings: ApiSettings
     param: str = "messages"  # path of the messages in the body, for errors
     max_tokens: int | None = None  # of the output, for which truncation leaves room
-    reasoning_fields: ReasoningFields = field(default_factory=ReasoningFields)
+    reasoning_fields: ReasoningFields = field(default_factory=ReasoningFields)  # that the API's body has
 
     def check(self) -> None:
         """Check what needs no model. Raises `InvalidRequest`."""
@@ -207,7 +207,7 @@ class ConversationCall(GenerationCall):
     """A request for the answer to a conversation."""
 
     reader: ConversationReader
-    renderer: Callable[[PreparedChat], MakeRenderer]
+    renderer: Callable[[PreparedChat], MakeRenderer]  # makes the renderer's factory once the prompt is known
     param: str = "messages"  # the body's field that has the prompt, for errors
     logprobs: int | None = None  # how many likeliest tokens log probabilities have; None: there are none
     continuous_usage: bool = False  # every event of a stream has the usage

@@ -107,8 +107,8 @@ class Chunk(BaseModel):
 class ResponseChoice(BaseModel):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls", "abort", "repetition"] | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    stop_reason: int | str | None = None  # id of the stop token, or the stop string, that ended the output
+    token_ids: list[int] | None = None  # if `return_token_ids` is true
 
 
 def generation_response(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class GrammarKey(Hashable, Protocol):
 @dataclass(frozen=True, slots=True)
 class _ParamsKey:
     params: StructuredOutputsParams  # hashable: JSON as text
-    strict: bool
-    tokenizer: Tokenizer
+    strict: bool  # refuse a JSON schema that can be enforced only in part
+    tokenizer: Tokenizer  # its added tokens are terminals of the grammar
 
     @property
     def num_characters(self) -> int:
@@ -69,10 +69,10 @@ class Grammars:
         self._executor = executor
         self._bodies = bodies
         self._cached: OrderedDict[GrammarKey, _Result] = OrderedDict()  # least recently used first
-        self._num_characters = 0
-        self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}
-        self._large = asyncio.Lock()
-        self._num_large = 0
+        self._num_characters = 0  # of `_cached`, keys and results
+        self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}  # running and waiting
+        self._large = asyncio.Lock()  # held while a large constraint is checked
+        self._num_large = 0  # of `_pending`
 
     async def lower(self, params: StructuredOutputsParams, tokenizer: Tokenizer, *, strict: bool) -> Lowered:
         """The grammar that is sent to engines. Raises `GrammarError` for a constraint that cannot be held.

@@ -45,7 +45,7 @@ NO_EFFECT: Mapping[str, str] = {
 class Refused:
     """Why the field is refused, unless it has one of the `neutral` values, which change nothing."""
 
-    reason: str
+    reason: str  # ends the error's sentence; often what to use instead
     neutral: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
@@ -129,7 +129,7 @@ class Notices:
     """Response headers about parts of a request that have no effect. Each text is also logged, once."""
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
+        self._logged: set[str] = set()  # texts, at most `MAX_LOGGED`
 
     def check_extra(self, extra: Mapping[str, Any], refused: Mapping[str, Refused]) -> list[tuple[bytes, bytes]]:
         """The header that names ignored fields. `extra`: fields that the body's class does not have, `refused`: those

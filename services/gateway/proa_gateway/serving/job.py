@@ -108,7 +108,7 @@ class ApiCall(ABC):
     session_id: str | None  # what the requests of one conversation have in common, for session affinity
     extra_fields: Mapping[str, Any]  # of the body, which its class does not have, by their paths
     warnings: Sequence[str] = ()  # about parts of the body that are left out
-    num_prompts: int = 1
+    num_prompts: int = 1  # of the body
 
     @property
     def num_choices(self) -> int:
@@ -139,7 +139,7 @@ class Accepted:
     session_id: str | None  # of the header `x-session-id`, or the call's
     rank: int  # order among the caller's requests in the gateway's queue, smaller first
     priority: int  # the engine's scheduling priority
-    cache_salt: str
+    cache_salt: str  # requests share cached blocks only with those of the same salt, the empty one included
     arrived: float = field(default_factory=time.perf_counter)  # by that clock
     created: float = field(default_factory=time.time)  # Unix seconds
     suffix: str = field(default_factory=lambda: secrets.token_hex(4))  # clients choose ids, engines need unique ones

@@ -50,9 +50,9 @@ class CompletionLogprobs:
     def __init__(self, vocabulary: Vocabulary, name: TokenName, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
         self._name = name
-        self._skip = skip_special_tokens
+        self._skip = skip_special_tokens  # special tokens do not count in `_offset`
         self._offset = 0  # characters
-        self._decoder = _Utf8Decoder("replace")
+        self._decoder = _Utf8Decoder("replace")  # a character may be spread over several tokens
 
     def render_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         """The lists of an echoed prompt. `entries`: of all its tokens but the first, which has no logprob."""

@@ -86,7 +86,7 @@ class _Found:
     """The formats of one model. `known`: None if it is not known."""
 
     known: ModelFormat | None
-    for_tools: ModelFormat
+    for_tools: ModelFormat  # `known`, or Hermes' form of calls
 
 
 class MessageFormats:
@@ -101,7 +101,7 @@ class MessageFormats:
     ) -> None:
         known.check(tool_call_parser, reasoning_parser)
         self._known, self._name = known, tool_call_parser
-        self._reasoning_name = reasoning_parser
+        self._reasoning_name = reasoning_parser  # None: that of the chosen format
         self._found: WeakKeyDictionary[Tokenizer, _Found] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:

@@ -55,7 +55,7 @@ class _Tensor:
     storage: _Storage
     offset: int  # values of the storage before the first
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # values of the storage from one index to the next, by dimension
 
 
 class TensorError(ValueError):

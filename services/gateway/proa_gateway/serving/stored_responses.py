@@ -24,7 +24,7 @@ class _Share:
     """The responses of one owner. The last one was used last."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
-    num_bytes: int = 0
+    num_bytes: int = 0  # of `responses`
 
     def add(self, id: str, stored: StoredResponse) -> None:
         self.responses[id] = stored
@@ -46,7 +46,7 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._max_response_bytes = min(max_response_bytes, max_bytes)
-        self._shares: dict[str, _Share] = {}
+        self._shares: dict[str, _Share] = {}  # by owner; none is empty
 
     def fits(self, num_bytes: int) -> bool:
         """Whether one response may have so many bytes, with its input."""
@@ -89,7 +89,7 @@ class BackgroundTasks:
     """Tasks by a key. `close` ends those that still run."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}  # those that have not ended
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether the task has not ended."""

@@ -79,7 +79,7 @@ class ResponseFormat(BaseModel):
     format: dict[str, Any] | None = None
     structures: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     triggers: Annotated[list[str], Field(fail_fast=True)] | None = None
-    _structural_tag: str = PrivateAttr("")
+    _structural_tag: str = PrivateAttr("")  # set by `_check`
 
     @property
     def structural_tag(self) -> str:

@@ -34,7 +34,7 @@ class WrittenCall:
 
     text: str
     start: int
-    added_tokens: Mapping[str, int]
+    added_tokens: Mapping[str, int]  # the tokenizer's, id by text
 
     def is_read_by(self, tool_format: ToolFormat) -> bool:
         """Whether the format reads the call, and its arguments exactly."""

@@ -194,7 +194,7 @@ ToolChoice = ToolMode | NamedTool
 class AllowedTools:
     """The model gets to know only the tools of these names."""
 
-    mode: ToolMode
+    mode: ToolMode  # never "none"
     names: frozenset[str]
     left_out: tuple[OfferedTool, ...] = ()  # entries of other types
 
