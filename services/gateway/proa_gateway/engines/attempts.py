@@ -56,7 +56,7 @@ class RetryBudget:
     def __init__(self, *, share: float = 0.2, reserve: float = 20.0) -> None:
         self._share = share
         self._reserve = reserve
-        self._balance = reserve
+        self._balance = reserve  # retries that may be made now
 
     def add_request(self) -> None:
         self._balance = min(self._reserve, self._balance + self._share)
@@ -89,18 +89,18 @@ class RequestAttempts:
     num_received: int = 0  # tokens, at the last `update_progress`
     num_attempts: int = 0  # in total
     tried: list[str] = field(default_factory=list)  # engine addresses, from that of the last token on
-    num_lost: int = 0  # engines
-    num_rejected: int = 0
+    num_lost: int = 0  # attempts whose engine was lost, or did not have the adapter
+    num_rejected: int = 0  # attempts that failed otherwise
     failed_at: float | None = None  # time of the first of these failures
     lost_error: GatewayError | None = None  # of the first engine lost after it sent tokens
     engine: EngineClient | None = None  # the last one
-    model: ModelInfo | None = None  # its
+    model: ModelInfo | None = None  # of that engine
     num_cached_tokens: int = 0  # of the prompt, as expected when the last engine was chosen
-    span: AttemptSpan | None = None
+    span: AttemptSpan | None = None  # of the attempt in flight
     sent: SentRequest | None = None  # the attempt in flight
     fetching: FetchingSink | None = None  # of that attempt, if it has a KV source
     leaving: LeavingRequest | None = None  # the attempt before, if the next one fetches the blocks of it
-    resend_task: asyncio.Task[None] | None = None
+    resend_task: asyncio.Task[None] | None = None  # sends the next attempt, or loads the adapter first
 
     def is_loaded(self, engine: EngineClient) -> bool:
         """Whether the engine has the request's adapter. The first engine that has it decides on its content."""
@@ -241,7 +241,7 @@ class RequestAttempts:
 class RequestDeadlines:
     """Deadlines of one HTTP request. Times are the event loop's, in seconds."""
 
-    deadlines: Deadlines
+    deadlines: Deadlines  # those for the first and for the next token are used
     ends_at: float  # the end of the total time
 
     def until_next_check(self, now: float) -> float:

@@ -55,8 +55,8 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         self._num_failures = 0  # in a row
-        self._cooldown = FIRST_COOLDOWN
-        self._open_until: float | None = None
+        self._cooldown = FIRST_COOLDOWN  # seconds from a failure to the next probe
+        self._open_until: float | None = None  # when the next probe is allowed; None: closed
 
     def state(self, now: float) -> BreakerState:
         if self._open_until is None:
@@ -161,23 +161,23 @@ class EngineClient:
         self.state = EngineState.CONNECTING
         self.hello: Hello | None = None  # None while there is no session
         self.role = Role.BOTH  # as last reported
-        self.load_stats = SchedulerStats()
+        self.load_stats = SchedulerStats()  # as last reported, also by a session that has ended
         self.load = 0  # unfinished requests: as last reported, plus those sent since
-        self.kv_cache_usage = 0.0
+        self.kv_cache_usage = 0.0  # used fraction, as last reported
         self.loras = EngineLoras(address, models.loras.learn)
         self._num_loading = 0  # requests that wait until their adapter is loaded; counted in `load`
         self.refusal = ""  # why the gateway does not use it, though it answers
         self._random = random
         self.removed = False  # no longer listed: gets no new requests, finishes those it has
         self._breaker = CircuitBreaker()
-        self._last_model_name: str | None = None
+        self._last_model_name: str | None = None  # of the last session; None: there was none
         self._client_id = client_id
         self._models = models
         self._router = router
         self._deadlines = deadlines
         self._on_change = on_change
         self._open_channel = open_channel
-        self._session: Session | None = None
+        self._session: Session | None = None  # while there is one
         self._channel: grpc.aio.Channel | None = None  # while there is a session
         self._grace_ends_at = self._end_of_new_grace_period() if newly_listed else 0.0  # event loop time
 

@@ -18,7 +18,7 @@ class CacheUse:
     """Prompt tokens that engines found in their caches in the last `NUM_PERIODS` samples. Engines are named by UID."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, int] = {}
+        self._totals: dict[str, int] = {}  # of the last sample
         self._found: dict[str, deque[int]] = {}  # between two samples, the last one last
 
     def sample(self, totals: Mapping[str, int]) -> Mapping[str, int]:

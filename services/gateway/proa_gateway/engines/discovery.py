@@ -86,7 +86,7 @@ class Endpoint:
 
     address: str  # host:port
     uid: str  # the pod's, or the address
-    terminating: bool = False
+    terminating: bool = False  # its pod is being deleted
 
 
 class Discovery(Protocol):
@@ -144,15 +144,15 @@ class EndpointSliceDiscovery:
         self._configuration = configuration
         self._relist_seconds = relist_seconds
         self._slices: dict[str, V1EndpointSlice] = {}  # by name; used on the thread only
-        self._api: DiscoveryV1Api | None = None
+        self._api: DiscoveryV1Api | None = None  # None until the thread has connected, like `_watch`
         self._pods: Mapping[str, str] = {}  # names by UID; replaced on the thread
         self._costs: dict[str, int] = {}  # as written, by UID
-        self._may_annotate = True
+        self._may_annotate = True  # False once the API server has refused it
         self._watch: Watch | None = None
-        self._stopping = threading.Event()
+        self._stopping = threading.Event()  # ends the thread
         self._thread: threading.Thread | None = None
         self._latest: frozenset[Endpoint] | None = None  # used in the event loop only
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # `_latest` was set
 
     async def endpoints(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Starts the thread. There can be one consumer at a time."""

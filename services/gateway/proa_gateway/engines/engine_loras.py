@@ -21,7 +21,7 @@ class EngineLoras:
         self._address = address
         self._learn = learn
         self._model_name = ""  # of the session's engine
-        self._loaded: dict[str, Lora] = {}
+        self._loaded: dict[str, Lora] = {}  # by name
         self._loading: dict[tuple[str, str], asyncio.Task[Lora]] = {}  # by name and path
         self._num_requests: Counter[str] = Counter()  # unfinished ones, by adapter
 

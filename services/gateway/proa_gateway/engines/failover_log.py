@@ -20,7 +20,7 @@ class FailoverLog:
         self._seconds = seconds
         self._resumed = Counter[tuple[str, str]]()  # lost engine, the one that continues
         self._given_up = Counter[tuple[str, str]]()  # lost engine, error
-        self._due: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None  # None: nothing is counted
 
     def record_resumed(self, lost: str, engine: str) -> None:
         """A stream of the engine at `lost` continues on `engine`."""

@@ -52,10 +52,10 @@ class Generation:
         self._failover_timeout = deadlines.failover
         self._now = asyncio.get_running_loop().time
         self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
-        self._running: dict[EngineSequence, RequestAttempts] = {}
-        self._unsent: list[EngineSequence] = []
+        self._running: dict[EngineSequence, RequestAttempts] = {}  # the sequences that have not ended
+        self._unsent: list[EngineSequence] = []  # those that were added since the last `start`
         self._has_started = False
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # makes `wait` return
         self.error: GatewayError | None = None  # which ended it; `wait` raises it
         self.first_token_at: float | None = None  # or first pooled output, by `time.perf_counter`
 

@@ -43,7 +43,7 @@ class KvExchange:
         self._metrics = metrics
         self._min_remote_prefill_tokens = min_remote_prefill_tokens
         self._rates = FetchRates(bandwidth, time.monotonic)
-        self._engines: Collection[EngineClient] = ()
+        self._engines: Collection[EngineClient] = ()  # the pool's, a live view
         self._peers: dict[str, Sequence[EngineClient]] = {}  # by address
         self._open: dict[str, list[OpenFetch]] = {}  # by the target's address
         self._prefills: dict[tuple[str, bytes], RemotePrefill] = {}  # by the engine's address and the last block

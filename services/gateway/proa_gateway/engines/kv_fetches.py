@@ -30,14 +30,14 @@ class OpenFetch:
     Others may need fewer of the blocks."""
 
     kind: FetchKind
-    pair: Pair
+    pair: Pair  # addresses of source and target
     addresses: Sequence[str]  # of the source's movers
     blocks: Sequence[bytes]  # the prompt's leading ones that the source has, or is about to compute
     num_cached: int  # of them, at the target
     wait_ms: int = 0  # as in `KvSource`
-    supplier: Supplier | None = None
+    supplier: Supplier | None = None  # None: the source has the blocks already
     num_waiting: int = field(default=0, init=False)  # requests
-    is_open: bool = field(default=True, init=False)
+    is_open: bool = field(default=True, init=False)  # False: its end was observed, or no request waits for it any more
 
     def source(self, num_blocks: int) -> KvSource:
         return KvSource(addresses=tuple(self.addresses), num_blocks=num_blocks, wait_ms=self.wait_ms)
@@ -61,13 +61,13 @@ class FetchingSink:
         self, fetch: OpenFetch, source: KvSource, listener: FetchListener, sequence: OutputSink, span: AttemptSpan
     ) -> None:
         self.source = source
-        self.token: Callable[[int], None] = self._first_token
-        self.output: Callable[[EngineCoreOutput], None] = self._first_output
+        self.token: Callable[[int], None] = self._first_token  # the sequence's own, after the first output
+        self.output: Callable[[EngineCoreOutput], None] = self._first_output  # likewise
         self._fetch: OpenFetch | None = fetch
         self._listener = listener
         self._sequence = sequence
         self._span = span
-        self._began = not fetch.num_waiting
+        self._began = not fetch.num_waiting  # its request began the fetch; others joined it
         fetch.num_waiting += 1
         span.set_kv_source(fetch.pair[0])
 
@@ -149,11 +149,11 @@ class RemotePrefill:
         """`num_tokens`: that it has to compute. `on_end` is called once, when it has failed or no fetch uses it any
         more."""
         self.num_tokens = num_tokens  # 0 once they are computed
-        self.num_fetches = 0
-        self.num_cached_tokens: int | None = None
-        self.outcome: PrefillOutcome = "aborted"
-        self.error: GatewayError | None = None
-        self.sent: SentRequest | None = None
+        self.num_fetches = 0  # that wait for its blocks
+        self.num_cached_tokens: int | None = None  # None: not known yet
+        self.outcome: PrefillOutcome = "aborted"  # for metrics; "aborted" until it is known
+        self.error: GatewayError | None = None  # why it failed
+        self.sent: SentRequest | None = None  # None until it is sent
         self.fetching: FetchingSink | None = None  # if it has a KV source itself
         self._span: AttemptSpan | None = span
         self._on_end: Callable[[RemotePrefill], None] | None = on_end

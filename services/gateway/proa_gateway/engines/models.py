@@ -34,7 +34,7 @@ class LoraRegistry:
     """
 
     def __init__(self, modules: Iterable[LoraModule] = ()) -> None:
-        self._known = {
+        self._known = {  # by name
             each.name: KnownLora(Lora(name=each.name, path=each.path, digest=""), each.base_model_name, given=True)
             for each in modules
         }
@@ -81,7 +81,7 @@ class ServedModel:
     info: ModelInfo  # of the engine's model
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, when the first engine connected
-    lora: Lora | None = None
+    lora: Lora | None = None  # None: the engine's model itself
 
     @property
     def name(self) -> str:
@@ -113,10 +113,10 @@ class ModelRegistry:
         self._folder = folder
         self._chat_template = chat_template
         self._prepare = prepare
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[str, ServedModel] = {}  # by name; stay when their engines are gone
         self.first_names: dict[str, str] = {}  # of every model, by any of its names
         self._engines: dict[str, set[str]] = {}  # model name -> addresses of its accepted engines
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}  # by model name: a model's tokenizer is loaded once
 
     def names(self) -> Collection[str]:
         """Return the name of every model that an engine has served, even if none does now. Without adapters."""

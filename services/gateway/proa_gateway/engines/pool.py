@@ -28,9 +28,9 @@ class Pick(NamedTuple):
     """The engine chosen for a request."""
 
     engine: EngineClient
-    num_candidates: int
+    num_candidates: int  # engines that the policy chose from
     num_cached_tokens: int  # of the prompt, expected in the engine's prefix cache
-    policy: str
+    policy: str  # its name
 
     def span_attributes(self) -> dict[str, str | int]:
         return {
@@ -62,7 +62,7 @@ class EnginePool:
         self._client_id = client_id
         self._models = models
         self._deadlines = deadlines
-        self._on_state = on_change
+        self._on_state = on_change  # called only if the state or the model's name changes
         self._on_load = on_load
         self._router = router
         self._open_channel = open_channel
@@ -74,8 +74,8 @@ class EnginePool:
         self._listed = False  # whether `set_engines` was called
         self._ready: dict[str, dict[str, EngineClient]] = {}  # cache of `_ready_for`, by model
         self._last_seen: dict[str, tuple[EngineState, str | None]] = {}  # state and model name when `_ready` was valid
-        self._changed = asyncio.Event()
-        self.retry_budget = RetryBudget()
+        self._changed = asyncio.Event()  # an engine's state or load changed; wakes `wait_for`
+        self.retry_budget = RetryBudget()  # of all requests
         self.failovers = FailoverLog()
         exchange.watch(self.engines)
 

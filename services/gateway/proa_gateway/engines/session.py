@@ -55,7 +55,7 @@ class SentImages:
 
     def __init__(self, max_bytes: int = ENGINE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._num_bytes = 0  # sum of `_sizes`
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # the last one was used last
 
     def strip(self, images: Iterable[Image]) -> tuple[Image, ...]:
@@ -117,7 +117,7 @@ class SentRequest:
     """A request that was sent to an engine. After either method its sink is not called again."""
 
     session: "Session"
-    handle: int
+    handle: int  # names the request in its session
 
     def abort(self) -> None:
         self.session.abort(self.handle)
@@ -155,13 +155,13 @@ class Session:
         self._heartbeat = heartbeat
         self._sinks: dict[int, OutputSink] = {}  # by handle
         self._lora_names: dict[int, str] = {}  # by handle, of requests with an adapter
-        self._sent_images = SentImages()
+        self._sent_images = SentImages()  # images whose pixels the engine should have
         self._with_images: dict[int, EngineCoreRequest] = {}  # by handle, with all pixels; none that was sent twice
-        self._last_handle = 0
+        self._last_handle = 0  # handles count up from 1
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
-        self._to_abort: list[int] = []
-        self._wake = asyncio.Event()
-        self._last_message_at = asyncio.get_running_loop().time()
+        self._to_abort: list[int] = []  # handles, not written yet
+        self._wake = asyncio.Event()  # there is something to write
+        self._last_message_at = asyncio.get_running_loop().time()  # by the event loop's clock
 
     @property
     def num_unfinished(self) -> int:

@@ -35,8 +35,8 @@ class ConstrainedOutput(OutputProcessor):
         super().__init__(stream, sink, listener, wants_tokens=wants_tokens, markers=markers)
         self._vocabulary = vocabulary
         self._warn = warn
-        self._run_token_id = -1
-        self._run = 0
+        self._run_token_id = -1  # the last token
+        self._run = 0  # how often it came in a row
 
     def token(self, token_id: int) -> None:
         super().token(token_id)

@@ -33,7 +33,7 @@ class PooledOutput:
         self._listener = listener
         self.values = b""
         self.num_rows = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, once it has ended
         self.finish_reason: FinishName | None = None
 
     def token(self, token_id: int) -> None:

@@ -30,9 +30,9 @@ class Delta:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # empty unless the sink's response has them, like `logprobs`
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each of `token_ids`, or none
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # all of them, in the first delta
-    finish_reason: FinishName | None = None
+    finish_reason: FinishName | None = None  # None: the sequence goes on
     stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
     num_tokens: int = 0  # of `text`, if the sequence has `markers`
     num_cached_tokens: int = 0  # of the prompt
@@ -184,7 +184,7 @@ class OutputProcessor:
         """Without a `stream` only the prompt is scored: the output is discarded, and its finish reason is "length".
         `wants_tokens`: deltas have token ids and log probabilities. `markers`: tokens that the sink gets as ids instead
         of text, for an output that is parsed."""
-        self._discards = stream is None
+        self._discards = stream is None  # only the prompt is scored
         self._stream: TextStream | DiscardedText = stream or DiscardedText()
         self._sink = sink
         self._listener = listener
@@ -194,13 +194,13 @@ class OutputProcessor:
         self._num_unsent_markers = 0  # since the last delta
         self._plain = None if wants_tokens or self._is_parsed else self._stream.plain  # sends text as it comes
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
-        self._held_logprobs: list[TokenLogprobs] = []
+        self._held_logprobs: list[TokenLogprobs] = []  # of these tokens
         self._prompt_logprobs: LogprobColumns | None = None  # None: none have come since the last delta
         self.received = array("I")
         self.num_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens from the prefix cache of the engine that sent the first token
-        self.times: dict[EventType, float] = {}
-        self.finish_reason: FinishName | None = None
+        self.times: dict[EventType, float] = {}  # of the engines' events, by their clocks, the first of each kind
+        self.finish_reason: FinishName | None = None  # None until the output ends
 
     @property
     def reasoning_tokens(self) -> int | None:

@@ -39,7 +39,7 @@ class JsonReader:
 
     def __init__(self) -> None:
         self.scanner = JsonScanner()
-        self._begun = False
+        self._begun = False  # something else than whitespace has come
         self.is_complete = False
         self.rest = ""
 

@@ -58,8 +58,8 @@ class CallObjectReader:
         self._scanner = JsonScanner()  # of the key or value that is being read
         self._held: list[str] = []  # the key or the name that is being read
         self._arguments: list[str] = []  # not sent yet
-        self._has_arguments = False
-        self._name: str | None = None
+        self._has_arguments = False  # their key has come
+        self._name: str | None = None  # None: not whole yet
         self.rest = ""
 
     @property
@@ -200,8 +200,8 @@ class CallReader:
         self._envelope = None
         if isinstance(syntax, CallObject):
             self._envelope = CallObjectReader(syntax, needs_arguments=compiled.implicit_call is not None)
-        self._reader: ArgumentsReader | None = self._envelope
-        self._has_arguments = False
+        self._reader: ArgumentsReader | None = self._envelope  # None: the name is not known yet
+        self._has_arguments = False  # an event had a part of them
         self.is_started = False
         self.is_complete = False
         self.rest = ""

@@ -31,8 +31,8 @@ class CallsReader:
     def __init__(self, compiled: CompiledFormat, schemas: Schemas, num_calls: int) -> None:
         self._compiled = compiled
         self._schemas = schemas
-        self._call: CallReader | None = None
-        self._in_section = False
+        self._call: CallReader | None = None  # None: between calls
+        self._in_section = False  # a section was opened
         self._expected = ""  # belongs to the opening of the section that has been read
         self._pending = ""  # text that is not understood without what follows
         self.has_calls = False

@@ -19,7 +19,7 @@ class ChannelHeader:
         self._routes = [(re.compile(pattern), route) for pattern, route in channels.routes]
         self._sender = ""  # text that may come first and is ignored
         self._before = ""  # what stands before the channel
-        self._text: list[str] = []
+        self._text: list[str] = []  # since the last terminal
         self._begun = False  # a token of a header has come
 
     @property

@@ -102,7 +102,7 @@ class FormatChoice:
     """`unread`: the name of the format that was named or whose signs were found, and that does not read the call of the
     chat template; empty: there is none."""
 
-    tool_format: ToolFormat | None
+    tool_format: ToolFormat | None  # None: no format is known for the model
     unread: str = ""
 
 

@@ -135,10 +135,10 @@ class Terminals:
         self._holds_space = any(terminal.action is not Action.DROP for terminal in by_text.values())
         self.by_id = {added_tokens[text]: by_text.pop(text) for text in list(by_text) if text in added_tokens}
         self._by_text = by_text
-        self._longest = max(map(len, by_text), default=0)
+        self._longest = max(map(len, by_text), default=0)  # characters
         self._texts = _any_of(sorted(by_text, key=len, reverse=True))
         first = sorted({text[0] for text in by_text})
-        self._first = _any_of(first)
+        self._first = _any_of(first)  # the texts' first characters
         self._bare = _beginning_of(bare)
         self._special = _any_of(first, *[r"\s\Z"] * self._holds_space, *[self._bare.pattern] * bool(bare))
 
@@ -226,8 +226,8 @@ class _Compiler:
     def __init__(self, tool_format: ToolFormat, added_tokens: Mapping[str, int], calls: bool) -> None:
         self._format = tool_format
         self._all_added = {token: id for token, id in added_tokens.items() if token}
-        self._added = tag_tokens(tool_format, added_tokens)
-        self._calls = calls and not tool_format.is_named_in_header
+        self._added = tag_tokens(tool_format, added_tokens)  # tokens that the parser finds by their ids
+        self._calls = calls and not tool_format.is_named_in_header  # calls are found by their own texts
         call = CallTexts.of(tool_format)
         self._opening, self._closing = (pieces(text, self._added) for text in (call.opening, call.closing))
 

@@ -31,13 +31,13 @@ class CallStarted:
 class ArgumentsDelta:
     """A part of the JSON text of a call's arguments."""
 
-    index: int
+    index: int  # of the call
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    index: int
+    index: int  # of the call
 
 
 MessageEvent = ReasoningDelta | ContentDelta | CallStarted | ArgumentsDelta | CallEnded

@@ -64,7 +64,7 @@ class CallObject:
     `aliases`: keys that models also write for `arguments`.
     """
 
-    name: str
+    name: str  # key of the function's name
     arguments: str
     aliases: tuple[str, ...] = ()
 
@@ -173,7 +173,7 @@ class ToolFormat:
     `dropped`: texts in the content that are not shown.
     """
 
-    name: str
+    name: str  # as `--tool-call-parser` names it
     signs: tuple[str, ...]
     call: str
     arguments: ArgumentsSyntax
@@ -184,8 +184,8 @@ class ToolFormat:
     also_opens: tuple[str, ...] = ()
     at_start: bool = False
     dropped: tuple[str, ...] = ()
-    call_ids: RandomIds | NamedIds = CALL_IDS
-    channels: Channels | None = None
+    call_ids: RandomIds | NamedIds = CALL_IDS  # of calls to which the model writes no id
+    channels: Channels | None = None  # None: an answer is one message
 
     @property
     def has_reasoning(self) -> bool:

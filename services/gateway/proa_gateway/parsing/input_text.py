@@ -25,8 +25,8 @@ class InputText:
     def __init__(self) -> None:
         self._held: list[str] = []  # before the input has begun
         self._pending = ""  # of the input, not decoded yet
-        self._has_begun = False
-        self._has_ended = False
+        self._has_begun = False  # its opening quote has come
+        self._has_ended = False  # its closing quote has come
 
     def feed(self, arguments: str) -> str:
         """Read more of the arguments. Returns the text of the input that is certain now: whole characters."""

@@ -108,8 +108,8 @@ class JsonScanner:
     __slots__ = ("_begun", "_depth", "_escaped", "_in_string", "is_complete", "is_malformed")
 
     def __init__(self) -> None:
-        self._begun = False
-        self._depth = 0
+        self._begun = False  # the value's first character has come
+        self._depth = 0  # brackets that are open
         self._in_string = False
         self._escaped = False  # the next character follows a backslash
         self.is_complete = False

@@ -33,7 +33,7 @@ class _Next(Enum):
 class _Frame:
     """An object or array that has begun. `separator`: between key and value; empty in an array."""
 
-    close: str
+    close: str  # as JSON writes it
     separator: str
     next: _Next
     is_empty: bool = True
@@ -58,13 +58,12 @@ class LiteralReader:
     false, also in Python's spelling, or else a string. Malformed text never fails, but may give no JSON.
     """
 
-    __slots__ = ("_frames", "_is_started", "_pending", "_quote", "_quotes", "_separator", "_word")
+    __slots__ = ("_frames", "_is_started", "_pending", "_quote", "_quotes", "_word")
 
     def __init__(self, syntax: LiteralSyntax) -> None:
-        self._separator = syntax.separator
-        self._quotes = [quote for quote in (syntax.raw_quote, '"', "'") if quote]
-        self._frames = [_Frame("}", syntax.separator, _Next.KEY)]
-        self._is_started = False
+        self._quotes = [quote for quote in (syntax.raw_quote, '"', "'") if quote]  # the raw one first
+        self._frames = [_Frame("}", syntax.separator, _Next.KEY)]  # those that are open, the arguments first
+        self._is_started = False  # the opening bracket was returned
         self._quote = ""  # of the string being read
         self._word: list[str] = []  # parts of the word being read
         self._pending = ""  # text that is not understood without what follows

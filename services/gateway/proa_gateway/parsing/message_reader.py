@@ -47,8 +47,8 @@ class MessageReader:
         self._events: list[MessageEvent] = []  # not taken yet
         self._pending = ""  # text that is not understood without what follows
         self._expected = "" if drops_space else None  # dropped if it comes next, with whitespace around
-        self._calls: CallsReader | None = None
-        self._num_calls = 0
+        self._calls: CallsReader | None = None  # None: no calls are being read
+        self._num_calls = 0  # that ended before `_calls`
         self._fallback = State.CONTENT  # where to go on if what looks like a call is none
         if reasoning_open and compiled.tool_format.reasoning:
             self.state, self._expected = State.REASONING, compiled.tool_format.reasoning[0].strip()

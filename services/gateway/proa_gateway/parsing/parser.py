@@ -36,7 +36,7 @@ class ResponseParser:
             if channels is not None
             else MessageReader(compiled, schemas, reasoning_open=reasoning_open, drops_space=drops_space)
         )
-        self._scanner = self._reader.scanner
+        self._scanner = self._reader.scanner  # the reader's after what it has read; None: there is none
 
     @property
     def has_reasoning(self) -> bool:

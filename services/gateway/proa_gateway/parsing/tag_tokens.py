@@ -30,7 +30,7 @@ class _Tags:
     the arguments. `whole`: what is looked for as it is. `arguments`: the tags of arguments."""
 
     openings: Collection[str]
-    closings: Collection[str]
+    closings: Collection[str]  # the lines of what closes something
     whole: Collection[str]
     arguments: Collection[str]
     parts: Collection[str]

@@ -122,7 +122,7 @@ class TaggedReader:
         self._state = _TagState.BETWEEN
         self._pending = ""  # text that is not understood without what follows
         self._collected: list[str] = []  # of the header or the value being read
-        self._num_values = 0
+        self._num_values = 0  # those that have begun
         self._string_state = OpenString()  # of a value that may be JSON
         self._num_tags_in_strings = 0  # closing tags that did not end that value
 

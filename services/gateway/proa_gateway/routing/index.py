@@ -40,7 +40,7 @@ class _Replica:
         self.bit = bit
         self.chain = chain
         self.capacity = capacity  # blocks
-        self.has_events = True
+        self.has_events = True  # False: the engine sends none, so its pending blocks have no timeout
         self.confirmed: set[bytes] = set()
 
 
@@ -53,7 +53,7 @@ class PrefixIndex:
         self._confirmed = ReplicaBitmaps(max_blocks)
         self._pending = PendingBlocks()
         self._checkpoints = ReplicaCheckpoints(max_blocks)
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, _Replica] = {}  # by address
         self._by_bit: list[_Replica | None] = []  # by bit number; None: the number is free
         self._addresses: list[str] = []  # by bit number
 

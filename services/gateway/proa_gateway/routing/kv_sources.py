@@ -27,7 +27,7 @@ class Target:
     """An engine that is about to get a request. `prefill_rate`: tokens per second; 0: not known yet."""
 
     block_size: int  # tokens
-    block_bytes: int
+    block_bytes: int  # of one block, on all ranks
     num_cached: int  # leading blocks of the prompt
     num_waiting_tokens: int  # of the requests in its queue
     prefill_rate: float

@@ -52,7 +52,7 @@ class PendingBlocks:
         self._ends: dict[bytes, _Node] = {}  # nodes where requests end, by last block
         self._requests: dict[int, dict[_Node, float]] = {}  # by bit: end node -> time last sent, oldest first
         self._num_pending: dict[int, int] = {}  # by bit: blocks
-        self._num_nodes = 0
+        self._num_nodes = 0  # without `_root`
         self.num_blocks = 0  # distinct ones
 
     @property

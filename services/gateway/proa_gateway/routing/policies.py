@@ -41,7 +41,7 @@ class RoutingHints:
 
     block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order; empty if the policy does not use them
     chain: HashChain | None = None  # of `block_hashes`; None if these are not computed
-    num_prompt_tokens: int = 0
+    num_prompt_tokens: int = 0  # 0 if `block_hashes` are not computed
     session_id: str | None = None  # the client's own name for its conversation, for session affinity
     lora: Lora | None = None  # the adapter; without a digest, no engine has loaded it yet
 
@@ -243,7 +243,7 @@ class RoundRobin:
     needs_hashes: ClassVar[bool] = False
 
     def __init__(self, rng: random.Random) -> None:
-        self._turn = rng.randrange(2**16)
+        self._turn = rng.randrange(2**16)  # requests so far, from a random number on
 
     def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         self._turn += 1

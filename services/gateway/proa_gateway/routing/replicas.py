@@ -23,10 +23,10 @@ class ReplicaBitmaps:
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._young: dict[bytes, int] = {}
+        self._young: dict[bytes, int] = {}  # bitmaps of replicas by block hash, like the other generations
         self._aging: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
-        self._eviction_order: Iterator[bytes] = iter(())
+        self._eviction_order: Iterator[bytes] = iter(())  # hashes of `_old` when it was filled
 
     def __len__(self) -> int:
         return len(self._young) + len(self._aging) + len(self._old)
@@ -124,7 +124,7 @@ class _Replica:
     def __init__(self, rule: CheckpointRule, block_size: int) -> None:
         self.rule = rule
         self.block_size = block_size  # tokens
-        self.confirmed: set[bytes] = set()
+        self.confirmed: set[bytes] = set()  # checkpoints, by the hash of the block before them
         self.expected: dict[bytes, float] = {}  # -> time last expected, oldest first
 
 

@@ -64,7 +64,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b", "a
 
 @dataclass(frozen=True, slots=True)
 class _Lexed:
-    kind: str
+    kind: str  # a group of `_TOKEN`, or "end"
     text: str
 
 
@@ -95,11 +95,11 @@ def _lex(text: str) -> list[_Lexed]:
 class _Reader:
     def __init__(self, tokens: list[_Lexed]) -> None:
         self._tokens = [*tokens, _Lexed("end", "")]
-        self._position = 0
+        self._position = 0  # of the next token
         self._levels = 0
         self._in_rule = False  # what is read belongs to a rule, not to a terminal
-        self._definitions: dict[str, Pattern] = {}
-        self._ignores = any(token.text == _IGNORED for token in tokens)
+        self._definitions: dict[str, Pattern] = {}  # by name
+        self._ignores = any(token.text == _IGNORED for token in tokens)  # the grammar has `%ignore`, maybe further on
         self._ignored: list[Pattern] = []
 
     def read(self) -> Mapping[str, Pattern]:

@@ -44,7 +44,7 @@ class CallsGrammar:
         self.warnings: list[str] = []
         self._format = tool_format
         self._parallel = parallel and (tool_format.channels is None or tool_format.between != "")
-        self._arguments: list[tuple[FunctionTool, str]] = []
+        self._arguments: list[tuple[FunctionTool, str]] = []  # each tool with the expression of its arguments
         for index, tool in enumerate(tools):
             made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
             self.rules.lines += made.lines

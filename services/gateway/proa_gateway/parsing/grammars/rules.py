@@ -37,7 +37,7 @@ class LarkRules:
     def __init__(self, added_tokens: AddedTokens, prefix: str = "") -> None:
         self.added_tokens = added_tokens
         self.prefix = prefix
-        self.lines: list[str] = []
+        self.lines: list[str] = []  # a rule or a terminal each
 
     def rule(self, body: str, attributes: str = "") -> str:
         """Add a rule. Returns its name."""

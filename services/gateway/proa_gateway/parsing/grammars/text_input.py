@@ -44,7 +44,7 @@ class TextRules:
         if len(grammar.definition) > MAX_BYTES:
             raise GrammarError(f"a grammar must be at most {MAX_BYTES} characters long")
         self._rules = rules
-        self._definitions = _read(grammar)
+        self._definitions = _read(grammar)  # by name, `START` included
         names = _reachable(self._definitions)
         self._written: dict[str, str] = {}  # names in `rules` by those in the grammar
         regular = _in_order(self._definitions, names)
@@ -53,6 +53,7 @@ class TextRules:
         if regular is None:
             raise GrammarError("a terminal of the grammar contains itself")
         self._regular = regular
+        # All rules if one of them contains itself, otherwise none.
         self._recursive = [name for name in names if name not in regular]
         _check_size(self._definitions, regular)
 
