@@ -21,7 +21,7 @@ _SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()  # an option's value, written as a list in JSON
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -67,7 +67,7 @@ class TemplateRenderer:
     def __init__(self, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens`: the model's, for the templates of requests."""
         self._special_tokens = special_tokens
-        self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()  # by source, least recently used first
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="template")  # starts with the first long rendering
 
     async def compile(self, source: str) -> ChatTemplate:
@@ -136,11 +136,11 @@ class Tokenizer:
         self.chat_template, self._tool_template = templates.plain, templates.tools
         self.template_error = templates.error
         self.templates = TemplateRenderer(special_tokens(config))
-        self.tool_template_source = templates.tool_source
-        self.sampling_defaults = sampling_defaults(files)
+        self.tool_template_source = templates.tool_source  # empty: there is none that can be used
+        self.sampling_defaults = sampling_defaults(files)  # of generation_config.json, by the names of `SamplingParams`
         self.info = _tokenizer_info(config, templates.source)
         sentence_transformers = read_object(files, "config_sentence_transformers.json")
-        self.task_prompts = _task_prompts(sentence_transformers)
+        self.task_prompts = _task_prompts(sentence_transformers)  # by task
         self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
         self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary, self.added_tokens = model.vocabulary, model.added_tokens
@@ -151,7 +151,7 @@ class Tokenizer:
         # not all added tokens: in Gemma's files there are line breaks and `<table>`.
         sources = templates.source + templates.tool_source
         written = {token for token in self.added_tokens if token.strip() and token in sources}
-        self.special_control_tokens = ControlTokens(specials)
+        self.special_control_tokens = ControlTokens(specials)  # special by the tokenizer's files
         self.control_tokens = ControlTokens(specials | written)
 
     def template_for(self, *, tools: bool) -> ChatTemplate | None:

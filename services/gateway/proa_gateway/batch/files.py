@@ -15,7 +15,7 @@ import orjson
 class BatchRequest:
     """`url`: the path of the endpoint."""
 
-    custom_id: str
+    custom_id: str  # unique in the input file
     url: str
     body: dict[str, Any]
 
@@ -26,7 +26,7 @@ class BatchResponse:
 
     status: int
     request_id: str
-    body: Any
+    body: Any  # JSON, or text if it is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LineError:
     """Why a line of the input, counted from 1, is not sent. `custom_id`: None if the line has none."""
 
     line: int
-    code: str
+    code: str  # stable, for programs
     message: str
     custom_id: str | None = None
 
@@ -43,9 +43,9 @@ class LineError:
 class Answered:
     """What the output file has: requests by their `custom_id`, and lines of the input that were not sent."""
 
-    custom_ids: set[str] = field(default_factory=set)
-    lines: set[int] = field(default_factory=set)
-    num_failed: int = 0
+    custom_ids: set[str] = field(default_factory=set)  # of requests with a response
+    lines: set[int] = field(default_factory=set)  # numbers, from 1
+    num_failed: int = 0  # without status 200, or not sent
 
     def add(self, output: bytes) -> None:
         """Raises `ValueError` for a line that no batch wrote."""

@@ -48,9 +48,9 @@ class Progress:
 
     num_done: int = 0
     num_failed: int = 0
-    num_tokens: int = 0
+    num_tokens: int = 0  # output tokens
     num_skipped: int = 0  # the output file had them already
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter)  # by `time.perf_counter`
 
     def add(self, *, failed: bool, num_tokens: int = 0) -> None:
         self.num_done += 1

@@ -45,7 +45,7 @@ class LargeBodies:
         self._clock = clock
         self._lock = asyncio.Lock()  # first come, first served
         self._waiting: deque[float] = deque()  # when each arrived
-        self._idle = asyncio.Event()
+        self._idle = asyncio.Event()  # set while `_waiting` is empty
         self._idle.set()
 
     async def turn(self) -> None:
@@ -232,7 +232,7 @@ class _Body:
 
     deadline: float  # event loop time
     parts: list[bytes] = field(default_factory=list)
-    num_bytes: int = 0
+    num_bytes: int = 0  # of `parts`
     cost_bound: int = 0  # of reading it as JSON
     is_complete: bool = False
 

@@ -22,7 +22,7 @@ class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None  # when the loop ran; None: it has not started
-        self._accepts = False
+        self._accepts = False  # as of the last beat
         self._is_draining = False
 
     def beat(self, *, accepts: bool) -> None:

@@ -77,7 +77,7 @@ class ResponseWriter:
         self._connection = connection
         self._transport = connection.transport
         self._is_chunked = is_chunked
-        self._has_room = asyncio.Event()
+        self._has_room = asyncio.Event()  # the transport's buffer is not full
         self._has_room.set()
         self._is_idle = True  # nothing was written since the timer was started
         self.comment_timer: asyncio.TimerHandle | None = None

@@ -64,7 +64,7 @@ def check_url(text: str, domains: Collection[AllowedDomain]) -> URL:
 class PromptLimit:
     """vLLM's form: JSON with a number for each kind of input."""
 
-    image: int = 16
+    image: int = 16  # images in one prompt
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -32,7 +32,7 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024  # of files that wait to be decoded
 @dataclass(frozen=True, slots=True)
 class ImageKey:
     digest: bytes  # SHA-256 of the file
-    input: ImageInput
+    input: ImageInput  # how the model's images are prepared
 
 
 class ImageCache:
@@ -40,8 +40,8 @@ class ImageCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._images: OrderedDict[ImageKey, Image] = OrderedDict()
-        self.num_bytes = 0
+        self._images: OrderedDict[ImageKey, Image] = OrderedDict()  # least recently used first
+        self.num_bytes = 0  # of the images' pixels
 
     def get(self, key: ImageKey) -> Image | None:
         image = self._images.get(key)
@@ -60,7 +60,7 @@ class ImageCache:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    url: str
+    url: str  # maybe a `data:` URL
     param: str  # where the request has it, for errors: messages.0.content.1.image_url
 
 
@@ -92,9 +92,9 @@ class ImageLoader:
         self._metrics = metrics
         self._tracer = tracer
         self._cache = ImageCache(options.image_cache_bytes)
-        self._pending: dict[ImageKey, asyncio.Task[Image]] = {}
-        self._large = asyncio.Semaphore(1)
-        self._num_waiting_bytes = 0
+        self._pending: dict[ImageKey, asyncio.Task[Image]] = {}  # images that are being prepared
+        self._large = asyncio.Semaphore(1)  # held while a large image is prepared
+        self._num_waiting_bytes = 0  # of files that wait to be decoded, or are being decoded
         self._num_held_bytes = 0  # of prepared images, whose requests wait for others
 
     async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[Image, ...]:

@@ -145,7 +145,7 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._engines: Collection[Engine] = ()
-        self._index: Index | None = None
+        self._index: Index | None = None  # None until `watch` is called, like `_peers`
         self._peers: Peers | None = None
         self._vllm = VllmMetrics(registry)
 

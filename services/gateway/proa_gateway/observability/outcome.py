@@ -26,10 +26,10 @@ class Outcome:
     was_sent: bool = False  # to an engine
     num_choices: int = 1  # of each prompt
     max_tokens: int | None = None  # of a choice
-    input_tokens: int = 0
+    input_tokens: int = 0  # of all prompts
     cached_tokens: int = 0  # of the input tokens
     embedded_tokens: int = 0  # of the input tokens, those that embeddings stand for
-    output_tokens: int = 0
+    output_tokens: int = 0  # of all sequences
     longest_output: int = 0  # tokens of one sequence
     finish_reasons: Sequence[FinishName] = ()  # of the sequences that finished
     finishes: Mapping[str, int] = field(default_factory=dict)

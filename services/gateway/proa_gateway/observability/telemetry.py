@@ -65,7 +65,7 @@ class RequestTrace:
     """The spans of one request. Call `finish` exactly once, however the request ended."""
 
     tracer: trace.Tracer
-    root: Span
+    root: Span  # of the request to the gateway
     context: Context  # of the span's children
 
     @property

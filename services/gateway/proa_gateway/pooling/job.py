@@ -31,9 +31,9 @@ _NO_SAMPLING = SamplingParams()
 class PooledEnvelope:
     """The response's fields around its results."""
 
-    id: str
+    id: str  # of the response
     created: int  # Unix seconds
-    model: str
+    model: str  # as the response names it
     usage: Usage
 
     @property

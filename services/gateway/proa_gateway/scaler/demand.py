@@ -29,7 +29,7 @@ class Demand:
         self._engines = engines
         self._here: dict[str, int] = {}  # requests that wait, by model
         self._elsewhere: dict[str, Mapping[str, int]] = {}  # by gateway
-        self._listeners: set[asyncio.Event] = set()
+        self._listeners: set[asyncio.Event] = set()  # one for each `changes` that is iterated
         self._closed = False
 
     @property

@@ -28,7 +28,7 @@ class Trigger:
 
     model: str
     target: float = 1.0
-    prefill: bool = False
+    prefill: bool = False  # count the requests of prefill engines instead
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:

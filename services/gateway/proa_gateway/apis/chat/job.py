@@ -67,7 +67,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
 class BatchCall(GenerationCall):
     """vLLM's batches of chats: the conversations are prompts of one request, and the response has a choice for each."""
 
-    chats: Sequence[ConversationCall]
+    chats: Sequence[ConversationCall]  # each with one prompt
 
     def check(self) -> None:
         GenerationCall.check(self)

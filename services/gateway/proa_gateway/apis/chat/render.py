@@ -38,8 +38,8 @@ class ChatForm:
     role: str  # of the messages
     echo: str  # text to put before the output's
     logprobs: ChatLogprobs | None  # renders log probabilities; None: not requested
-    has_token_ids: bool
-    includes_reasoning: bool
+    has_token_ids: bool  # `return_token_ids` is true
+    includes_reasoning: bool  # the answer shows it
     names_call: bool  # `tool_choice` names a function, so that a call does not change the finish reason
     continuous_usage: bool  # every event of a stream has the usage
     is_parsed: bool  # reasoning and calls are not part of the content
@@ -55,8 +55,9 @@ class ChatChoice:
         self._form = form
         self._index = index
         self._opening_fields = opening_fields
+        # Fields that every delta has, null where it has nothing of them.
         self._absent = {"reasoning_content": None} if form.may_reason else {}
-        self._has_calls = False
+        self._has_calls = False  # a call has started
         self._inputs: dict[int, InputText] = {}  # of the calls of custom tools
         absent = b'"reasoning_content":null,' if form.may_reason else b""
         self.text_frame = (

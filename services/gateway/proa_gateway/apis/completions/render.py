@@ -38,12 +38,12 @@ class TextChoice:
         self._envelope = envelope
         self._index = index
         self._prompt = prompt
-        self._logprobs = None
+        self._logprobs = None  # None: not requested
         if form.names is not None:
             skips = body.skip_special_tokens is not False
             self._logprobs = CompletionLogprobs(form.vocabulary, form.names, skip_special_tokens=skips)
-        self._is_first = True
-        self._frame = (
+        self._is_first = True  # no event was rendered yet
+        self._frame = (  # of all texts but an echoed first one
             envelope.event_head() + b'{"index":%d,"text":' % index,
             b',"logprobs":null,"finish_reason":null}' + envelope.event_tail(),
         )

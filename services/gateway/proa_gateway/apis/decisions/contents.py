@@ -33,7 +33,7 @@ class QuestionRow:
     """What one prompt asks: a question with its options in one order. `path`: of the question in the body."""
 
     path: str
-    content: Sequence[str | ImagePart]
+    content: Sequence[str | ImagePart]  # the question
     options: Sequence[str]  # the text of each, to be written behind its label
 
 
@@ -43,9 +43,9 @@ class Asked:
     sways a model: of 72 facts, half of them true, SmolLM2-135M gave yes a mean probability of 0.62 as the first option
     and of 0.37 as the second, and the mean of both had the better Brier score (docs/real-model.md)."""
 
-    path: str
+    path: str  # of the question in the body
     content: Sequence[str | ImagePart]
-    options: Sequence[str]
+    options: Sequence[str]  # the text of each, in the body's order
     in_both_orders: bool = False
 
     @property

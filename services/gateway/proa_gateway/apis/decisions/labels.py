@@ -22,7 +22,7 @@ Tokens = tuple[int, ...]
 class Labels:
     """The labels of a question's options, and the tokens of each."""
 
-    texts: Sequence[str]
+    texts: Sequence[str]  # letters, or numbers if there are many options
     tokens: Sequence[Tokens]
 
     @property
@@ -62,7 +62,7 @@ class Distribution:
     """The probability of each option among the options, and the labels' share of the whole vocabulary."""
 
     probabilities: Sequence[float]
-    label_mass: float
+    label_mass: float  # from 0 to 1
 
     @property
     def is_refusal(self) -> bool:

@@ -71,7 +71,7 @@ class _Begun:
     """A prompt without what closes reasoning. Arrays, since all prompts together may have a million tokens."""
 
     token_ids: "array[int]"
-    images: tuple[Image, ...]
+    images: tuple[Image, ...]  # in the prompt, with their pixels
     text: str = ""  # of the one that is rendered
     warnings: Sequence[str] = ()
 
@@ -83,7 +83,7 @@ class _Frame:
 
     token_ids: "array[int]"
     opening: str
-    foot: str
+    foot: str  # behind the question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

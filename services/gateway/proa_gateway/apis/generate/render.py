@@ -47,7 +47,7 @@ class GenerateForm:
     `is_batch`: the response is a list, events have an index."""
 
     arrived: float
-    eos_token_ids: frozenset[int]
+    eos_token_ids: frozenset[int]  # one that ended an output is named in the response
     logprobs: LogprobForm | None = None
     prompt_start: int | None = None
     is_batch: bool = False
@@ -63,9 +63,9 @@ class GenerateChoice:
         self._prompt = prompt
         self._id = id
         self._index = {"index": index} if form.is_batch else {}
-        self._text = ""
+        self._text = ""  # so far, like all below
         self._token_ids: list[int] = []
-        self._lists: dict[str, list[Any]] = {}
+        self._lists: dict[str, list[Any]] = {}  # of log probabilities, by their field
 
     def opening(self, usage: Usage) -> bytes:
         return b""
@@ -143,7 +143,7 @@ class GenerateRenderer:
     def __init__(self, form: GenerateForm, choice_ids: Callable[[str], Sequence[str]], id: str, created: int) -> None:
         """`choice_ids`: returns an id for each choice, from the request's."""
         self._form = form
-        self._ids = choice_ids(id)
+        self._ids = choice_ids(id)  # one for each choice
 
     def choice(self, index: int, prompt: Prompt) -> GenerateChoice:
         return GenerateChoice(self._form, prompt, self._ids[index], index)

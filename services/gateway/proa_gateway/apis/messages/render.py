@@ -44,8 +44,8 @@ class MessagesChoice:
         self._reason_of_length = "model_context_window_exceeded" if ends_at_context else "max_tokens"
         self._index = -1  # of the block that was opened last
         self._open = ""  # the type of the block that is open; empty: none is
-        self._has_calls = False
-        self.stop: Fields = {"stop_reason": None, "stop_sequence": None}
+        self._has_calls = False  # a call has started
+        self.stop: Fields = {"stop_reason": None, "stop_sequence": None}  # null until the last event
 
     def opening(self, usage: Usage) -> bytes:
         message = {**self._head, "content": [], **self.stop, "usage": usage_of(usage)}

@@ -141,7 +141,7 @@ class _Answer:
     """An assistant's message that is being put together."""
 
     def __init__(self) -> None:
-        self._fields: dict[str, Any] = {}
+        self._fields: dict[str, Any] = {}  # of the `ChatMessage`
         self._has_message = False  # whose text is in the content, maybe after records
 
     def is_before(self, item: Item) -> bool:

@@ -37,7 +37,7 @@ class OutputItems:
         self.items: list[Fields] = []
         self._includes_reasoning = includes_reasoning
         self._render_logprobs = logprobs
-        self._call_names = {name.flat: name for name in call_names}
+        self._call_names = {name.flat: name for name in call_names}  # by their flat names
         self._custom_tools = custom_tools
         self._input = InputText()  # of the custom call that has not ended
         self._open: Fields | None = None  # the item that has not ended

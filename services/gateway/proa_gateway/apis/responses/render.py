@@ -109,8 +109,8 @@ class ResponsesRenderer:
         self._response = response
         self._items = items
         self._keep = keep
-        self._finish_reason: str | None = None
-        self._num_events = 0
+        self._finish_reason: str | None = None  # None until the output ends
+        self._num_events = 0  # numbers the events
         self._is_streamed = is_streamed
         self.wants_tokens = wants_tokens
 

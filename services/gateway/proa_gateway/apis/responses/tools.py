@@ -33,7 +33,7 @@ class CallName:
     """The name of a function that may be called. `flat`: the one that the model gets to know, as in vLLM."""
 
     name: str
-    namespace: str | None = None
+    namespace: str | None = None  # None: it is in none
 
     @property
     def flat(self) -> str:

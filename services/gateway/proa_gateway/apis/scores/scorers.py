@@ -127,7 +127,7 @@ class YesNoReranker(PromptedCrossEncoder):
 
     def __init__(self, model: ServedModel, request: ScoringFields, limit: Limit) -> None:
         super().__init__(model, request, limit)
-        self._score_token_ids = tuple(map(self._token_id, ("no", "yes")))
+        self._score_token_ids = tuple(map(self._token_id, ("no", "yes")))  # of `no` and `yes`
 
     async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         differences = []
