@@ -83,7 +83,7 @@ def backoff(retry: int, jitter: float) -> float:
 class RequestAttempts:
     """State of one sequence. Times are the event loop's, in seconds. Failures are counted since the last token."""
 
-    request: EngineCoreRequest
+    request: EngineCoreRequest  # of the first attempt; `set_lora` changes it
     hints: RoutingHints
     last_progress: float = 0.0  # when it was started, or `update_progress` last found new tokens
     num_received: int = 0  # tokens, at the last `update_progress`

@@ -102,7 +102,7 @@ class ConnectAttempt:
     `is_refused`: by the gateway. `failure`: an exception that no one has foreseen."""
 
     reason: str
-    connected: bool = False
+    connected: bool = False  # there was a session
     is_expected: bool = False
     has_answered: bool = False
     is_refused: bool = False

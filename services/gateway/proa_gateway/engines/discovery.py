@@ -150,7 +150,7 @@ class EndpointSliceDiscovery:
         self._may_annotate = True  # False once the API server has refused it
         self._watch: Watch | None = None
         self._stopping = threading.Event()  # ends the thread
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # None until `endpoints` is called
         self._latest: frozenset[Endpoint] | None = None  # used in the event loop only
         self._changed = asyncio.Event()  # `_latest` was set
 

@@ -50,7 +50,7 @@ class Generation:
         self._trace = trace
         self._metrics = metrics
         self._failover_timeout = deadlines.failover
-        self._now = asyncio.get_running_loop().time
+        self._now = asyncio.get_running_loop().time  # the event loop's clock
         self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
         self._running: dict[EngineSequence, RequestAttempts] = {}  # the sequences that have not ended
         self._unsent: list[EngineSequence] = []  # those that were added since the last `start`

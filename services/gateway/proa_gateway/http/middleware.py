@@ -177,7 +177,7 @@ class AllowedHosts:
     def __init__(self, patterns: Iterable[str]) -> None:
         """`patterns`: names, `*.` and a name for all names below it, or `*` for any."""
         self._names = {"localhost"}
-        self._suffixes = [".localhost"]
+        self._suffixes = [".localhost"]  # of names below the patterns with `*`
         for pattern in patterns:
             if pattern.startswith("*"):
                 self._suffixes.append(pattern[1:])  # of "*" the empty one

@@ -20,7 +20,7 @@ _PLACES = re.compile(r"\$(?:key|is_string|type)")
 class Tags:
     """The text around the key and the value of one argument. The model may leave out whitespace beside tags."""
 
-    open: str
+    open: str  # before the key
     after_key: str  # a tag or quote; empty: the key ends at `header_end`
     header_end: str  # what ends the tag before the value
     before_value: str  # whitespace, as is `after_value`

@@ -247,8 +247,8 @@ class RequestFields(BaseModel):
     model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
     user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
     request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Name | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None  # smaller first, within a key
+    cache_salt: Name | None = None  # requests share cached blocks only with those of the same salt
     session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
 
     @model_validator(mode="before")

@@ -43,7 +43,7 @@ class Endpoint:
 class ApiSettings:
     """The gateway's options that APIs use."""
 
-    formats: MessageFormats
+    formats: MessageFormats  # of reasoning and calls, by model
     trusts_template: bool = False  # requests may bring a chat template
     content_format: ContentFormat = "auto"  # of the contents that templates get
     images: ImageLoader | None = None  # None: images are refused

@@ -82,7 +82,7 @@ class _Frame:
     behind them."""
 
     token_ids: "array[int]"
-    opening: str
+    opening: str  # before the question
     foot: str  # behind the question
 
 

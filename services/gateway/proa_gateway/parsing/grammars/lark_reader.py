@@ -96,11 +96,11 @@ class _Reader:
     def __init__(self, tokens: list[_Lexed]) -> None:
         self._tokens = [*tokens, _Lexed("end", "")]
         self._position = 0  # of the next token
-        self._levels = 0
+        self._levels = 0  # brackets around what is read
         self._in_rule = False  # what is read belongs to a rule, not to a terminal
         self._definitions: dict[str, Pattern] = {}  # by name
         self._ignores = any(token.text == _IGNORED for token in tokens)  # the grammar has `%ignore`, maybe further on
-        self._ignored: list[Pattern] = []
+        self._ignored: list[Pattern] = []  # what the directives `%ignore` name
 
     def read(self) -> Mapping[str, Pattern]:
         while (token := self._next()).kind != "end":

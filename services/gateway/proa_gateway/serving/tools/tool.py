@@ -112,7 +112,7 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: FunctionDefinition
-    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)  # what was sent, which the chat template gets
 
     @model_validator(mode="wrap")
     @classmethod
@@ -147,7 +147,7 @@ class Tool(BaseModel):
 class CustomTool(Tool):
     """A tool whose calls have a text as input, as the function that it is for the model."""
 
-    _grammar: TextGrammar | None = PrivateAttr(default=None)
+    _grammar: TextGrammar | None = PrivateAttr(default=None)  # of the input; None: any text
 
     @classmethod
     def of(cls, name: str, description: str | None, grammar: TextGrammar | None) -> "CustomTool":
