@@ -53,6 +53,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     torch_dtype: torch.dtype  # type of the unquantized weights on disk
     linear_method: LinearMethod  # how matrices are stored and multiplied
+    multiplies_8_bits: bool  # most products are of 8-bit numbers
     fp8_kv_cache: bool  # the checkpoint has scales for a KV cache of 8-bit floats, and is meant to have one
     num_nextn_layers: int = 0  # layers behind the last one that predict further tokens; they are not loaded
     is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded

@@ -159,6 +159,7 @@ def from_dicts(
         is_text_part="text_config" in config and encoder is None,
         num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
         linear_method=linear_method(stored_as, fields.get("quantization_config")),
+        multiplies_8_bits=stored_as.multiplies_8_bits,
         fp8_kv_cache=stored_as.fp8_kv_cache,
         has_lm_head=has_lm_head,
         pooling=pooling,

@@ -25,8 +25,9 @@ from proa_engine.step.decode_graphs import Graph, GraphCapture
 from proa_engine.step.slots import SlotTables
 from proa_engine.step.staging import IntArray
 
-# Parameters times tokens of the largest step: with more of them the device computes for longer than the host launches.
-MAX_PRODUCTS = 4 << 40
+# Of 16-bit numbers in the largest step: with more of them a Hopper GPU computes for longer than the host launches (8B
+# parameters: 24 ms).
+_MAX_PRODUCTS = 7 << 40
 _TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _MAX_PROMPTS = 32
 _NO_SLOT = -1  # the offset of padding in block 0
@@ -62,6 +63,11 @@ class PromptShape:
     @property
     def size(self) -> int:
         return sum(self.lengths)
+
+
+def max_tokens(num_multiplied: int, *, multiplies_8_bits: bool) -> int:
+    """Of the largest step to capture. `num_multiplied`: parameters by which a token is multiplied."""
+    return _MAX_PRODUCTS * (2 if multiplies_8_bits else 1) // num_multiplied
 
 
 def prompt_shapes(max_num_seqs: int, max_num_tokens: int) -> list[PromptShape]:

@@ -42,7 +42,7 @@ from proa_engine.step.decode_graphs import (
     graph_shapes,
 )
 from proa_engine.step.model_runner import ModelRunner
-from proa_engine.step.prompt_graphs import MAX_PRODUCTS, PromptShape, prompt_shapes
+from proa_engine.step.prompt_graphs import PromptShape, max_tokens, prompt_shapes
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.device_memory import explain_out_of_memory
 from proa_engine.worker.make_model_runner import Placement, RunnerPlan, describe, make_model_runner
@@ -358,8 +358,8 @@ class Worker:
         has_features = config.lora.enable_lora or config.num_speculative_tokens or model.images is not None
         if config.parallel.num_ranks > 1 or has_features or not is_plain:
             return []
-        most = min(MAX_PRODUCTS // kv_cache.num_multiplied(model), config.max_num_batched_tokens)
-        return prompt_shapes(config.max_num_seqs, most)
+        most = max_tokens(kv_cache.num_multiplied(model), multiplies_8_bits=model.multiplies_8_bits)
+        return prompt_shapes(config.max_num_seqs, min(most, config.max_num_batched_tokens))
 
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture()

@@ -315,6 +315,25 @@ def test_the_checkpoint_says_what_the_kv_cache_holds(stored: dict[str, Any], hol
     assert read_quantization(stored, None).fp8_kv_cache == holds_floats_of_8_bits
 
 
+@pytest.mark.parametrize(
+    ("stored", "wanted", "multiplies_8_bits"),
+    [
+        (None, None, False),
+        (None, "fp8", True),
+        (compressed_tensors(FP8, FP8_TOKEN, "float-quantized"), None, True),
+        (compressed_tensors(INT8, INT8_TOKEN, "int-quantized"), None, True),
+        (modelopt("FP8"), None, True),
+        (modelopt("NVFP4"), None, False),
+        (gptq(), None, False),
+        (gptq(bits=8), None, False),
+    ],
+)
+def test_products_are_of_8_bits_where_inputs_are_quantized_too(
+    stored: dict[str, Any] | None, wanted: str | None, multiplies_8_bits: bool
+) -> None:
+    assert read_quantization(stored, wanted).multiplies_8_bits == multiplies_8_bits
+
+
 def test_a_pattern_that_is_no_pattern_is_refused() -> None:
     stored = compressed_tensors(FP8, FP8_TOKEN, "float-quantized", ignore=["re:("])
     with pytest.raises(ValueError, match=r"a pattern that cannot be read: '\('"):

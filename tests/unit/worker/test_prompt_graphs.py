@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proa.contract import SamplingParams
 from proa_engine.step.columns import Rows, TokenRows
-from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape, pad_prompts, prompt_shapes
+from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape, max_tokens, pad_prompts, prompt_shapes
 from proa_engine.step.slots import SlotTables
 from proa_engine.step.step_inputs import PromptRows
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness, make_batch
@@ -43,6 +43,12 @@ def test_steps_are_captured_with_decodes_and_without_up_to_the_token_limit() -> 
     assert {shape.num_decodes for shape in prompt_shapes(100, 64)} == {0, 64}, "a decode has a token"
     assert prompt_shapes(20, 63) == []
     assert max(shape.num_tokens for shape in prompt_shapes(256, 8192)) == 2048
+
+
+def test_the_largest_step_has_so_many_products_that_a_gpu_computes_as_long_as_it_is_launched() -> None:
+    layers_of_8b = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    sizes = [max_tokens(layers_of_8b, multiplies_8_bits=has) for has in (False, True)]
+    assert [max(shape.num_tokens for shape in prompt_shapes(256, size)) for size in sizes] == [1024, 2048]
 
 
 def test_a_step_takes_the_smallest_shape_that_its_tokens_and_rows_fit_into() -> None:

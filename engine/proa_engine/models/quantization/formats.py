@@ -15,6 +15,7 @@ class StoredFormat:
 
     __slots__ = ()
     takes_stacked_experts: ClassVar[bool] = False  # all experts of a layer in one tensor
+    multiplies_8_bits: ClassVar[bool] = False  # inputs are quantized too; a GPU takes half the time for such products
 
     @property
     def expert_refusal(self) -> str:
@@ -61,6 +62,7 @@ def _unordered(quantization: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format(StoredFormat):
+    multiplies_8_bits = True
     strategy: Literal["tensor", "channel"]  # what has a scale
     static: bool  # the scale of the inputs is stored
 
@@ -69,6 +71,7 @@ class Fp8Format(StoredFormat):
 class BlockFp8Format(StoredFormat):
     """Each 128 x 128 block has a scale."""
 
+    multiplies_8_bits = True
     scale_name: str
 
 
@@ -76,6 +79,7 @@ class BlockFp8Format(StoredFormat):
 class Int8Format(StoredFormat):
     """Integers, of the inputs too."""
 
+    multiplies_8_bits = True
     strategy: Literal["tensor", "channel"]  # what has a scale
     static: bool  # the scale of the inputs is stored
     symmetric: bool  # the inputs; False: a static scale has a zero beside it
@@ -120,6 +124,7 @@ class OnlineFp8Format(StoredFormat):
     """Stored unquantized, and quantized while loading."""
 
     takes_stacked_experts = True
+    multiplies_8_bits = True
     by_block: bool = False  # each 128 x 128 block has a scale; False: each output
 
 
@@ -185,6 +190,11 @@ class Quantization:
     format: Format | None  # of the modules that no rule names; None: not quantized
     rules: tuple[Rule, ...] = ()  # of those that name a module, the first holds
     fp8_kv_cache: bool = False  # the KV cache is meant to hold 8-bit floats, with scales that are stored
+
+    @property
+    def multiplies_8_bits(self) -> bool:
+        """Whether the modules that no rule names do."""
+        return self.format is not None and self.format.multiplies_8_bits
 
     def format_of(self, module: str) -> Format | None:
         return next((rule.format for rule in self.rules if rule.names(module)), self.format)
