@@ -70,7 +70,7 @@ class TokenizeResponse(BaseModel):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int]  # their ids
     token_strs: list[str] | None
 
 

@@ -156,7 +156,7 @@ class InputFields(TruncatedFields):
 class PooledList(BaseModel):
     id: str
     object: Literal["list"]
-    created: int
+    created: int  # Unix seconds
     model: str
     usage: UsageInfo
 

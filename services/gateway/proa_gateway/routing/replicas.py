@@ -116,7 +116,7 @@ class ReplicaBitmaps:
         assert len(bitmaps) <= self._max_blocks
 
 
-class _Replica:
+class _CheckpointReplica:
     """One replica's checkpoints, all of them also in the bitmaps. None is both confirmed and expected."""
 
     __slots__ = ("block_size", "confirmed", "expected", "rule")
@@ -136,7 +136,7 @@ class ReplicaCheckpoints:
 
     def __init__(self, max_checkpoints: int) -> None:
         self._bitmaps = ReplicaBitmaps(max_checkpoints)
-        self._replicas: dict[int, _Replica] = {}  # by bit
+        self._replicas: dict[int, _CheckpointReplica] = {}  # by bit
         self.replicas = 0  # bitmap of them
 
     def num_bytes(self, num_replicas: int) -> int:
@@ -150,7 +150,7 @@ class ReplicaCheckpoints:
 
     def add_replica(self, bit: int, rule: CheckpointRule, chain: HashChain) -> None:
         self.replicas |= bit
-        self._replicas[bit] = _Replica(rule, chain.block_size)
+        self._replicas[bit] = _CheckpointReplica(rule, chain.block_size)
 
     def remove_replica(self, bit: int) -> None:
         """Remove the replica, if it was added, and its checkpoints."""

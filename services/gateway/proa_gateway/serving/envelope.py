@@ -87,25 +87,25 @@ class UsageInfo(BaseModel):
 
 class Response(BaseModel):
     id: str
-    created: int
+    created: int  # Unix seconds
     model: str
     usage: UsageInfo
-    service_tier: None
+    service_tier: None  # OpenAI's client raises where it is missing, like the next two
     system_fingerprint: None
     kv_transfer_params: None
-    metrics: dict[str, float | None] | None
+    metrics: dict[str, float | None] | None  # times, if `--enable-per-request-metrics` is set
 
 
 class Chunk(BaseModel):
     id: str
-    created: int
+    created: int  # Unix seconds
     model: str
-    usage: UsageInfo | None = None
-    metrics: dict[str, float | None] | None = None
+    usage: UsageInfo | None = None  # in the last event; in all with `continuous_usage_stats`
+    metrics: dict[str, float | None] | None = None  # as in `Response`, in the last event
 
 
 class ResponseChoice(BaseModel):
-    index: int
+    index: int  # counted over all prompts
     finish_reason: Literal["stop", "length", "tool_calls", "abort", "repetition"] | None
     stop_reason: int | str | None = None  # id of the stop token, or the stop string, that ended the output
     token_ids: list[int] | None = None  # if `return_token_ids` is true

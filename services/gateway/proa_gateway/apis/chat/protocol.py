@@ -62,7 +62,7 @@ class BatchChatCompletionRequest(ChatFields):
 class ChatToken(BaseModel):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int]  # of the token in UTF-8; a character may be of several tokens
 
 
 class ChatTokenLogprobs(ChatToken):
@@ -75,7 +75,7 @@ class ChatLogprobs(BaseModel):
 
 class CalledFunction(BaseModel):
     name: str
-    arguments: str
+    arguments: str  # JSON text; of a call that was cut off, its beginning
 
 
 class CalledTool(BaseModel):
@@ -108,7 +108,7 @@ class CustomInputPart(BaseModel):
 class ToolCallPart(BaseModel):
     """The first part of a call has `id`, `type` and the name, those after it more of the arguments or of the input."""
 
-    index: int
+    index: int  # of the call in the message
     id: str | None = None
     type: Literal["function", "custom"] | None = None
     function: CalledFunctionPart | None = None

@@ -53,7 +53,7 @@ class CompletionLogprobLists(BaseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    text_offset: list[int]  # characters of the text before each token
 
 
 class CompletionChunkChoice(ResponseChoice):

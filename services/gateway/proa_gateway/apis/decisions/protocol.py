@@ -205,7 +205,7 @@ class PredicateAnswer(BaseModel):
     """`probability`: of yes, the mean of both orders of the options."""
 
     type: Literal["predicate"]
-    name: str | None
+    name: str | None  # the question's, like that of other answers
     probability: float
 
 
@@ -225,7 +225,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class LevelProbability(BaseModel):
-    value: int
+    value: int  # the level's number, from 0
     label: str
     probability: float
 
@@ -236,7 +236,7 @@ class ScoreAnswer(BaseModel):
     type: Literal["score"]
     name: str | None
     score: float
-    confidence: float
+    confidence: float  # as of a choice, of the likeliest level
     probabilities: list[LevelProbability]
 
 
@@ -267,6 +267,6 @@ class DecisionUsage(BaseModel):
 
 
 class Decision(BaseModel):
-    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer]
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer]  # in the order of the questions
     model: str
     usage: DecisionUsage

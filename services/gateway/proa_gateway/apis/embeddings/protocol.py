@@ -106,15 +106,15 @@ class LateChunk(BaseModel):
 
 class LateChunks(BaseModel):
     strategy: Literal["fixed_tokens"]
-    chunk_size: int
-    input_tokens: int
+    chunk_size: int  # tokens of a chunk; the last one may have fewer
+    input_tokens: int  # of all chunks
     chunks: list[LateChunk]
 
 
 class Embedding(BaseModel):
     """`embedding`: a list for each chunk with `late_chunking`, for each token of models that only embed tokens."""
 
-    index: int
+    index: int  # of the input, like that of other results
     object: Literal["embedding"]
     embedding: Values | list[list[float]]
     late_chunking: LateChunks | None = None
@@ -170,7 +170,7 @@ class Classes(BaseModel):
 
     index: int
     label: str | None
-    probs: list[float]
+    probs: list[float]  # one for each class
     num_classes: int
 
 

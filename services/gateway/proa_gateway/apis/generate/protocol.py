@@ -148,9 +148,9 @@ class MetaInfo(BaseModel):
     completion_tokens: int
     cached_tokens: int
     e2e_latency: float | None = None
-    input_token_logprobs: list[Entry] | None = None
+    input_token_logprobs: list[Entry] | None = None  # if `return_logprob` is true, like `output_token_logprobs`
     output_token_logprobs: list[Entry] | None = None
-    input_top_logprobs: list[list[Entry] | None] | None = None
+    input_top_logprobs: list[list[Entry] | None] | None = None  # if `top_logprobs_num` is set too, like the next
     output_top_logprobs: list[list[Entry]] | None = None
 
 

@@ -75,14 +75,14 @@ class ResponseObject(BaseModel):
 
     id: str
     object: Literal["response"]
-    created_at: int
+    created_at: int  # Unix seconds, like `completed_at`
     completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
     output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall]
-    error: dict[str, Any] | None
-    incomplete_details: dict[str, str] | None
-    usage: ResponseUsage | None
+    error: dict[str, Any] | None  # why the status is `failed`; null for others
+    incomplete_details: dict[str, str] | None  # why the status is `incomplete`; null for others
+    usage: ResponseUsage | None  # null before its end, and if it failed
 
 
 class ItemList(BaseModel):

@@ -79,7 +79,7 @@ class RerankRequest(ScoringFields):
 
 
 class Score(BaseModel):
-    index: int
+    index: int  # of the pair
     object: Literal["score"]
     score: float
 
@@ -94,8 +94,8 @@ class Document(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    index: int
-    document: Document | None = None
+    index: int  # in the request's documents
+    document: Document | None = None  # None: `return_documents` is false
     relevance_score: float
 
 
