@@ -116,7 +116,9 @@ def token_limits_reference(logits: torch.Tensor, params: torch.Tensor, slots: to
     is_random = temperature >= columns.MIN_TEMPERATURE
     scaled = logits / torch.where(is_random, temperature, 1.0)[:, None]
     sampling.apply_min_p(scaled, chosen[:, columns.MIN_P].float())
-    sampling.apply_top_k_top_p(scaled, chosen[:, columns.TOP_K].long(), chosen[:, columns.TOP_P].float())
+    # A slot that never had a request has a temperature and a top-k of 0.
+    top_k = chosen[:, columns.TOP_K].long().clamp(min=1)
+    sampling.apply_top_k_top_p(scaled, top_k, chosen[:, columns.TOP_P].float())
     thresholds = logits.masked_fill(scaled == -torch.inf, torch.inf).amin(-1)
     return torch.where(is_random, thresholds, -torch.inf)
 
