@@ -104,13 +104,13 @@ async def test_the_official_client_is_served_with_a_key_and_gets_an_error_withou
 
 
 async def test_requests_per_minute_are_limited_and_headers_show_the_rest(engine: FakeEngine, tmp_path: Path) -> None:
-    keys = key_file(tmp_path, a={"requests_per_minute": 2, "tokens_per_minute": 200}, b={})
+    keys = key_file(tmp_path, a={"requests_per_minute": 2, "tokens_per_minute": 600}, b={})
     async with running_gateway(engine, api_keys=keys) as gateway:
         first = await ask(gateway, "a", max_tokens=5)
         assert first.headers["x-ratelimit-limit-requests"] == "2"
         assert first.headers["x-ratelimit-remaining-requests"] == "1"
-        assert first.headers["x-ratelimit-limit-tokens"] == "200"
-        assert int(first.headers["x-ratelimit-remaining-tokens"]) < 200
+        assert first.headers["x-ratelimit-limit-tokens"] == "600"
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) < 600
         headers = {"authorization": "Bearer sk-a"}
         async with gateway.http.stream("POST", CHAT, json=chat_body(stream=True), headers=headers) as response:
             assert response.headers["x-ratelimit-remaining-requests"] == "0"
