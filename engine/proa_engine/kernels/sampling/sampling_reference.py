@@ -128,7 +128,7 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """The least logit that is kept, [rows], and whether `ordered`, the head of the sorted row, was enough to tell."""
     length = ordered.shape[1]
-    least = ordered.gather(1, top_k.clamp(1, length)[:, None] - 1)  # padding has none
+    least = ordered.gather(1, top_k.clamp(max=length)[:, None] - 1)
     in_top_k = ordered >= least
     within = ordered.masked_fill(~in_top_k, -math.inf)
     total = torch.where(top_k < vocab_size, within.logsumexp(-1), log_total)

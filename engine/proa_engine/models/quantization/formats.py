@@ -194,7 +194,7 @@ class Quantization:
     @property
     def multiplies_8_bits(self) -> bool:
         """Whether the modules that no rule names do."""
-        return self.format is not None and self.format.multiplies_8_bits
+        return isinstance(self.format, StoredFormat) and self.format.multiplies_8_bits
 
     def format_of(self, module: str) -> Format | None:
         return next((rule.format for rule in self.rules if rule.names(module)), self.format)

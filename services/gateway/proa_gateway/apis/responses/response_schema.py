@@ -40,7 +40,7 @@ class OutputReasoning(BaseModel):
     content: list[ReasoningText]
 
 
-class _Called(BaseModel):
+class _OutputCalled(BaseModel):
     """`namespace`: of the function or of the custom tool; only there if it has one."""
 
     id: str
@@ -50,14 +50,14 @@ class _Called(BaseModel):
     status: Literal["completed", "incomplete"]
 
 
-class OutputCall(_Called):
+class OutputCall(_OutputCalled):
     """`arguments`: JSON text."""
 
     type: Literal["function_call"]
     arguments: str
 
 
-class OutputCustomCall(_Called):
+class OutputCustomCall(_OutputCalled):
     type: Literal["custom_tool_call"]
     input: str
 
