@@ -5,36 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from support.minimal_bodies import ALIASES, MINIMAL
 from support.thorough import THOROUGH
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]  # of a field; "[]" stands for an element of a list, "{}" for a value of a map
 MAX_BYTES = 16 * 2**20 - 1024
 DEEPEST = 6
-MINIMAL: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]]},
-    "/v1/completions": {"prompt": "Hi"},
-    "/invocations": {"prompt": "Hi"},
-    "/tokenize": {"prompt": "Hi"},
-    "/detokenize": {"tokens": [5]},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16},
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
-    "/v1/responses/input_tokens": {"input": "Hi"},
-    "/generate": {"text": "Hi", "sampling_params": {"max_new_tokens": 16}},
-    "/v1/embeddings": {"input": "Hi"},
-    "/pooling": {"input": "Hi"},
-    "/v2/embed": {"texts": ["Hi"]},
-    "/classify": {"input": "Hi"},
-    "/v1/score": {"queries": "Hi", "documents": "Ho"},
-    "/v2/rerank": {"query": "Hi", "documents": ["Ho"]},
-    "/v1/decisions": {"input": "Hi", "questions": [{"type": "predicate", "instructions": "Ho"}]},
-    "/v1/systemone": {"state": "Hi", "questions": {"a": {"type": "noul", "instructions": "Ho"}}},
-    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/a"},
-    "/v1/unload_lora_adapter": {"lora_name": "a"},
-}
-ALIASES = ("/score", "/v1/rerank", "/rerank")  # the same handlers
 TEXTS = ("abcdefg ", "語", "\\") if THOROUGH else ("語",)
 
 

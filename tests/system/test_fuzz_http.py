@@ -20,28 +20,12 @@ from schemathesis.generation import GenerationMode
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
 from support.fake_engine import CHAT_TEMPLATE
+from support.minimal_bodies import ALIASES, MINIMAL
 from support.processes import fake_engine_process, gateway_process
 
 DOCUMENT = create_app(GatewayConfig(engines=("engine:1",), enable_runtime_lora_updating=True)).openapi()
 ROUTES = sorted(path for path, methods in DOCUMENT["paths"].items() if "requestBody" in methods.get("post", ()))
 CHAT = "/v1/chat/completions"
-TEXT_FIELDS = {
-    **{"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"},
-    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
-    "/v2/embed": "texts",
-    "/v1/decisions": "input",
-    "/v1/systemone": "state",
-    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "lora_name"),
-    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
-}
-"""The field that has the text; `messages` on other routes."""
-QUERIES: dict[str, dict[str, Any]] = {
-    **{route: {"queries": "Hi"} for route in ("/score", "/v1/score")},
-    **{route: {"query": "Hi"} for route in ("/rerank", "/v1/rerank", "/v2/rerank")},
-    "/v1/load_lora_adapter": {"lora_path": "/a"},
-    "/v1/decisions": {"questions": [{"type": "predicate", "instructions": "Hi"}]},
-    "/v1/systemone": {"questions": {"a": {"type": "noul", "instructions": "Hi"}}},
-}
 POOLING = (
     "--pooling-tasks",
     *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY", "TOKEN_LOGPROBS")),
@@ -86,11 +70,11 @@ def fields_of(schema: dict[str, Any]) -> Iterator[str]:
 def bodies(route: str) -> SearchStrategy[Any]:
     """The text and up to three other fields of the route, with any values."""
     schema = DOCUMENT["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    name = TEXT_FIELDS.get(route, "messages")
-    fixed = {"max_tokens": 5} if name == "messages" else QUERIES.get(route, {})
+    minimal = MINIMAL[ALIASES.get(route, route)]
+    name, text = next(iter(minimal.items()))
     return st.builds(
-        lambda base, changes: {**fixed, **base, **changes},
-        st.fixed_dictionaries({name: (MESSAGES if name == "messages" else st.just("Hi")) | ANYTHING}),
+        lambda base, changes: {**minimal, **base, **changes},
+        st.fixed_dictionaries({name: (MESSAGES if name == "messages" else st.just(text)) | ANYTHING}),
         st.dictionaries(st.sampled_from([*sorted(set(fields_of(schema))), "unknown"]), ANYTHING, max_size=3),
     )
 
