@@ -132,6 +132,11 @@ chart-docs: setup ## generate the chart's README and schema from its values.yaml
 llm-arguments: setup ## generate the typed arguments of the offline LLM from EngineConfig
 	scripts/llm-arguments
 
+pages: setup ## write the tables of docs/metrics.md, variables.md and from-vllm.md
+	PYTHONPATH="$$PYTHONPATH:tests" python -m support.metrics_page
+	PYTHONPATH="$$PYTHONPATH:tests" python -m support.variables_page
+	PYTHONPATH="$$PYTHONPATH:tests" python -m support.vllm_page
+
 lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRADE=1: the newest versions)
 	scripts/lock
 
@@ -158,4 +163,4 @@ clean: ## remove the environment, the tools and all caches; build/ is kept
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run real-model bench soak chaos browser clients agents quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments lock e2e size clean help
+.PHONY: run real-model bench soak chaos browser clients agents quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments pages lock e2e size clean help

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md. Run this file to write them into the page."""
+"""The tables of docs/metrics.md. `make pages` writes them into the page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -15,7 +15,7 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from support.documentation import ROOT
 
 PAGE = ROOT / "docs/metrics.md"
-_START = "<!-- From here on written by tests/support/metrics_page.py -->\n"
+_START = "<!-- From here on written by `make pages` -->\n"
 _OF_ALL = ("engine", "model_name")  # labels of an engine's metrics, which the page's text names
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/variables.md. Run this file to write it into the page."""
+"""The table of docs/variables.md. `make pages` writes it into the page."""
 
 from proa.environment import variable_of
 from proa.options import flags
@@ -7,7 +7,7 @@ from proa_gateway.config import GatewayConfig
 from support.documentation import ROOT
 
 PAGE = ROOT / "docs/variables.md"
-_START = "<!-- From here on written by tests/support/variables_page.py -->\n"
+_START = "<!-- From here on written by `make pages` -->\n"
 
 
 def page() -> str:

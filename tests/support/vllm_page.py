@@ -1,4 +1,4 @@
-"""The tables of docs/from-vllm.md. Run this file to write them into the page."""
+"""The tables of docs/from-vllm.md. `make pages` writes them into the page."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from proa_cli.vllm_flags import SHORT_FLAGS, Kind, Row, flag_table
 from support.documentation import ROOT
 
 PAGE = ROOT / "docs/from-vllm.md"
-_START = "<!-- From here on written by tests/support/vllm_page.py -->\n"
+_START = "<!-- From here on written by `make pages` -->\n"
 
 
 def page() -> str:

@@ -272,7 +272,7 @@ def test_vllms_variable_of_a_key_is_noted_unless_there_is_a_key() -> None:
 
 
 def test_the_page_lists_the_variables() -> None:
-    assert variables_page.PAGE.read_text() == variables_page.page(), "run `python tests/support/variables_page.py`"
+    assert variables_page.PAGE.read_text() == variables_page.page(), "run `make pages`"
 
 
 def test_the_file_names_the_model_unless_the_command_line_does(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_each_row_is_one_sentence_without_a_full_stop() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert PAGE.read_text() == page(), "write it by `python tests/support/vllm_page.py`"
+    assert PAGE.read_text() == page(), "run `make pages`"
 
 
 @pytest.mark.parametrize(
