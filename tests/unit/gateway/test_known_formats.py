@@ -48,9 +48,10 @@ def test_the_page_of_formats_has_a_row_for_each() -> None:
     closings = {each.name: each.reasoning[1].strip() if each.reasoning else "" for each in FORMATS}
     closings |= {each.name: "in a channel" for each in FORMATS if each.channels}
     written = {name: closing.strip("` ").replace(r"\|", "|") for name, closing in rows}
-    assert written == closings
-    assert list(written) == sorted(written)
-    assert f"formats of {len(FORMATS)} model families" in (ROOT / "README.md").read_text()
+    assert written == closings, "write a row for each format into docs/tool-formats.md"
+    assert list(written) == sorted(written), "sort the rows"
+    number = f"formats of {len(FORMATS)} model families"
+    assert number in (ROOT / "README.md").read_text(), f"README.md must have '{number}'"
 
 
 def test_formats_of_the_example_are_found_by_name_and_by_sign(tmp_path: Path) -> None:

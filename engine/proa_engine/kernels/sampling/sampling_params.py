@@ -7,8 +7,7 @@ finding the rows that need an operation, and warm-up derive from it.
 from enum import IntEnum
 from typing import NamedTuple
 
-TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, TOP_K, KEY_LO, KEY_HI, NUM_PROMPT = range(10)
-NUM_COLUMNS = 10
+TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, TOP_K, KEY_LO, KEY_HI, NUM_PROMPT, NUM_COLUMNS = range(11)
 
 # Temperatures below this are greedy, because dividing by them overflows.
 MIN_TEMPERATURE = 1e-5
