@@ -76,7 +76,7 @@ def write_model(folder: Path, weights: Path, writer: Writer) -> dict[str, int]:
         "chat_template": chat_template(writer),
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    ends = [0, *(ids[token] for token in ("<|call|>", "<|return|>") if token in ids)]
+    ends = [0, *(ids[token] for token in ("<|call|>", "<|return|>", "<|eot|>") if token in ids)]
     for name in ("config.json", "generation_config.json"):
         saved = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**saved, "eos_token_id": ends}))
@@ -85,8 +85,9 @@ def write_model(folder: Path, weights: Path, writer: Writer) -> dict[str, int]:
 
 class Family:
     def __init__(self, gateway: RunningGateway, writer: Writer, ids: dict[str, int]) -> None:
-        self.may_reason_on = writer.tool_format.channels is not None  # as a random model does, unless it is biased
-        bias = {str(ids["<|end|>"]): 100} if self.may_reason_on else {}
+        channels = writer.tool_format.channels
+        self.may_reason_on = channels is not None  # as a random model does, unless it is biased
+        bias = {} if channels is None else {str(ids[channels.close[0]]): 100}
         self.fields: dict[str, Any] = {"model": "family", "seed": 1, "logit_bias": bias}
         self.ids = ids
         self.openai: AsyncOpenAI = gateway.openai

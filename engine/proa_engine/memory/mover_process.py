@@ -140,11 +140,11 @@ class MoverProcess:
         self._control = control
         self._reader: FrameReader[ToWorker] = FrameReader(control, msgspec.msgpack.Decoder(ToWorker))
         unsent = SimpleQueue[bytes | None]()
-        with self._lock:
+        writer = Thread(target=_write, args=(control, unsent), name="proa-mover-write", daemon=True)
+        writer.start()
+        with self._lock:  # `close` ends and joins the thread of the queue that it finds
             unsent.put(encode(self._init))
-            self._unsent = unsent
-        self._writer = Thread(target=_write, args=(control, unsent), name="proa-mover-write", daemon=True)
-        self._writer.start()
+            self._unsent, self._writer = unsent, writer
         answer: ToWorker | None = None
         with suppress(TimeoutError):
             answer = self._reader.read()

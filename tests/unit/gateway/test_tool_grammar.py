@@ -260,8 +260,11 @@ def test_in_channels_auto_allows_an_answer_or_a_call() -> None:
 def test_in_channels_an_answer_is_in_its_channel() -> None:
     answer = Grammar(text='start: "yes"\n')
     made = answer_grammar(HARMONY, answer, reasoning=Reasoning.CLOSED, added_tokens=CHANNELS.added_tokens)
-    assert accepts_message(made, f"{THINKS}{FINAL}yes", CHANNELS)
-    assert not accepts_message(made, "yes", CHANNELS)
+    auto = grammar("auto", CHANNELS, tool_format=HARMONY, answer=answer)
+    for one in (made, auto):
+        assert accepts_message(one, f"{THINKS}{FINAL}yes", CHANNELS)
+        for text in ("yes", f"{PREAMBLE}{FINAL}yes"):
+            assert not accepts_message(one, text, CHANNELS), "all of the content matches"
 
 
 RECIPIENTS = format_tokenizer("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
@@ -300,7 +303,8 @@ def test_an_answer_is_a_message_to_the_user() -> None:
     auto = grammar("auto", RECIPIENTS, tool_format=MUSE_GLIMMER, answer=yes)
     for one in (made, auto):
         assert accepts_message(one, f"{TO_ITSELF}{TO_USER}yes", RECIPIENTS)
-        for text in ("yes", f"{TO_USER}no", TO_TOOL.replace("city", "town")):
+        preamble = f"{TO_USER}I look.<|eom|><|start|>assistant"
+        for text in ("yes", f"{TO_USER}no", f"{preamble}{TO_USER}yes", TO_TOOL.replace("city", "town")):
             assert not accepts_message(one, text, RECIPIENTS), text
     assert accepts_message(auto, TO_TOOL, RECIPIENTS)
     assert not accepts_message(made, TO_TOOL, RECIPIENTS)

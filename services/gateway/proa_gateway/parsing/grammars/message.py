@@ -169,7 +169,7 @@ def _with_calls(
 ) -> Grammar:
     if tool_format.channels:
         bodies = [calls.calls(), *([_answer_message(tool_format.channels, answer, calls.rules)] if is_auto else [])]
-        return _in_channels(tool_format.channels, bodies, calls.rules)
+        return _in_channels(tool_format.channels, bodies, calls.rules, has_preamble=answer is None)
     opening = calls.opening_token
     if is_auto and answer is None and opening is not None and max_reasoning_tokens is None:
         return _grammar(calls.rules, calls.after_opening(), start_after=(opening,), repeats=True)
@@ -194,7 +194,8 @@ def answer_grammar(
     `tool_grammar`. Raises `GrammarError`."""
     rules = LarkRules(added_tokens)
     if tool_format.channels and not answer.start_after:
-        return _in_channels(tool_format.channels, [_answer_message(tool_format.channels, answer, rules)], rules)
+        body = _answer_message(tool_format.channels, answer, rules)
+        return _in_channels(tool_format.channels, [body], rules, has_preamble=False)
     if reasoning is Reasoning.CLOSED or (answer.start_after and max_reasoning_tokens is None):
         return answer
     return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules, max_reasoning_tokens)
@@ -223,9 +224,11 @@ def _nested(answer: Grammar, rules: LarkRules) -> str:
     return rules.rule(f"%lark {{\n{answer.text}\n}}")
 
 
-def _in_channels(channels: Channels, bodies: Sequence[str], rules: LarkRules) -> Grammar:
-    """Messages with reasoning and preambles, and one of the bodies with its header."""
-    headers = (rules.literal(channels.open + header) for header in (channels.reasoning, channels.preamble))
+def _in_channels(channels: Channels, bodies: Sequence[str], rules: LarkRules, *, has_preamble: bool) -> Grammar:
+    """Messages with reasoning and preambles, and one of the bodies with its header. A preamble is content, so there is
+    none where the content must match a grammar."""
+    kinds = (channels.reasoning, channels.preamble) if has_preamble else (channels.reasoning,)
+    headers = (rules.literal(channels.open + header) for header in kinds)
     text = f"({' | '.join(headers)}) {rules.literal(channels.body)} {rules.free_text()}"
     before = f"({text} {rules.literal(channels.close[0] + channels.next)})*"
     return _grammar(rules, f"{before} ({' | '.join(bodies)})")
