@@ -1,4 +1,4 @@
-"""Run vLLM's own server tests against Proa: `python tests/peers/vllm_tests.py vllm-0.33.0.tar.gz`.
+"""Run vLLM's own server tests against Proa: `PYTHONPATH=tests python tests/peers/vllm_tests.py vllm-0.33.0.tar.gz`.
 
 The file is vLLM's source package from the Python package index (`pip download --no-binary :all:` or a browser); its
 tests are unpacked into a temporary folder. Of them run those that speak HTTP to a server of text: neither audio, images
@@ -8,10 +8,7 @@ gateway. Prints each test's outcome and the error of those that fail.
 
 import argparse
 import base64
-import importlib
 import inspect
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -20,14 +17,17 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import transformers
+from peers import model, vllm_pooling
+from peers.foreign_tests import INSIDE, OPTIONS, ChosenTests, run_in
+from peers.stubs import install_stubs
 
-FOLDERS = ("anthropic", "openai", "pooling", "serve", "tool_parsers")
+FOLDERS = ("anthropic", "generate", "openai", "pooling", "serve", "tool_parsers")
 # Words in the names of files, tests and their parameters: what needs another kind of model, a GPU, or a feature that
 # Proa does not have on purpose (docs/openai-fields.md: refused).
 NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "multimodal", "tensorizer", "watermarking", "sagemaker",
-                "lmeval", "mteb", "offline", "uds", "rpc", "render", "decisions", "mcp", "harmony", "orca",
+                "lmeval", "mteb", "offline", "uds", "rpc", "render", "joint", "mcp", "harmony", "orca",
                 "profile")  # fmt: skip
-UTILS = """from peers.vllm_server import RemoteOpenAIServer
+UTILS = """from peers.server import RemoteOpenAIServer
 import pytest
 VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
 requires_fp8 = pytest.mark.skip("needs a GPU")
@@ -51,9 +51,7 @@ def main() -> int:
     options, pytest_arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         unpack(options.source, Path(folder))
-        command = [sys.executable, __file__, "--inside", *pytest_arguments]
-        wide = os.environ | {"COLUMNS": "250"}  # pytest cuts the errors of its summary to the terminal's width
-        return subprocess.run(command, cwd=folder, env=wide, check=False).returncode
+        return run_in(Path(folder), "peers.vllm_tests", pytest_arguments)
 
 
 def unpack(source: Path, folder: Path) -> None:
@@ -87,15 +85,6 @@ def _renamed(member: tarfile.TarInfo, path: Path) -> tarfile.TarInfo:
     return member
 
 
-class ServerTests:
-    """A pytest plugin that leaves only the tests for Proa that start a server, in themselves or by a fixture."""
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if _is_for_proa(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
-
-
 def _is_for_proa(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and not _is_not_for_proa(item.name) and _starts_a_server(item)
 
@@ -108,33 +97,28 @@ def _starts_a_server(item: pytest.Function) -> bool:
 
 def run_inside(arguments: list[str]) -> int:
     """Run the unpacked tests, which are in the current folder."""
-    sys.path[:0] = [".", str(Path(__file__).parents[1])]
-    vllm_model, vllm_pooling, vllm_stubs = (
-        importlib.import_module(f"peers.vllm_{name}") for name in ("model", "pooling", "stubs")
-    )
-    vllm_model.write_model()
-    transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
-    transformers.AutoModel.from_pretrained = vllm_model.load_decoder  # type: ignore[method-assign]
-    huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
+    model.write_model()
+    transformers.AutoTokenizer.from_pretrained = model.load_tokenizer  # type: ignore[method-assign]
+    transformers.AutoModel.from_pretrained = model.load_decoder  # type: ignore[assignment, method-assign]
+    huggingface_hub.snapshot_download = lambda *_, **__: str(model.FOLDER)  # type: ignore[assignment]
     sys.modules["pybase64"] = base64
-    vllm_stubs.install_stubs(
+    install_stubs(
         ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "PIL"],
         {
-            "vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer},
+            "vllm.tokenizers": {"get_tokenizer": model.load_tokenizer},
             "vllm.entrypoints.pooling.utils": vars(vllm_pooling),
             "vllm.entrypoints.pooling.scoring.utils": vars(vllm_pooling),
             "vllm.utils.serial_utils": vars(vllm_pooling),
-            "vllm.config": {"ModelConfig": vllm_model.ModelConfig},
-            "vllm.transformers_utils.repo_utils": {"hf_api": vllm_model.Hub},
+            "vllm.config": {"ModelConfig": model.ModelConfig},
+            "vllm.transformers_utils.repo_utils": {"hf_api": model.Hub},
             "vllm.model_executor.model_loader.weight_utils": {
-                "download_weights_from_hf": lambda *_, **__: str(vllm_model.FOLDER)
+                "download_weights_from_hf": lambda *_, **__: str(model.FOLDER)
             },
         },
     )
-    options = ["-p", "no:cacheprovider", "-q", "-rfE", "--tb=line", "-W", "ignore", "--timeout=180",
-               "-o", "asyncio_mode=auto", "--rootdir=.", "--continue-on-collection-errors"]  # fmt: skip
-    return pytest.main([*options, *(arguments or ["tests/entrypoints"])], plugins=[ServerTests()])
+    options = [*OPTIONS, "-o", "asyncio_mode=auto"]
+    return pytest.main([*options, *(arguments or ["tests/entrypoints"])], plugins=[ChosenTests(_is_for_proa)])
 
 
 if __name__ == "__main__":
-    sys.exit(run_inside(sys.argv[2:]) if sys.argv[1:2] == ["--inside"] else main())
+    sys.exit(run_inside(sys.argv[2:]) if sys.argv[1:2] == [INSIDE] else main())

@@ -1,9 +1,10 @@
-"""The model that vLLM's tests get in place of the one they name: the built-in one.
+"""The model that the tests of vLLM and SGLang get in place of the one they name: the built-in one.
 
 Tests of classes, rerankers and embeddings get it with as many classes or values, and tokens, as the named model has;
 what is added is random. Tests of adapters get the built-in ones. Tests of reasoning get a chat template that opens it,
 and weights with which the model thinks `THOUGHTS` and then answers, or never ends its reasoning. Tests whose answers
-are to have a certain length get weights with which the model never ends an answer.
+are to have a certain length get weights with which the model never ends an answer, and tests of decisions weights with
+which each letter is equally likely.
 """
 
 import json
@@ -11,11 +12,12 @@ import shutil
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import torch
 import transformers
-from peers.vllm_weights import Weights
+from peers.weights import Weights
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
@@ -34,6 +36,7 @@ VOCABULARIES = {
     "bge-base": 30522,
     "colbert-small": 30528,
     "reward": 92544,
+    "Llama-3": 128256,
 }
 REASONING = ("<think>", "</think>")
 THOUGHTS = tuple(f" step {number}," for number in range(1, 33))  # tokens
@@ -74,18 +77,19 @@ class Kind(Enum):
     RUNS_ON = "runs-on"
     THINKS_FIRST = "thinks-first"
     THINKS_ON = "thinks-on"
+    LABELS = "labels"  # answers with a letter
 
 
 def folder_of(name: str, kind: Kind) -> Path:
     """Of the model that stands for `name`."""
-    labels = next((labels for word, labels in LABELS.items() if word in name), 0)
-    size = next((size for word, size in EMBEDDING_SIZES.items() if word in name), 0)
-    if not labels and not size and kind is Kind.ENDS:
+    labels, size = _listed(LABELS, name, 0), _listed(EMBEDDING_SIZES, name, 0)
+    vocabulary = _listed(VOCABULARIES, name, VOCABULARY)
+    if (labels, size, vocabulary, kind) == (0, 0, VOCABULARY, Kind.ENDS):
         return FOLDER
-    folder = Path(f"{FOLDER}-{labels}-labels-{size}-values-{kind.value}")
+    folder = Path(f"{FOLDER}-{labels}-labels-{size}-values-{vocabulary}-tokens-{kind.value}")
     if not folder.exists():
         shutil.copytree(FOLDER, folder)
-        _pad_vocabulary(folder, next((size for word, size in VOCABULARIES.items() if word in name), VOCABULARY))
+        _pad_vocabulary(folder, vocabulary)
         if labels:
             _add_classes(folder, labels)
         elif size:
@@ -94,19 +98,27 @@ def folder_of(name: str, kind: Kind) -> Path:
                 modules = json.loads((folder / "modules.json").read_text())
                 modules = [each for each in modules if each["path"] in ("", DENSE)]  # without the pooling
                 (folder / "modules.json").write_text(json.dumps(modules))
-        else:
+        elif kind is not Kind.ENDS:
             _change_end(folder, kind)
     return folder
 
 
+def _listed(values: dict[str, int], name: str, otherwise: int) -> int:
+    """The value of the first word of `values` that is in the model's name."""
+    return next((value for word, value in values.items() if word in name), otherwise)
+
+
 def _change_end(folder: Path, kind: Kind) -> None:
     if kind is not Kind.RUNS_ON:
-        _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
+        reasoning = "" if kind is Kind.LABELS else _OPEN_REASONING
+        _change(folder / "tokenizer_config.json", chat_template=_template(reasoning))
     if kind is Kind.THINKS_ON:
         return
     weights, ids = Weights(folder), Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     if kind is Kind.RUNS_ON:
         weights.never_write(ids["<|end|>"])
+    elif kind is Kind.LABELS:
+        weights.follow(ids["<|assistant|>"], *(ids[letter] for letter in ascii_uppercase))
     else:
         opening, closing = (ids[text] for text in REASONING)
         for token_id, following in pairwise([opening, *(ids[text] for text in THOUGHTS), closing]):

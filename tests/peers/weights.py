@@ -33,13 +33,13 @@ class Weights:
     def read_as(self, token_id: int, other: int) -> None:
         self._tensors[INPUT][token_id] = self._tensors[INPUT][other]
 
-    def follow(self, token_id: int, following: int) -> None:
-        """`following` always comes after the token, and hardly ever elsewhere: the token's embedding has a direction of
-        its own, which no layer changes much, and to which only the row of `following` belongs."""
+    def follow(self, token_id: int, *following: int) -> None:
+        """One of `following`, all equally likely, always comes after the token, and hardly ever elsewhere: the token's
+        embedding has a direction of its own, which no layer changes much, and to which only their rows belong."""
         norm, output = self._tensors["model.norm.weight"], self._tensors[OUTPUT]
         direction = torch.randn(len(norm), generator=torch.Generator().manual_seed(token_id))
         direction /= direction.norm()
         self._tensors[INPUT][token_id] = direction * _LOUD
         state = direction * len(norm) ** 0.5 * norm  # what the output embeddings are multiplied with
         others = (output @ state).max()
-        output[following] = 2 * others * state / state.square().sum()
+        output[list(following)] = 2 * others * state / state.square().sum()

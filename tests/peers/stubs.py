@@ -1,6 +1,6 @@
-"""Stand-ins for the modules of vLLM that its server tests import, so that they run where vLLM is not installed.
+"""Stand-ins for the modules of a server that its tests import, so that they run where the server is not installed.
 
-The tests speak HTTP; of vLLM itself they use classes that parse answers, exceptions and helpers around them.
+The tests speak HTTP; of the server itself they use classes that parse answers, exceptions and helpers around them.
 """
 
 import sys
@@ -37,8 +37,8 @@ class Stub(metaclass=_StubType):
         return Stub()
 
     def __iter__(self) -> Any:
-        """A test that loops over what only vLLM has fails; over nothing it would pass."""
-        raise TypeError("a stand-in for a part of vLLM has no items")
+        """A test that loops over what only the server has fails; over nothing it would pass."""
+        raise TypeError("a stand-in for a part of the server has no items")
 
     def __bool__(self) -> bool:  # `current_platform.is_rocm()` and its like
         return False
@@ -76,7 +76,8 @@ class _StubFinder(MetaPathFinder, Loader):
         self._attributes = attributes
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in self._packages else None
+        is_stub = name.split(".")[0] in self._packages and not path
+        return ModuleSpec(name, self, is_package=True) if is_stub else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StubModule(spec.name)
@@ -86,5 +87,6 @@ class _StubFinder(MetaPathFinder, Loader):
 
 
 def install_stubs(packages: Sequence[str], attributes: dict[str, dict[str, object]]) -> None:
-    """Import stubs for all modules of `packages`. `attributes`: what a module has, by the module's name."""
+    """Import stubs for all modules of `packages`. `attributes`: what a module has, by the module's name; one with a
+    `__path__` has the real modules of these folders."""
     sys.meta_path.insert(0, _StubFinder(packages, attributes))

@@ -12,8 +12,8 @@ from typing import Any, Self
 import anthropic
 import httpx
 import openai
-from peers.vllm_metrics import JoinedPages
-from peers.vllm_model import Kind, folder_of
+from peers.metrics import JoinedPages
+from peers.model import Kind, folder_of
 
 from support.processes import free_port
 
@@ -46,25 +46,30 @@ GATEWAY_OPTIONS = {
 RUNS_ON = {"--enable-chunked-prefill", "--no-enable-prefix-caching", "--enable-server-load-tracking"}
 # `--max-model-len` up to here, which tests fill, and from there, which they read. Those between save memory, and the
 # built-in model's tokenizer makes more tokens of a text than those of the models that the tests name.
-SHORT_CONTEXT, LONG_CONTEXT = 512, 8192
+SHORT_CONTEXT, LONG_CONTEXT = 1000, 8192
 TOKEN_RATIO = 2  # so many more tokens, about
 
 
 class RemoteOpenAIServer:
-    """A running Proa that serves `vllm_model.folder_of(model)` under the test's model name. A context manager."""
+    """A running Proa that serves `model.folder_of(model)` under the test's model name. A context manager."""
 
     DUMMY_API_KEY = "token-abc123"
     show_hidden_metrics = False
 
     def __init__(
-        self, model: str, vllm_serve_args: list[str], env_dict: Mapping[str, str] | None = None, **unused: object
+        self,
+        model: str,
+        vllm_serve_args: list[str],
+        env_dict: Mapping[str, str] | None = None,
+        port: int | None = None,
+        **unused: object,
     ) -> None:
         arguments = _split(vllm_serve_args)
         if "reward" in os.fspath(model):  # such a model has a value of each token
             arguments += ["--pooler-config", json.dumps({"task": "token_classify"})]
         name = _values(arguments, "--served-model-name") or [os.fspath(model)]
         keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
-        self.host, self.port = "127.0.0.1", free_port()
+        self.host, self.port = "127.0.0.1", port or free_port()
         engine_port, metrics_port = free_port(), free_port()
         folder = folder_of(os.fspath(model), _kind(os.fspath(model), arguments))
         listen = ["--host", self.host, "--port"]
@@ -179,8 +184,10 @@ def _key_file(keys: list[str]) -> list[str]:
 
 def _kind(name: str, arguments: list[str]) -> Kind:
     """How the answers of the model end that the tests are for."""
-    if "qwen3" in _values(arguments, "--reasoning-parser"):
+    if {"qwen3", "deepseek-r1"} & {*_values(arguments, "--reasoning-parser")}:
         return Kind.THINKS_ON if "--no-async-scheduling" in arguments else Kind.THINKS_FIRST
+    if "--enable-prefix-caching" in arguments:  # tests of decisions
+        return Kind.LABELS
     return Kind.RUNS_ON if "TinyLlama" in name or RUNS_ON & {*arguments} else Kind.ENDS
 
 
