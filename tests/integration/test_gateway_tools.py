@@ -24,6 +24,7 @@ WEATHER: dict[str, Any] = {
     },
 }
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+NO_SCHEMA = {"type": "object", "properties": {"a": {"type": "float"}}}
 USER = [{"role": "user", "content": "What is <think> in Rome?"}]
 ROME = '{"city": "Rome"}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -432,6 +433,30 @@ async def test_a_strict_tool_whose_schema_cannot_be_held_is_refused(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
     assert "tool 'f' with strict: $.a: not is not supported" in answer.json()["error"]["message"]
     assert (await gateway.chat(tools=[tool], tool_choice="none")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "fields"),
+    [
+        ("/v1/chat/completions", {"function": {"name": "f", "parameters": NO_SCHEMA}}, {"messages": USER}),
+        ("/v1/responses", {"name": "f", "parameters": NO_SCHEMA}, {"input": USER}),
+        ("/v1/messages", {"name": "f", "input_schema": NO_SCHEMA}, {"messages": USER, "max_tokens": 9}),
+    ],
+)
+async def test_parameters_that_are_no_schema_are_refused_where_a_call_is_demanded(
+    gateway: RunningGateway, path: str, tool: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    is_messages = path == "/v1/messages"
+    tools = [tool if is_messages else {"type": "function", **tool}]
+
+    async def answer(choice: str) -> Any:
+        body = {"model": "fake", "tools": tools, "tool_choice": {"type": choice} if is_messages else choice, **fields}
+        return await gateway.http.post(path, json=body)
+
+    refused = await answer("any" if is_messages else "required")
+    assert refused.status_code == 400
+    assert "tool 'f' has parameters that are no JSON schema: $.a: type 'float' is" in refused.json()["error"]["message"]
+    assert (await answer("auto")).status_code == 200
 
 
 async def test_a_header_names_tools_whose_schemas_are_not_held(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -17,14 +17,6 @@ MAX_VALUES = 65_536  # of a schema in which `propertyNames` are written as prope
 
 _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # name -> schema
 _DATA = {"enum", "const", "default", "examples"}
-_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), ((int, float), "a number")),
-    **dict.fromkeys(("minProperties", "maxProperties"), ((int, float), "a number")),
-    **dict.fromkeys(("minimum", "maximum", "multipleOf"), ((int, float), "a number")),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ((int, float), "a number")),  # draft 4: a boolean
-    **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
-    **dict.fromkeys(("pattern", "format", "$ref"), (str, "a string")),
-}
 _TOO_DEEP = f"a JSON schema must be nested at most {MAX_DEPTH} levels deep"
 
 
@@ -87,8 +79,6 @@ def _supported(schema: object, findings: Findings, *, strict: bool) -> tuple[dic
     root = _copy(schema)
     root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
     places = _places(root)
-    for each in _schemas(places):
-        _check_types(each)
     if simplify(root, strict=strict, findings=findings):
         root = _unshared(root)
         places = _places(root)
@@ -188,13 +178,3 @@ def _kind(holder: _Place, key: str | None) -> _Kind:
     if holder.kind is _Kind.DATA or (holder.kind is _Kind.SCHEMA and key in _DATA):
         return _Kind.DATA
     return _Kind.SCHEMA
-
-
-def _check_types(schema: dict[str, object]) -> None:
-    """llguidance checks these too, but panics if it quotes a long value that is not ASCII."""
-    for keyword, value in schema.items():
-        types, name = _TYPES.get(keyword, (object, ""))
-        if not isinstance(value, types):
-            raise GrammarError(f"JSON schema: {keyword} must be {name}")
-        if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-            raise GrammarError("JSON schema: required must be an array of strings")

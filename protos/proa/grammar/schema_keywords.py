@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from proa.grammar.check import GrammarError
 from proa.grammar.schema_bounds import Findings, resolve
+from proa.grammar.schema_forms import InvalidSchema, form_fault
 from proa.grammar.schema_rewrites import (
     DEPENDENTS,
     FORMATS,
@@ -87,9 +88,12 @@ class _Place:
 def simplify(root: Schema, *, strict: bool, findings: Findings) -> bool:
     """Change a schema in place. Returns whether a schema now stands in several places of it, as one object.
 
-    Types of keywords that llguidance supports are checked before. Raises `GrammarError` if `strict`.
+    Raises `InvalidSchema`, and `GrammarError` if `strict`.
     """
     places = _reachable(root)
+    for place in places:
+        if fault := form_fault(place.schema):
+            raise InvalidSchema(f"{place.path}: {fault}")
     unknown: set[str] = next((names for draft, names in _UNKNOWN.items() if draft in str(root.get("$schema"))), set())
     is_shared = False
     for place in reversed(places):  # what they hold first

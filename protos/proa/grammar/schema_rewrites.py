@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from proa.grammar.schema_bounds import resolve
+from proa.grammar.schema_forms import TYPES
 
 Schema = dict[str, object]
 
@@ -41,7 +42,6 @@ _DROPPED = {*_EFFECTS, *_COUNTS, *_ANCHORS, *DEPENDENTS, *(name for names in DEP
 }
 _REWRITTEN = {"unevaluatedProperties", "unevaluatedItems", "propertyNames", "not", "properties", "format"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
-_TYPE_NAMES = {*_TYPES, "integer"}
 # Formats that say how a text is shown or what it is for.
 _ANNOTATING_FORMATS = {"password", "binary", "path", "file-path", "directory-path"}
 # Look-around in Zod's patterns of formats, which llguidance does not have: each holds for all texts of the format.
@@ -237,7 +237,7 @@ def _other_types(types: object, refused: object) -> list[str] | None:
 
 def _type_names(types: object) -> list[str] | None:
     names = [types] if isinstance(types, str) else types
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in _TYPE_NAMES for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in TYPES for name in names):
         return None
     return names
 

@@ -209,6 +209,33 @@ def test_a_strict_tool_whose_schema_cannot_be_held_is_refused_by_name() -> None:
     assert "not" not in grammar("required", TEXT, tools=[FunctionTool("f", schema)]).text
 
 
+@pytest.mark.parametrize("tool_format", [HERMES, QWEN3_CODER], ids=lambda each: each.name)
+def test_parameters_that_are_no_schema_are_refused_where_a_call_is_demanded(tool_format: ToolFormat) -> None:
+    wrong = FunctionTool("f", {"type": "object", "properties": {"a": {"type": "float"}}})
+    reason = r"tool 'f' has parameters that are no JSON schema: \$\.a: type 'float' is none of array, boolean"
+    for choice in ("required", NamedTool("f")):
+        with pytest.raises(GrammarError, match=reason):
+            grammar(choice, TEXT, tool_format=tool_format, tools=[CLOCK, wrong])
+    grammar(NamedTool("clock"), TEXT, tool_format=tool_format, tools=[CLOCK, wrong])
+    grammar("auto", TEXT, tool_format=tool_format, tools=[WEATHER, wrong])
+
+
+def test_definitions_of_one_name_are_those_of_their_own_tool() -> None:
+    def tool(name: str, kind: str) -> FunctionTool:
+        fields = {"properties": {"value": {"$ref": "#/$defs/Value"}}, "required": ["value"]}
+        return FunctionTool(name, {"type": "object", **fields, "$defs": {"Value": {"type": kind}}})
+
+    required = grammar("required", TEXT, tools=[tool("count", "integer"), tool("name", "string")])
+    call = '<tool_call>\n{{"name": "{}", "arguments": {{"value": {}}}}}\n</tool_call>'
+    for name, value, is_valid in (
+        ("count", 1, True),
+        ("count", '"a"', False),
+        ("name", '"a"', True),
+        ("name", 1, False),
+    ):
+        assert accepts_message(required, call.format(name, value), TEXT) is is_valid
+
+
 def test_what_a_format_cannot_hold_leaves_its_own_argument_free() -> None:
     text = {"type": "string", "allOf": [{"maxLength": 1}]}
     schema = {"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"]}

@@ -67,6 +67,12 @@ def test_options_of_a_client_are_removed_at_the_root_and_ignored_below() -> None
     assert accepts(lowered(json={"properties": properties, "required": ["x-guidance"]}), '{"x-guidance": 1}')
 
 
+def test_values_of_unknown_keywords_are_not_read_as_schemas() -> None:
+    schema = {"type": "string", "maxLength": 1, "x-field": {"type": "dropdown", "pattern": 3, "required": True}}
+
+    assert accepts(lowered(json=schema), '"a"')
+
+
 def test_names_and_values_that_look_like_special_tokens_are_text() -> None:
     schema = {"properties": {"<eos>": {"const": "<|im_end|>"}, "</a>": {}}, "required": ["<eos>"], "type": "object"}
 
@@ -118,7 +124,13 @@ def test_disjoint_schemas_of_one_of_are_held_strictly() -> None:
         ({"$ref": "http://example.com/schema"}, "http://example.com/schema"),
         ({"$ref": "#/$defs/a"}, "does not exist"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater than maximum \(3\)"),
-        ({"type": "strnig"}, "Invalid type: strnig"),
+        ({"type": "strnig"}, r"^\$: type 'strnig' is none of array, boolean, integer, null, number, object, string$"),
+        ({"properties": {"a": {"type": ["null", 3]}}}, r"^\$\.a: type must be a string or an array of strings$"),
+        ({"properties": {"a": "string"}}, r"^\$: properties must hold schemas, which are objects or booleans$"),
+        ({"items": {"anyOf": [{}, 3]}}, r"^\$\[\*\]: anyOf must hold schemas"),
+        ({"items": [{}, 3]}, r"^\$: items must hold schemas"),
+        ({"additionalProperties": "no"}, r"^\$: additionalProperties must hold schemas"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"enum": "b"}}}, r"^\$: enum must be an array$"),
         ({"enum": []}, "Unsatisfiable"),
         ({"multipleOf": 0, "type": "integer"}, "invalid multiple of"),
         ({"minLength": "é" * 120}, "minLength must be a number"),

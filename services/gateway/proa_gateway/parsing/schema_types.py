@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from urllib.parse import unquote
 
+from proa.grammar.schema_forms import TYPES
+
 WORDS = {"null": "null", "true": "boolean", "false": "boolean"}  # of JSON, and their types
-TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
 OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})  # keywords
 MAX_REFERENCES = 20  # in a row

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
 
+from proa.grammar.schema_forms import TYPES
 from proa_gateway.parsing.format import Tagged
 from proa_gateway.parsing.json_text import PYTHON_WORDS, OpenString, escape, held_back, quoted
 from proa_gateway.parsing.literal_reader import literal_to_json
 from proa_gateway.parsing.nested_tags import nested_to_json
-from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema, type_of
+from proa_gateway.parsing.schema_types import WORDS, Schema, allowed_types, is_text, property_schema, type_of
 
 _PLACES = re.compile(r"\$(?:key|is_string|type)")
 

@@ -9,6 +9,7 @@ from proa.grammar import GrammarError, check, check_complexity
 from proa.grammar.json_schema import supported_schema
 from proa.grammar.lark import AddedTokens
 from proa.grammar.schema_bounds import Findings
+from proa.grammar.schema_forms import InvalidSchema
 from proa_gateway.parsing.format import (
     INPUT,
     ArgumentsSyntax,
@@ -294,12 +295,13 @@ class _TaggedArguments:
 
 
 def arguments_rules(
-    syntax: ArgumentsSyntax, tool: FunctionTool, added_tokens: AddedTokens, prefix: str
+    syntax: ArgumentsSyntax, tool: FunctionTool, added_tokens: AddedTokens, prefix: str, *, is_demanded: bool
 ) -> ArgumentsRules:
-    """`prefix`: of the rules' names.
+    """`prefix`: of the rules' names. `is_demanded`: the output must be a call.
 
-    What of the schema cannot be held: raises `GrammarError` for a strict tool, else leaves it free. The grammar of an
-    input is held, or raises `GrammarError`.
+    What of the schema cannot be held: raises `GrammarError` for a strict tool, else leaves it free. What is no JSON
+    schema: raises `GrammarError` if a call is demanded, too. A tool that is only offered may have one, because models
+    also read such schemas. The grammar of an input is held, or raises `GrammarError`.
     """
     findings = Findings()
     rules = JsonRules(added_tokens, prefix, findings, strict=tool.strict)
@@ -320,6 +322,8 @@ def arguments_rules(
     except GrammarError as error:
         if tool.strict:
             raise GrammarError(f"tool {tool.name!r} with strict: {error}") from None
+        if is_demanded and isinstance(error, InvalidSchema):
+            raise GrammarError(f"tool {tool.name!r} has parameters that are no JSON schema: {error}") from None
         rules = JsonRules(added_tokens, prefix, Findings(), strict=False)
         expression = _lower(syntax, _ANY, rules)
         warnings = [f"tool {tool.name!r} may get any arguments: {error}"]

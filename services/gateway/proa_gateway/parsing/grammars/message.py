@@ -37,16 +37,23 @@ class CallsGrammar:
     call, or the list of them, begins with, if it is one token that stands nowhere else."""
 
     def __init__(
-        self, tool_format: ToolFormat, tools: Sequence[FunctionTool], added_tokens: AddedTokens, *, parallel: bool
+        self,
+        tool_format: ToolFormat,
+        tools: Sequence[FunctionTool],
+        added_tokens: AddedTokens,
+        *,
+        parallel: bool,
+        is_demanded: bool,
     ) -> None:
-        """`parallel`: several calls are allowed. Raises `GrammarError` as `arguments_rules` does."""
+        """`parallel`: several calls are allowed. `is_demanded`: the output must be a call. Raises `GrammarError` as
+        `arguments_rules` does."""
         self.rules = LarkRules(added_tokens)
         self.warnings: list[str] = []
         self._format = tool_format
         self._parallel = parallel and (tool_format.channels is None or tool_format.between != "")
         self._arguments: list[tuple[FunctionTool, str]] = []  # each tool with the expression of its arguments
         for index, tool in enumerate(tools):
-            made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
+            made = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_", is_demanded=is_demanded)
             self.rules.lines += made.lines
             self.warnings += made.warnings
             self._arguments.append((tool, made.expression))
@@ -144,7 +151,8 @@ def tool_grammar(
     "auto", calls that begin with one of the format's `also_opens` are not constrained.
     `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer.
     `max_reasoning_tokens` needs a format for which `reasoning_grammar` is not None. Raises `GrammarError` for a strict
-    tool whose schema cannot be held; of other tools, parts or all of the arguments are then free, and warnings say so.
+    tool whose schema cannot be held, and for one that is no JSON schema if the choice demands a call; of other tools,
+    parts or all of the arguments are then free, and warnings say so.
     """
     if isinstance(choice, NamedTool):
         tools, parallel = [tool for tool in tools if tool.name == choice.name], False
@@ -153,7 +161,7 @@ def tool_grammar(
     is_auto = choice == "auto"
     if is_auto and answer is None and not any(tool.strict for tool in tools):
         return None
-    calls = CallsGrammar(tool_format, tools, added_tokens, parallel=parallel)
+    calls = CallsGrammar(tool_format, tools, added_tokens, parallel=parallel, is_demanded=not is_auto)
     grammar = _with_calls(tool_format, calls, answer, reasoning, max_reasoning_tokens, is_auto=is_auto)
     return Lowered(grammar, tuple(calls.warnings))
 
