@@ -130,6 +130,7 @@ class FakeRow:
     num_planned_tokens: int = 0  # the most that can have been computed, as the plan says before each step
     start: int = 0  # of the step's tokens
     state_slot: int | None = None
+    num_pending: int = 0  # tokens before its start of which the slot has no states yet
     accepted: list[int] = field(default_factory=list)  # of the step's drafts
     drafts: Drafts = NO_DRAFTS
     pooling: PoolingParams | None = None
@@ -479,18 +480,20 @@ class FakeExecutor:
             return
         reads, writes = dict[int, str](), dict[int, str]()
         states = list(self._states)
-        for request_id in plan.num_scheduled_tokens:
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self.rows[request_id]
-            assert not row.drafts.planned
             start, end = row.start, row.num_computed_tokens
+            planned_start, planned_end = row.num_planned_tokens - num_tokens, row.num_planned_tokens
             steps = plan.states.get(request_id)
             if steps is None:
                 assert row.state_slot is not None, f"{request_id} has no state slot"
-                steps = StateSteps(row.state_slot, ((end, row.state_slot),))
+                steps = StateSteps(row.state_slot, ((planned_end, row.state_slot),))
             if start == 0:
                 assert steps.read == -1, f"{request_id} begins with a state"
             else:
-                expected = (start, row.contexts[start - 1])
+                assert not row.num_pending or steps.read == row.state_slot, f"{request_id} leaves pending tokens behind"
+                before = start - row.num_pending
+                expected = (before, row.contexts[before - 1] if before else 0)
                 found = self._states[steps.read]
                 assert found is not None
                 assert found[:2] == expected, f"{request_id} reads another state in slot {steps.read}"
@@ -498,13 +501,18 @@ class FakeExecutor:
                 reads[steps.read] = request_id
             positions = [position for position, _ in steps.writes]
             assert positions == sorted(set(positions))
-            assert start < positions[0]
-            assert positions[-1] == end
-            for position, slot in steps.writes:
+            assert planned_start < positions[0]
+            assert positions[-1] == planned_end
+            if len(positions) > 1:
+                assert not row.drafts.planned, f"{request_id} has a checkpoint among drafts"
+                assert planned_start == start, f"{request_id} has a checkpoint at a position that only workers know"
+            # The states behind drafts are not written: the row's last write is of those before it.
+            positions[-1] = start if row.drafts.planned else end
+            for position, (_, slot) in zip(positions, steps.writes, strict=True):
                 assert slot not in writes, f"{request_id} and {writes[slot]} write slot {slot}"
                 writes[slot] = request_id
-                states[slot] = (position, row.contexts[position - 1], self.weights_epoch)
-            row.state_slot = steps.writes[-1][1]
+                states[slot] = (position, row.contexts[position - 1] if position else 0, self.weights_epoch)
+            row.state_slot, row.num_pending = steps.writes[-1][1], end - positions[-1]
         for slot in reads.keys() & writes.keys():
             assert reads[slot] == writes[slot], f"{reads[slot]} reads slot {slot}, which {writes[slot]} writes"
         self._states = states

@@ -10,6 +10,7 @@ from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
 from proa_engine.core.types import Block, PooledRows, RowOutput
 
 CACHES_NOTHING = sys.maxsize  # value of `num_cached_blocks`: blocks of this request are not cached
+NEVER_DRAFTED = sys.maxsize  # value of `drafted_from`
 
 
 class RequestStatus(IntEnum):
@@ -54,6 +55,7 @@ class Request:
         "checkpoints",
         "client_index",
         "disk_read",
+        "drafted_from",
         "ends",
         "eos_token_ids",
         "error",
@@ -131,6 +133,9 @@ class Request:
         self.first_columns: list[int] = []  # first column that has a block, in each table with a window
         self.states: Sequence[Block] = ()  # the slot that its steps write; empty without recurrent layers
         self.states_read: Sequence[Block] = ()  # a cached slot that its first step reads instead
+        # First token of its first row with drafts since it started. The slot has the states of the tokens before a row
+        # up to this one; of later rows only the workers know which states it has.
+        self.drafted_from = NEVER_DRAFTED
         self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
         self.num_slots = 0  # tokens that can be computed before more slots must be allocated
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand

@@ -22,7 +22,6 @@ from proa_engine.core.pipeline import step_share
 from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.types import (
     CacheOccupancy,
@@ -53,9 +52,7 @@ class Scheduler:
         loras: Loras | None = None,
         images: Images | None = None,
     ) -> None:
-        """`grammars`, `loras` or `images` None: requests with a grammar, an adapter or images are rejected. Raises
-        `ValueError` if the model does not support the configured speculative decoding."""
-        check_speculation(config.num_speculative_tokens, is_recurrent=kv_cache_manager.groups.num_state_slots > 0)
+        """`grammars`, `loras` or `images` None: requests with a grammar, an adapter or images are rejected."""
         self.config = config
         self.grammars = grammars
         self.loras = loras or Loras()

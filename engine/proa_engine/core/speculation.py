@@ -73,6 +73,11 @@ class SpeculatingRequest(Request):
         """Return False: a decode has drafts, and the workers do not know the upper bound of its computed tokens."""
         return False
 
+    def schedule(self, num_tokens: int) -> None:
+        if self.num_computed_tokens + num_tokens > self.num_planned_tokens:  # drafts
+            self.drafted_from = min(self.drafted_from, self.num_computed_tokens)
+        super().schedule(num_tokens)
+
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
         if row.drafts is not None:
             num_accepted = len(row.sampled_token_ids) - 1

@@ -28,7 +28,7 @@ def random_windows(rng: random.Random, kind: Kind) -> tuple[int, ...]:
 def random_run(rng: random.Random, kind: Kind, seed: int) -> CoreRun:
     """A core whose cache holds little more than the longest request."""
     windows, has_states = random_windows(rng, kind), kind.startswith("state")
-    drafts = 0 if has_states else rng.choice([0, 1, 5])
+    drafts = rng.choice([0, 1, 5])
     max_num_seqs, budget = rng.choice([1, 3, 8, 16]), rng.choice([3, 16, 64])
     sizes = CacheGroups(
         num_blocks=1, block_size=BLOCK_SIZE, windows=windows, max_step_tokens=max(budget, 2 * (1 + drafts))

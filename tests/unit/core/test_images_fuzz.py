@@ -22,7 +22,7 @@ def random_run(rng: random.Random, seed: int, *, attends_within: bool) -> tuple[
     """A core whose caches hold little more than they must, and images that it can take."""
     windows = rng.choice([(), (), (5,), (3, 20)])
     has_states = rng.random() < 0.2
-    drafts = 0 if has_states else rng.choice([0, 0, 1, 5])
+    drafts = rng.choice([0, 0, 1, 5])
     max_num_seqs, budget = rng.choice([1, 3, 8]), rng.choice([3, 16, 64])
     largest = rng.choice([3, 8, 20])
     if attends_within:

@@ -93,6 +93,51 @@ def test_a_stop_token_ends_in_a_snapshot_if_the_state_is_of_a_boundary(async_sch
     assert finish(run, make_request("b", [*known, 1])) == [expected]
 
 
+def run_with_drafts(num_drafts: int = 3, accepted: int = 2, **settings: object) -> CoreRun:
+    return run_with_states(
+        num_speculative_tokens=num_drafts,
+        accept=lambda count: min(count, accepted),
+        **{"num_state_slots": 8, **settings},
+    )
+
+
+def test_the_last_prompt_token_alone_with_drafts_at_a_checkpoint() -> None:
+    run = run_with_drafts(max_num_batched_tokens=8)
+    finish(run, make_request("a", range(9), max_tokens=9))
+    first, second, *later = states(run)
+    assert (first, second) == ({"a": StateSteps(-1, ((8, 0),))}, {"a": StateSteps(0, ((12, 1),))})
+    assert not any(later), "no later position is known to the host"
+    assert finish(run, make_request("b", [*range(8), 40, 41, 42], max_tokens=9)) == [8]
+    assert states(run)[len(later) + 2] == {"b": StateSteps(0, ((11, 1),))}
+
+
+def test_a_prompt_of_one_token_with_drafts_and_states() -> None:
+    run = run_with_drafts()
+    finish(run, make_request("a", [7], max_tokens=9))
+    first, *later = states(run)
+    assert first == {"a": StateSteps(-1, ((4, 0),))}
+    assert not any(later)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("num_prompt", range(5, 9))
+@pytest.mark.parametrize("accepted", range(4))
+def test_a_request_with_drafts_makes_no_snapshot_behind_its_prompt(
+    async_scheduling: bool, num_prompt: int, accepted: int
+) -> None:
+    run = run_with_drafts(async_scheduling=async_scheduling, accepted=accepted, checkpoint_interval=4)
+    prompt = list(range(num_prompt))
+    output = run.expected(make_request("a", prompt, max_tokens=20))
+    stops = [count for count in range(2, 20) if output[count - 1] not in output[: count - 1]]
+    for num_output in stops:
+        request = make_request(str(num_output), prompt, max_tokens=30, stop_token_ids=(output[num_output - 1],))
+        finish(run, request)
+        known = [*prompt, *output[:num_output]]
+        assert finish(run, make_request(f"after {num_output}", [*known, 1])) <= [(len(known) // 4) * 4]
+    first_hit = finish(run, make_request("first", [*prompt, *output[:3], 1]))
+    assert first_hit >= [(num_prompt - 1) // 4 * 4], "the prompt has its own"
+
+
 def test_an_abort_with_an_unknown_token_makes_no_snapshot_of_it() -> None:
     for num_steps in range(2, 9):
         run = CoreRun(num_state_slots=8, max_num_seqs=4)

@@ -53,6 +53,10 @@ class Checkpoints:
         A checkpoint is due in the step that computes the token behind it, because the host then knows the tokens before
         it. With drafts in flight it does not; the checkpoint is then due when the block before it is cached.
         `num_before` is the number of blocks that were cached before this step.
+
+        With recurrent states, the row itself writes those of the checkpoint, or its slot has them already. A row with
+        drafts writes none, and no later one says of how many tokens its are. So after its first token with drafts
+        behind it a request makes no checkpoint until it starts again.
         """
         if request.num_cached_blocks == CACHES_NOTHING:
             return []
@@ -61,6 +65,8 @@ class Checkpoints:
             request.num_slots = end  # so that the next step asks the manager even if it needs no block
         low = max(min(start, (num_before + 1) * self._block_size), 1)
         high = min(end - 1, request.num_cached_blocks * self._block_size)
+        if request.states:
+            low, high = max(low, start), min(high, request.drafted_from)
         if high < low:
             return []
         positions = [position for position in request.checkpoints if low <= position <= high]
@@ -82,13 +88,13 @@ class Checkpoints:
     def last_position(self, request: Request) -> int:
         """Return where to make a checkpoint at the end of a request whose full blocks are cached; 0: nowhere.
 
-        With recurrent states, 0 unless the last computed token ends a block: the request's slot has the states after
-        it.
+        With recurrent states, 0 unless the last computed token ends a block and no row has had drafts: the request's
+        slot has the states after it.
         """
         position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
         if position == 0 or request.num_cached_blocks == CACHES_NOTHING:
             return 0
-        if request.states and position != request.num_computed_tokens:
+        if request.states and (position != request.num_computed_tokens or request.drafted_from < position):
             return 0
         return position if self._can_add(request, position) else 0
 

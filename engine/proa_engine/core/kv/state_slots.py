@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from proa_engine.core.kv.block_pool import BlockPool
-from proa_engine.core.request import Request
+from proa_engine.core.request import NEVER_DRAFTED, Request
 from proa_engine.core.types import NO_STATE, Block, StateSteps
 
 AddCheckpoint = Callable[[Request, int, Sequence[Block]], None]
@@ -21,6 +21,9 @@ class StateSlots:
 
     The rows of a step run at the same time. So a slot that one row of a step reads must not be given to another row of
     that step: `free_read` frees those only when all rows are planned.
+
+    A row with drafts writes no states behind its own tokens, because some may be rejected: afterwards its slot has the
+    states before the row, and the workers compute the accepted tokens again in the next row. See `Checkpoints.due`.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -43,6 +46,7 @@ class StateSlots:
         """Allocate a slot to the request. Its first step reads the slot `cached`, if there is one."""
         self._pool.touch(cached)
         request.states, request.states_read = self._pool.get_new_blocks(1), cached
+        request.drafted_from = NEVER_DRAFTED
 
     def free(self, request: Request) -> None:
         self._pool.free_blocks(request.states)
