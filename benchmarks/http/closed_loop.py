@@ -87,7 +87,7 @@ async def _run_clients(clients: Clients) -> Outcome:
     async with open_session(clients.urls[0]) as session:
         measured = await run_load(load, partial(send, session), lambda sample: None, asyncio.Event())
     unfinished = [Sample(0.0, error=f"not ended after {clients.seconds:g} s")] * measured.unfinished
-    return Outcome([*measured.samples, *unfinished], measured.client_cpu)
+    return Outcome([*measured.samples, *unfinished], measured.elapsed.cpu)
 
 
 def _body(clients: Clients, prompt: Prompt) -> bytes:

@@ -44,6 +44,7 @@ class Sample:
     latency: float = 0.0  # until the last chunk or the finish reason
     gaps: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, if the server says so
     output_tokens: int = 0
     has_usage: bool = False
     text: str = ""
@@ -94,6 +95,7 @@ async def _read(content: aiohttp.StreamReader, sample: Sample) -> None:
             if usage := event.get("usage"):
                 sample.has_usage = True
                 sample.prompt_tokens, sample.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             if "error" in event:
                 sample.error = message_of(data)
             for choice in event.get("choices") or ():

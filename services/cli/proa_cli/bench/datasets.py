@@ -152,6 +152,11 @@ def oversample(prompts: Sequence[Prompt], count: int, draw: np.random.Generator)
     return [*prompts, *(prompts[index] for index in more)]
 
 
+def random_text(tokenizer: Tokenizer, length: int, draw: np.random.Generator) -> str:
+    """A text of `length` random tokens, which may be 0."""
+    return exact_text(tokenizer, _random_tokens(tokenizer.plain_tokens, length, draw), draw)[0]
+
+
 def exact_text(tokenizer: Tokenizer, tokens: Sequence[int], draw: np.random.Generator) -> tuple[str, list[int]]:
     """A text, and its tokens, of which there are as many as `tokens`.
 

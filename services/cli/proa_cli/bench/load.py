@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proa_cli.bench.client import Call, Sample
+from proa_cli.bench.metrics import Section
 
 Send = Callable[[Call], Awaitable[Sample]]
 
@@ -22,13 +24,22 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Elapsed:
+    """`cpu`: cores that this process used."""
+
+    seconds: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """`samples`: of the calls that ended, in the order of the calls. `unfinished`: calls that did not."""
+    """`samples`: of the calls that ended, in their order. `unfinished`: calls that did not. `sections`: what this kind
+    of load shows beside the figures of all."""
 
     samples: Sequence[Sample]
     unfinished: int
-    seconds: float
-    client_cpu: float  # cores that this process used
+    elapsed: Elapsed
+    sections: Sequence[Section] = ()
 
 
 async def run_load(load: Load, send: Send, ended: Callable[[Sample], None], stop: asyncio.Event) -> Measured:
@@ -49,23 +60,31 @@ async def run_load(load: Load, send: Send, ended: Callable[[Sample], None], stop
             ended(sample)
 
     async def run_all() -> None:
+        started = time.monotonic()
         async with asyncio.TaskGroup() as running:
             for index, at in enumerate(load.times):
                 if (delay := started + at - time.monotonic()) > 0:
                     await asyncio.sleep(delay)
                 running.create_task(run(index))
 
+    elapsed = await run_until(run_all(), load.seconds, stop)
+    in_order = [samples[index] for index in sorted(samples)]
+    return Measured(in_order, len(load.calls) - len(in_order), elapsed)
+
+
+async def run_until(work: Coroutine[Any, Any, None], seconds: float, stop: asyncio.Event) -> Elapsed:
+    """Run `work` until it has ended, until `seconds` are over or `stop` is set; then it is cancelled. Raises what it
+    raises."""
     started, cpu = time.monotonic(), time.process_time()
-    tasks = [asyncio.create_task(run_all()), asyncio.create_task(stop.wait())]
-    done, _ = await asyncio.wait(tasks, timeout=load.seconds, return_when=asyncio.FIRST_COMPLETED)
+    tasks = [asyncio.create_task(work), asyncio.create_task(stop.wait())]
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
-        task.result()  # raises what `send` or `ended` raised
-    in_order = [samples[index] for index in sorted(samples)]
-    return Measured(in_order, len(load.calls) - len(in_order), seconds, cpu / max(seconds, 1e-9))
+        task.result()
+    return Elapsed(seconds, cpu / max(seconds, 1e-9))
 
 
 @contextlib.contextmanager

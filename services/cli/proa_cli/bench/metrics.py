@@ -30,6 +30,23 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """`key`: in the JSON results."""
+
+    label: str
+    key: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Figures of one kind of load alone, below those of all."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """Throughputs are per second of the whole run. Failed requests count only as `failed`."""
 

@@ -12,9 +12,10 @@ from proa.options import check_options, option
 from proa_cli.bench.arrivals import Burstiness, RampUp, Strategy
 from proa_cli.bench.datasets import Lengths, Ratios
 from proa_cli.bench.metrics import GOODPUT_LATENCIES, LATENCIES
+from proa_cli.bench.session_options import SessionOptions
 
 Backend = Literal["openai", "openai-chat", "vllm"]
-Dataset = Literal["random", "sharegpt", "custom", "prefix_repetition"]
+Dataset = Literal["random", "sharegpt", "custom", "prefix_repetition", "sessions"]
 ENDPOINTS: Mapping[str, str] = {
     "openai": "/v1/completions",
     "vllm": "/v1/completions",
@@ -156,10 +157,10 @@ class DatasetOptions:
     dataset_name: Dataset = option(
         "random",
         "`random`: random tokens; `prefix_repetition`: such with shared prefixes; `sharegpt`: a JSON file of "
-        "conversations; `custom`: a JSONL file of prompts",
+        "conversations; `custom`: a JSONL file of prompts; `sessions`: conversations of many turns, as of agents",
     )
     dataset_path: Path | None = option(None, "file of sharegpt or custom", metavar="FILE", parse=Path)
-    num_prompts: int = option(1000, "number of requests", minimum=1)
+    num_prompts: int = option(1000, "number of requests; of sessions: turns of all together", minimum=1)
     seed: int = option(0, "of prompts, arrival times and adapters", minimum=0)
     disable_shuffle: bool = option(False, "take the prompts of a file in its order")
     oversample: bool = option(True, "repeat random prompts of a file that has too few; without it fewer are sent")
@@ -283,5 +284,6 @@ class BenchServeOptions:
 
     server: ServerOptions = option(ServerOptions(), "server")
     dataset: DatasetOptions = option(DatasetOptions(), "prompts")
+    sessions: SessionOptions = option(SessionOptions(), "sessions")
     load: LoadOptions = option(LoadOptions(), "load")
     results: ResultOptions = option(ResultOptions(), "results")

@@ -44,4 +44,6 @@ def make_prompts(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[P
                 assert options.dataset_path is not None
                 wanted = options.output_len or options.sharegpt_output_len
                 prompts = datasets.sharegpt_prompts(tokenizer, options.dataset_path, count, wanted, shuffle)
+            case "sessions":
+                raise ValueError("--dataset-name sessions needs a running server: `proa bench serve` measures it")
     return datasets.oversample(prompts, count if options.oversample else len(prompts), draw)

@@ -5,19 +5,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proa_cli.bench.client import Sample
-from proa_cli.bench.metrics import LATENCIES, Metrics
+from proa_cli.bench.load import Measured
+from proa_cli.bench.metrics import LATENCIES, Metrics, Section
 
 _WIDTH = 50
 
 
-def table(metrics: Metrics, shown: Sequence[str], *, max_concurrency: int | None, request_rate: float | None) -> str:
+def table(
+    metrics: Metrics,
+    shown: Sequence[str],
+    sections: Sequence[Section],
+    *,
+    max_concurrency: int | None,
+    request_rate: float | None,
+) -> str:
     """`shown`: names of latencies."""
-    return "\n".join(_lines(metrics, shown, max_concurrency, request_rate))
+    return "\n".join(_lines(metrics, shown, sections, max_concurrency, request_rate))
 
 
 def _lines(
-    metrics: Metrics, shown: Sequence[str], max_concurrency: int | None, request_rate: float | None
+    metrics: Metrics,
+    shown: Sequence[str],
+    sections: Sequence[Section],
+    max_concurrency: int | None,
+    request_rate: float | None,
 ) -> Iterator[str]:
     yield f"{' Serving Benchmark Result ':=^{_WIDTH}}"
     yield _line("Successful requests", metrics.completed)
@@ -44,6 +55,10 @@ def _lines(
         yield _line(f"Median {short} (ms)", statistics.median)
         for percentage, value in statistics.percentiles:
             yield _line(f"P{_percentage(percentage)} {short} (ms)", value)
+    for section in sections:
+        yield f"{section.title:-^{_WIDTH}}"
+        for row in section.rows:
+            yield _line(row.label, row.value)
     yield "=" * _WIDTH
 
 
@@ -56,9 +71,10 @@ def _percentage(value: float) -> str:
 
 
 def document(
-    metrics: Metrics, samples: Sequence[Sample], shown: Sequence[str], run: Mapping[str, Any], *, detailed: bool
+    metrics: Metrics, measured: Measured, shown: Sequence[str], run: Mapping[str, Any], *, detailed: bool
 ) -> dict[str, Any]:
     """The results under vLLM's keys. `run`: what was measured, and how; `detailed`: with a list for each request."""
+    samples = measured.samples
     figures: dict[str, Any] = {
         **run,
         "duration": metrics.seconds,
@@ -92,7 +108,7 @@ def document(
         figures[f"std_{name}_ms"] = statistics.std
         for percentage, value in statistics.percentiles:
             figures[f"p{_percentage(percentage)}_{name}_ms"] = value
-    return figures
+    return figures | {row.key: row.value for section in measured.sections for row in section.rows}
 
 
 def save(path: Path, results: Mapping[str, Any], *, append: bool) -> None:

@@ -4,9 +4,6 @@ throughput."""
 import argparse
 import asyncio
 import gc
-import itertools
-import os
-import secrets
 import signal
 import sys
 import time
@@ -18,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import orjson
 from tqdm import tqdm
 
 from proa.options import add_options, from_arguments
 from proa_cli.bench import metrics, report, vllm
-from proa_cli.bench.arrivals import arrival_times
 from proa_cli.bench.client import Call, Sample, message_of, open_session, send
-from proa_cli.bench.datasets import Prompt
 from proa_cli.bench.load import Load, Measured, run_load, stopped_by
-from proa_cli.bench.options import SAMPLING, BenchServeOptions, ServerOptions
-from proa_cli.bench.prompts import make_prompts
+from proa_cli.bench.options import BenchServeOptions, ServerOptions
+from proa_cli.bench.requests import request_headers
 from proa_cli.bench.tokens import Tokenizer, find_tokenizer
+from proa_cli.bench.traffic import Traffic, make_traffic
 
 _RETRY_SECONDS = 1.0
 _LIST_SECONDS = 10.0  # for the list of models, which a server has at once
@@ -66,26 +61,21 @@ async def _run(options: BenchServeOptions) -> int:
     headers = request_headers(server)
     async with open_session(server.url, verify=not server.insecure) as session:
         model = await _find_model(session, server, headers)
-        tokenizer, prompts = await asyncio.to_thread(_make_prompts, options, model, headers)
-        ignores_eos = server.ignore_eos or options.dataset.dataset_name == "random"
-        draw = np.random.default_rng([options.dataset.seed, 1])
-        names = model_names(server, model.name, len(prompts), draw)
-        calls = list(make_calls(server, prompts, names, headers, ignores_eos=ignores_eos))
-        times = arrival_times(len(calls), load.request_rate, load.burstiness, draw, load.ramp_up)
-        await _wait_until_ready(session, calls[0], load.ready_check_timeout_sec)
-        await _warm_up(session, calls[0], load.num_warmups, load.max_concurrency)
-        measured = await _measure(session, options, Load(calls, times, load.max_concurrency, load.max_seconds))
+        tokenizer, traffic = await asyncio.to_thread(_make_traffic, options, model, headers)
+        await _wait_until_ready(session, traffic.first, load.ready_check_timeout_sec)
+        await _warm_up(session, traffic.first, load.num_warmups, load.max_concurrency)
+        measured = await _measure(session, traffic, is_quiet=options.results.disable_tqdm)
     figures = metrics.summarize(
-        measured.samples, measured.seconds, options.results.metric_percentiles, dict(options.results.goodput)
+        measured.samples, measured.elapsed.seconds, options.results.metric_percentiles, dict(options.results.goodput)
     )
-    rate = load.request_rate
-    print(report.table(figures, options.results.shown, max_concurrency=load.max_concurrency, request_rate=rate))
+    shown, limit, rate = options.results.shown, load.max_concurrency, load.request_rate
+    print(report.table(figures, shown, measured.sections, max_concurrency=limit, request_rate=rate))
     for note in notes(figures, measured):
         print(note)
     if options.results.is_saved:
         run = {**_settings(options, model.source, tokenizer), **dict(options.results.metadata), **_traffic(options)}
         detailed = options.results.save_detailed
-        results = report.document(figures, measured.samples, options.results.shown, run, detailed=detailed)
+        results = report.document(figures, measured, options.results.shown, run, detailed=detailed)
         path = options.results.result_dir / (options.results.result_filename or _file_name(options, model.source))
         report.save(path, results, append=options.results.append_result)
         print(f"Results: {path}")
@@ -98,54 +88,6 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--result-dir {path}: {error.strerror}") from None
-
-
-def request_headers(server: ServerOptions) -> dict[str, str]:
-    """The key is that of `PROA_API_KEY` or `OPENAI_API_KEY`, unless --header has one."""
-    key = os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY")
-    authorization = {"Authorization": f"Bearer {key}"} if key else {}
-    return {"Content-Type": "application/json", **authorization, **dict(server.header)}
-
-
-def model_names(server: ServerOptions, model: str, count: int, draw: np.random.Generator) -> list[str]:
-    """The model or adapter that each request names."""
-    if not server.lora_modules:
-        return [model] * count
-    if server.lora_assignment == "round-robin":
-        return list(itertools.islice(itertools.cycle(server.lora_modules), count))
-    return [server.lora_modules[index] for index in draw.integers(0, len(server.lora_modules), size=count)]
-
-
-def make_calls(
-    server: ServerOptions,
-    prompts: Sequence[Prompt],
-    names: Sequence[str],
-    headers: Mapping[str, str],
-    *,
-    ignores_eos: bool,
-) -> Iterator[Call]:
-    """Yield each prompt's request."""
-    prefix = server.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
-    sampling = {name: getattr(server, name) for name in SAMPLING}
-    common = {name: value for name, value in sampling.items() if value is not None}
-    common |= {"stream": True, "stream_options": {"include_usage": True}}
-    common |= {"ignore_eos": True} if ignores_eos else {}
-    if server.logprobs is not None:
-        common |= (
-            {"logprobs": True, "top_logprobs": server.logprobs} if server.is_chat else {"logprobs": server.logprobs}
-        )
-    for index, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
-        if server.is_chat:
-            body: dict[str, Any] = {
-                "messages": [{"role": "user", "content": prompt.text}],
-                "max_completion_tokens": prompt.output_tokens,
-            }
-        else:
-            body = {"prompt": prompt.text, "max_tokens": prompt.output_tokens}
-        body = {"model": name, **body, **common, **(server.extra_body or {})}
-        yield Call(
-            server.api_url, orjson.dumps(body), {**headers, "X-Request-Id": f"{prefix}{index}"}, prompt.num_tokens
-        )
 
 
 async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, headers: Mapping[str, str]) -> _Model:
@@ -168,16 +110,16 @@ async def _find_model(session: aiohttp.ClientSession, server: ServerOptions, hea
     return _Model(server.served_model_name or listed["id"], listed.get("root") or listed["id"])
 
 
-def _make_prompts(
+def _make_traffic(
     options: BenchServeOptions, model: _Model, headers: Mapping[str, str]
-) -> tuple[Tokenizer | None, list[Prompt]]:
+) -> tuple[Tokenizer | None, Traffic]:
     """The tokenizer is None if the prompts need none."""
     server, dataset = options.server, options.dataset
     tokenizer = None
     if dataset.dataset_name != "custom" or not (server.is_chat or dataset.skip_chat_template):
         tokenizer = find_tokenizer(server.tokenizer, model.source, model.name, server.url, headers)
     print(f"Model: {model.name}, tokenizer: {tokenizer.name if tokenizer else 'not needed'}", flush=True)
-    return tokenizer, make_prompts(dataset, tokenizer)
+    return tokenizer, make_traffic(options, model.name, tokenizer, headers)
 
 
 async def _wait_until_ready(session: aiohttp.ClientSession, call: Call, seconds: float) -> None:
@@ -198,13 +140,13 @@ async def _warm_up(session: aiohttp.ClientSession, call: Call, count: int, max_c
             await run_load(load, lambda call: send(session, call), lambda sample: None, never)
 
 
-async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, load: Load) -> Measured:
+async def _measure(session: aiohttp.ClientSession, traffic: Traffic, *, is_quiet: bool) -> Measured:
     """Show the progress; Ctrl-C ends the run, and what was measured is returned."""
     tokens = 0
     gc.collect()
     gc.freeze()  # what is there stays: it need not be looked through while times are taken
     with (
-        tqdm(total=len(load.calls), unit="req", disable=options.results.disable_tqdm or None) as bar,
+        tqdm(total=traffic.count, unit="req", disable=is_quiet or None) as bar,
         stopped_by(signal.SIGINT, signal.SIGTERM) as stop,
     ):
 
@@ -214,7 +156,7 @@ async def _measure(session: aiohttp.ClientSession, options: BenchServeOptions, l
             bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):,.0f} tok/s", refresh=False)
             bar.update()
 
-        return await run_load(load, lambda call: send(session, call), ended, stop)
+        return await traffic.run(lambda call: send(session, call), ended, stop)
 
 
 def notes(figures: metrics.Metrics, measured: Measured) -> Iterator[str]:
@@ -230,10 +172,10 @@ def notes(figures: metrics.Metrics, measured: Measured) -> Iterator[str]:
         )
     if count := sum(not sample.has_usage for sample in measured.samples if not sample.error):
         yield f"{count} responses had no usage: a chunk counts as one output token, prompts as they were made."
-    if measured.client_cpu > _BUSY_CLIENT:
+    if measured.elapsed.cpu > _BUSY_CLIENT:
         yield (
-            f"This client used {measured.client_cpu:.2f} cores of at most one: its own speed may be what was measured. "
-            "Run several beside each other, each with a part of the load."
+            f"This client used {measured.elapsed.cpu:.2f} cores of at most one: its own speed may be what was "
+            "measured. Run several beside each other, each with a part of the load."
         )
 
 

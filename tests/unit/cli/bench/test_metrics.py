@@ -8,7 +8,7 @@ import pytest
 
 from proa_cli.bench import latency, metrics, report, throughput
 from proa_cli.bench.client import Sample
-from proa_cli.bench.load import Measured
+from proa_cli.bench.load import Elapsed, Measured
 from proa_cli.bench.serve import notes
 
 # Of `vllm bench serve`: without `rtfx`, of audio, and without what only some models and flags have.
@@ -37,6 +37,7 @@ SLOW = Sample(
 SINGLE = Sample(start=12.0, ttft=0.2, latency=0.2, prompt_tokens=1, output_tokens=1, has_usage=True)
 BROKEN = Sample(start=10.0, ttft=9.0, latency=9.0, prompt_tokens=100, output_tokens=100, error="HTTP 500: no")
 ALL = [FAST, SLOW, SINGLE, BROKEN]
+MEASURED = Measured(ALL, 0, Elapsed(2.0, cpu=0.1))
 
 
 def test_throughputs_count_the_requests_that_succeeded() -> None:
@@ -86,7 +87,7 @@ def test_without_a_success_all_figures_are_zero() -> None:
 
 def keys(detailed: bool, *shown: str) -> set[str]:
     found = metrics.summarize(ALL, 2.0, [50, 99.9], {})
-    return set(report.document(found, ALL, shown, dict.fromkeys(RUN), detailed=detailed))
+    return set(report.document(found, MEASURED, shown, dict.fromkeys(RUN), detailed=detailed))
 
 
 def test_the_document_has_the_keys_of_vllm() -> None:
@@ -98,7 +99,7 @@ def test_the_document_has_the_keys_of_vllm() -> None:
 
 
 def test_lists_of_the_document_have_an_entry_for_each_request() -> None:
-    found = report.document(metrics.summarize(ALL, 2.0, [], {}), ALL, (), {}, detailed=True)
+    found = report.document(metrics.summarize(ALL, 2.0, [], {}), MEASURED, (), {}, detailed=True)
     assert found["output_lens"] == [5, 3, 1, 0]
     assert found["errors"] == ["", "", "", "HTTP 500: no"]
     assert all(len(found[name]) == 4 for name in DETAILED)
@@ -120,7 +121,7 @@ def test_offline_results_have_the_keys_and_values_of_vllm() -> None:
 
 def test_the_table_has_the_lines_of_vllm() -> None:
     found = replace(metrics.summarize(ALL, 2.0, [99.9], {"ttft": 250}))
-    lines = report.table(found, ["ttft"], max_concurrency=8, request_rate=4.0).splitlines()
+    lines = report.table(found, ["ttft"], (), max_concurrency=8, request_rate=4.0).splitlines()
     assert lines[:3] == [
         "============ Serving Benchmark Result ============",
         "Successful requests:                     3",
@@ -157,12 +158,12 @@ def test_appended_results_stand_on_a_line_each(tmp_path: Path) -> None:
 
 
 def test_notes_say_what_the_table_does_not() -> None:
-    measured = Measured([*ALL, replace(SINGLE, has_usage=False)], unfinished=3, seconds=2.0, client_cpu=0.97)
+    measured = Measured([*ALL, replace(SINGLE, has_usage=False)], 3, Elapsed(2.0, cpu=0.97))
     said = "\n".join(notes(metrics.summarize(measured.samples, 2.0, [], {}), measured))
     assert "1 requests failed, the first with: HTTP 500: no" in said
     assert "3 requests had not ended" in said
     assert "A chunk had 1.25 tokens on average" in said
     assert "1 responses had no usage" in said
     assert "0.97 cores" in said
-    calm = Measured([SINGLE], unfinished=0, seconds=2.0, client_cpu=0.1)
+    calm = Measured([SINGLE], 0, Elapsed(2.0, cpu=0.1))
     assert not list(notes(metrics.summarize([SINGLE], 2.0, [], {}), calm))
