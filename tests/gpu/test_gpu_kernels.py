@@ -31,6 +31,7 @@ from support.kernel_cases import (
     sampling_cases,
     top_k_case,
 )
+from support.noise_kernel import chi_square_of_draws, exact_noise, noise_of, words_of_all_sizes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -314,6 +315,12 @@ def test_choice_of_tokens(dtype: torch.dtype) -> None:
         assert torch.equal(drawn, draw_tokens(on_gpu[0], on_gpu[1], rows[0], rows[1], has_limits=True))
         written = torch.full_like(token_ids, -1).index_put_((rows[0, :-1], rows[1, :-1]), drawn[:-1].int())
         assert torch.equal(token_ids, written), "padding writes nothing"
+
+
+def test_noise_by_the_hardwares_logarithm_is_close_to_the_exact_one_in_both_tails() -> None:
+    words = words_of_all_sizes()
+    torch.testing.assert_close(noise_of(words.cuda()).cpu().double(), exact_noise(words), atol=1e-5, rtol=0)
+    assert chi_square_of_draws(1_000_000, "cuda") < 24.3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

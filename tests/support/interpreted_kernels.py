@@ -38,6 +38,7 @@ from support.kernel_cases import (
     skinny_gemm_cases,
     top_k_case,
 )
+from support.noise_kernel import chi_square_of_draws, exact_noise, noise_of, words_of_all_sizes
 from support.thorough import THOROUGH, combinations
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
@@ -413,6 +414,13 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
         for has_limits in (False, True):
             ours = draw_tokens(*arguments, has_limits=has_limits)
             assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
+
+
+def check_noise(dtype: torch.dtype) -> None:
+    """The same for every type of logits."""
+    words = words_of_all_sizes()
+    torch.testing.assert_close(noise_of(words).double(), exact_noise(words), atol=1e-5, rtol=0)
+    assert chi_square_of_draws(20_000, "cpu") < 24.3
 
 
 def check_draw_decodes(dtype: torch.dtype) -> None:

@@ -3,13 +3,17 @@
     token = argmax over x >= threshold of  x / temperature + noise(key, position, token id)
 
 Two kernels: the best token of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows).
-The noise has the bits of `sampling.gumbel`. Logits are read once, in their own type, and are not changed. For decodes
-the second kernel also writes the tokens to the token table, where the next step reads them.
+Logits are read once, in their own type, and are not changed. For decodes the second kernel also writes the tokens to
+the token table, where the next step reads them.
+
+The noise has the random words of `sampling.gumbel`, but its logarithms are the hardware's, one instruction each in
+place of 20. It is within 1e-5 of the reference's, so a token drawn on a CPU may differ where two tokens are that close.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.sampling import sampling_params as columns
@@ -23,6 +27,10 @@ START_A = tl.constexpr(0x243F6A88)
 START_B = tl.constexpr(0x13198A2E)
 MULTIPLIER_1 = tl.constexpr(0x7FEB352D)
 MULTIPLIER_2 = tl.constexpr(0x846CA68B)
+
+LN_2 = tl.constexpr(0.6931471805599453)
+# The interpreter has no functions of libdevice.
+HARDWARE = tl.constexpr(not INTERPRETED)
 
 
 def draw_tokens(
@@ -144,13 +152,27 @@ def gumbel(key_lo, key_hi, position, token_ids):
     words = words * MULTIPLIER_1 + b
     words = words ^ (words >> 15)
     words = words * MULTIPLIER_2
-    words = words ^ (words >> 16)
+    return noise_of_words((words ^ (words >> 16)) & 0x7FFFFFFF)
+
+
+@triton.jit
+def noise_of_words(words):
+    """Words below 2^31, [BLOCK] uint32 -> standard Gumbel noise [BLOCK] float32."""
     # 0.5 … 2^31 in units of 2^-31, the end cut as in the reference
-    uniform = tl.minimum(((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.99999994)
-    # log1p(-u), exact for small u, where 1 - u is rounded: the quotient takes the rounding back
-    rest = 1.0 - uniform
-    log_rest = tl.where(rest == 1.0, -uniform, tl.log(rest) * (-uniform / (rest - 1.0)))
-    return -tl.log(-log_rest)
+    uniform = tl.minimum(words.to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10, 0.99999994)
+    # -log1p(-u). Near 1 the hardware's logarithm is within 2^-22 absolutely, which is too little for small u: up to
+    # 1/16 four terms of the series are as exact, 3e-6 relatively.
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.3333333333 + uniform * 0.25)))
+    exponential = tl.where(uniform < 0.0625, series, log2(1.0 - uniform) * -LN_2)
+    return log2(exponential) * -LN_2
+
+
+@triton.jit
+def log2(x):
+    """Of normal numbers."""
+    if HARDWARE:
+        return libdevice.fast_log2f(x)
+    return tl.log2(x)
 
 
 @kernel(
@@ -190,7 +212,7 @@ def draw_chunk_kernel(
         key_lo = tl.load(params_ptr + KEY_LO).to(tl.int64).to(tl.uint32)
         key_hi = tl.load(params_ptr + KEY_HI).to(tl.int64).to(tl.uint32)
         position = tl.load(positions_ptr + row).to(tl.uint32)
-        x = x / temperature + gumbel(key_lo, key_hi, position, token.to(tl.uint32))
+        x = x * (1.0 / temperature) + gumbel(key_lo, key_hi, position, token.to(tl.uint32))
     best, best_index = tl.max(x, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * num_chunks + chunk, best)
     tl.store(best_id_ptr + row * num_chunks + chunk, chunk * CHUNK + best_index)
