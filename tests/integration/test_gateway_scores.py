@@ -134,6 +134,52 @@ async def test_a_generative_reranker_is_asked_for_yes_or_no() -> None:
         assert text.endswith(ANSWER)
 
 
+async def test_items_are_scored_by_the_probability_of_the_first_label_behind_the_query() -> None:
+    tokenizer = byte_level_tokenizer()
+    async with FakeEngine(pooling_tasks=(TOKEN_LOGPROBS,)) as engine, running_gateway(engine) as gateway:
+
+        async def scored(**fields: Any) -> tuple[list[float], list[str]]:
+            num_before = len(engine.requests)
+            request = {"query": "Is it late? ", "items": ["yes", "no"], "label_token_ids": [7, 5], **fields}
+            body = await post(gateway, "/generative_scoring", **request)
+            assert body["id"].startswith("generative-scoring-")
+            assert [each["index"] for each in body["data"]] == [0, 1]
+            sent = engine.requests[num_before:]
+            assert [list(each.pooling_params.score_token_ids) for each in sent] == [[7, 5]] * 2
+            assert body["usage"]["prompt_tokens"] == sum(len(prompt_ids(each)) for each in sent)
+            return [each["score"] for each in body["data"]], [text_of(each) for each in sent]
+
+        share, texts = await scored()
+        assert texts == ["Is it late? yes", "Is it late? no"]
+        logprobs = [array("f", row).tolist() for each in engine.requests for row in pool(each)]
+        assert share == pytest.approx([math.exp(one) / (math.exp(one) + math.exp(two)) for one, two in logprobs])
+        assert (await scored(label_token_ids=[7, 5, 7]))[0] == share
+        assert (await scored(apply_softmax=False))[0] == pytest.approx([math.exp(one) for one, _ in logprobs])
+        assert (await scored(item_first=True))[1] == ["yesIs it late? ", "noIs it late? "]
+        ids = [tokenizer.encode(text).ids for text in ("Is it late? ", "yes", "no")]
+        assert (await scored(query=ids[0], items=ids[1:]))[1] == texts
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"label_token_ids": []}, "label_token_ids"),
+        ({"label_token_ids": [10**9]}, "label_token_ids"),
+        ({"items": []}, "items"),
+        ({"items": [[10**9]]}, "items"),
+        ({"query": ["one", "two"]}, None),
+        ({"query": "word " * 300, "items": ["a"] * 2000}, "items"),
+    ],
+)
+async def test_what_cannot_be_scored_by_a_label_is_refused(fields: dict[str, Any], param: str | None) -> None:
+    engine = FakeEngine(pooling_tasks=(TOKEN_LOGPROBS,))
+    async with engine, running_gateway(engine, max_pooling_tokens=100_000) as gateway:
+        body = {"query": "Is it late? ", "items": ["yes"], "label_token_ids": [7], **fields}
+        response = await gateway.http.post("/generative_scoring", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert not engine.requests
+
+
 async def test_documents_are_ranked_by_their_scores() -> None:
     async with cross_encoder() as engine, running_gateway(engine) as gateway:
         expected = await scores(gateway, text_1="Hi", text_2=DOCUMENTS)

@@ -20,6 +20,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/classify": {"input": "Hi"},
     "/v1/score": {"documents": "Ho", "queries": "Hi"},
     "/v2/rerank": {"documents": ["Ho"], "query": "Hi"},
+    "/generative_scoring": {"items": ["Ho"], "query": "Hi", "label_token_ids": [5]},
     "/v1/decisions": {"input": "Hi", "questions": [{"type": "predicate", "instructions": "Ho"}]},
     "/v1/systemone": {"state": "Hi", "questions": {"a": {"type": "noul", "instructions": "Ho"}}},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/a"},

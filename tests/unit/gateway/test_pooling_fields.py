@@ -7,11 +7,12 @@ from pathlib import Path
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from proa_gateway.apis.embeddings.protocol import ClassifyRequest, CohereEmbedRequest, EmbeddingRequest, PoolingRequest
-from proa_gateway.apis.scores.protocol import RerankRequest, ScoreRequest
+from proa_gateway.apis.scores.protocol import GenerativeScoringRequest, RerankRequest, ScoreRequest
 from proa_gateway.pooling.fields import (
     REFUSED_IN_CLASSIFY,
     REFUSED_IN_COHERE_EMBED,
     REFUSED_IN_EMBEDDINGS,
+    REFUSED_IN_GENERATIVE_SCORING,
     REFUSED_IN_POOLING,
     REFUSED_IN_SCORES,
     PoolingFields,
@@ -19,7 +20,7 @@ from proa_gateway.pooling.fields import (
 from proa_gateway.serving.ignored_fields import NO_EFFECT, Refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "pooling.md"
-ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 6 + r" (.*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 7 + r" (.*)\|$", re.MULTILINE)
 DOCUMENTED = {name: (outcomes, note.strip()) for name, *outcomes, note in ROW.findall(PAGE.read_text())}
 ENDPOINTS: list[tuple[type[PoolingFields], Mapping[str, Refused]]] = [
     (EmbeddingRequest, REFUSED_IN_EMBEDDINGS),
@@ -28,6 +29,7 @@ ENDPOINTS: list[tuple[type[PoolingFields], Mapping[str, Refused]]] = [
     (ClassifyRequest, REFUSED_IN_CLASSIFY),
     (ScoreRequest, REFUSED_IN_SCORES),
     (RerankRequest, REFUSED_IN_SCORES),
+    (GenerativeScoringRequest, REFUSED_IN_GENERATIVE_SCORING),
 ]
 
 

@@ -82,6 +82,7 @@ REFUSED_IN_SCORES: Mapping[str, Refused] = {
     "max_chunks_per_doc": Refused("a document is scored as a whole; use max_tokens_per_doc"),
     "overlap_tokens": Refused("a document is scored as a whole"),
 }
+REFUSED_IN_GENERATIVE_SCORING = _COMMON
 
 
 def _texts(value: object) -> list[str]:

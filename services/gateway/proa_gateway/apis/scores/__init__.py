@@ -1,1 +1,1 @@
-"""Scores of pairs of texts."""
+"""Scores of pairs of texts, and of items by the probability of a token."""

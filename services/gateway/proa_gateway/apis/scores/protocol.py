@@ -1,16 +1,17 @@
-"""The bodies of `/score` and `/rerank`."""
+"""The bodies of `/score`, `/rerank` and `/generative_scoring`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.pooling.fields import ApiVersion, PooledList, ScoredText, ScoredTexts, TruncatedFields
-from proa_gateway.serving.fields import TemplateVariables, Text
+from proa_gateway.pooling.fields import ApiVersion, PooledList, PoolingFields, ScoredText, ScoredTexts, TruncatedFields
+from proa_gateway.serving.fields import Prompts, TemplateVariables, Text
 
 TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """The names that the two sides of a score request may have."""
+MAX_LABELS = 1024
 SCORE_FIELDS = frozenset(name for names in _PAIRS for name in names)
 
 
@@ -76,6 +77,24 @@ class RerankRequest(ScoringFields):
     documents: ScoredTexts
     top_n: TokenLimit | None = Field(None, description="How many results are returned. 0: all, the default.")
     return_documents: bool | None = Field(None, description="False: the results do not have their texts.")
+
+
+class GenerativeScoringRequest(PoolingFields):
+    """`POST /generative_scoring`, vLLM's. The score of an item is the probability of the first label's token behind the
+    query and the item."""
+
+    query: Prompts = Field(description="One text, or its token ids.")
+    items: Prompts
+    label_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_LABELS, fail_fast=True)]
+    apply_softmax: bool = Field(True, description="False: the probability among all tokens, not among the labels.")
+    item_first: bool = Field(False, description="The query comes behind the item.")
+    add_special_tokens: bool = Field(True, description="Those that the tokenizer puts around the query.")
+
+    @model_validator(mode="after")
+    def _check_query(self) -> "GenerativeScoringRequest":
+        if len(self.query) != 1:
+            raise PydanticCustomError("invalid_value", "must have one query")
+        return self
 
 
 class Score(BaseModel):
