@@ -64,6 +64,14 @@ async def test_only_a_prompt_that_leaves_no_room_is_refused(gateway: RunningGate
         assert f"{num_tokens} tokens, which leaves no room" in error["message"]
 
 
+@pytest.mark.parametrize("prompt", [[5] * CONTEXT, "word " * CONTEXT, "x" * 1_000_000])
+async def test_clients_recognise_a_prompt_that_is_too_long(gateway: RunningGateway, prompt: list[int] | str) -> None:
+    """By their words: counted in tokens, or known to be too long from its characters."""
+    message = (await gateway.complete(prompt)).json()["error"]["message"]
+    assert message.startswith(f"This model's maximum context length is {CONTEXT} tokens. However, ")
+    assert message.endswith("Please reduce the length of the input prompt.")
+
+
 async def test_the_prompts_of_one_request_end_one_by_one(gateway: RunningGateway) -> None:
     answer = (await gateway.complete([[5] * 90, [5] * 40], max_tokens=30)).json()
     assert answer["usage"]["completion_tokens"] == 10 + 30

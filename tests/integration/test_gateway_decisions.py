@@ -343,7 +343,7 @@ async def test_a_question_that_is_too_long_is_named() -> None:
             questions[index] = {"type": "predicate", "instructions": "word " * 20_000}
             status, param, message = await refusal(gateway, questions=questions)
             assert (status, param) == (400, f"questions[{index}]")
-            assert "of this model's maximum context length" in message
+            assert "This model's maximum context length is 400 tokens" in message
             questions[index] = {"type": "predicate", "instructions": "?! " * 130}
             status, param, message = await refusal(gateway, questions=questions)
             assert (status, param) == (400, "input")

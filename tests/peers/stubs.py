@@ -4,7 +4,7 @@ The tests speak HTTP; of the server itself they use classes that parse answers, 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -49,9 +49,16 @@ class Stub(metaclass=_StubType):
         return _namespace(value)
 
 
+class _Members(SimpleNamespace):
+    """Those of a JSON object, as attributes."""
+
+    def model_dump(self, *, exclude: Collection[str] = ()) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name not in exclude}
+
+
 def _namespace(value: object) -> object:
     if isinstance(value, dict):
-        return SimpleNamespace(**{str(name): _namespace(member) for name, member in value.items()})
+        return _Members(**{str(name): _namespace(member) for name, member in value.items()})
     return [_namespace(member) for member in value] if isinstance(value, list) else value
 
 

@@ -21,9 +21,11 @@ CUT_SLACK: Final = 1024  # characters around a cut, whose tokens depend on it
 async def check_text_fits(text: str, model: ServedModel, limit: int, param: str) -> None:
     """Raises `ContextOverflow` for a text that certainly has more than `limit` tokens. Others may too."""
     if await model.tokenizer.has_more_tokens(text, limit):
-        message = f"The prompt's {len(text)} characters are more than {limit} tokens"
-        context = " of this model's maximum context length" if limit == model.info.max_model_len else ""
-        raise ContextOverflow(f"{message}{context}. Please reduce its length.", param=param)
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the prompt's {len(text)} characters have "
+            "more. Please reduce the length of the input prompt."
+        )
+        raise ContextOverflow(message, param=param)
 
 
 def cut_text(text: str, request: GenerationRequest, model: ServedModel) -> str:
@@ -128,6 +130,6 @@ def check_context(num_prompt_tokens: int, model: ServedModel, param: str) -> Non
         return
     raise ContextOverflow(
         f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} tokens, "
-        "which leaves no room for an output. Please reduce the length of the prompt.",
+        "which leaves no room for an output. Please reduce the length of the input prompt.",
         param=param,
     )
