@@ -455,7 +455,7 @@ async def test_parameters_that_are_no_schema_are_refused_where_a_call_is_demande
 
     refused = await answer("any" if is_messages else "required")
     assert refused.status_code == 400
-    assert "tool 'f' has parameters that are no JSON schema: $.a: type 'float' is" in refused.json()["error"]["message"]
+    assert "tool 'f' has an invalid 'parameters' schema: $.a: type 'float' is" in refused.json()["error"]["message"]
     assert (await answer("auto")).status_code == 200
 
 

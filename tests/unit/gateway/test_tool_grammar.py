@@ -212,7 +212,7 @@ def test_a_strict_tool_whose_schema_cannot_be_held_is_refused_by_name() -> None:
 @pytest.mark.parametrize("tool_format", [HERMES, QWEN3_CODER], ids=lambda each: each.name)
 def test_parameters_that_are_no_schema_are_refused_where_a_call_is_demanded(tool_format: ToolFormat) -> None:
     wrong = FunctionTool("f", {"type": "object", "properties": {"a": {"type": "float"}}})
-    reason = r"tool 'f' has parameters that are no JSON schema: \$\.a: type 'float' is none of array, boolean"
+    reason = r"tool 'f' has an invalid 'parameters' schema: \$\.a: type 'float' is none of array, boolean"
     for choice in ("required", NamedTool("f")):
         with pytest.raises(GrammarError, match=reason):
             grammar(choice, TEXT, tool_format=tool_format, tools=[CLOCK, wrong])

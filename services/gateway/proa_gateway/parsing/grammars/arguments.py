@@ -323,7 +323,7 @@ def arguments_rules(
         if tool.strict:
             raise GrammarError(f"tool {tool.name!r} with strict: {error}") from None
         if is_demanded and isinstance(error, InvalidSchema):
-            raise GrammarError(f"tool {tool.name!r} has parameters that are no JSON schema: {error}") from None
+            raise GrammarError(f"tool {tool.name!r} has an invalid 'parameters' schema: {error}") from None
         rules = JsonRules(added_tokens, prefix, Findings(), strict=False)
         expression = _lower(syntax, _ANY, rules)
         warnings = [f"tool {tool.name!r} may get any arguments: {error}"]
