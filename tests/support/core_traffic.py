@@ -8,6 +8,7 @@ from typing import Any
 from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask, PromptEmbeds
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
+from proa_engine.core.operations import EndStream
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_disk import FakeDisk
 from support.fake_embeds import random_embeds, with_embeds
@@ -234,13 +235,16 @@ class Traffic:
         image_kinds: Sequence[tuple[int, int]] = (),
         prefill_share: float = 0.0,
         embeds_share: float = 0.0,
+        retention: random.Random | None = None,
     ) -> None:
         """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens. Before
         `prefill_share` of those that generate comes a request with `prefill_only`. `embeds_share` of those that
-        generate and follow no other have prompt embeddings."""
+        generate and follow no other have prompt embeddings. `retention`: requests come from streams, which retain
+        blocks, release them and end at random."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
+        self.retention = retention
         self.aborted: set[str] = set()
         self.requests: dict[str, EngineCoreRequest] = {}
         prefixes = [
@@ -278,7 +282,7 @@ class Traffic:
 
     def disturb(self) -> None:
         while self.coming and self.rng.random() < 0.4:
-            request = self.coming.pop()
+            request = self._retaining(self.coming.pop())
             self.requests[request.request_id] = request
             self.run.submit(request)
         while self.run.grammars.jobs and self.rng.random() < 0.3:
@@ -287,6 +291,15 @@ class Traffic:
             request_id = self.rng.choice(list(self.requests))
             self.aborted.add(request_id)
             self.run.core.abort([request_id, "unknown"])
+
+    def _retaining(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        if (rng := self.retention) is None:
+            return request
+        if rng.random() < 0.05:
+            self.run.core.operate(EndStream(rng.randint(1, 2)))
+        known = sorted(self.run.cached_hashes)
+        released = rng.sample(known, rng.randint(0, len(known))) if rng.random() < 0.3 else []
+        return replace(request, client_index=rng.randint(0, 2), retain=rng.random() < 0.5, released=released)
 
     def drive(self) -> None:
         for _ in range(20_000):

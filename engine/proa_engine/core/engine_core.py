@@ -88,6 +88,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
         self._tiers = scheduler.tiers
+        self._retention = scheduler.retention
         self._grammars = scheduler.grammars
         self._loras = scheduler.loras
         self._executor = executor
@@ -266,6 +267,7 @@ class EngineCore:
                 pass
 
     def _add(self, request: EngineCoreRequest, now: float) -> Admission:
+        self._retention.release(request.client_index, request.released)
         if self._operations.sleep_level:
             return Rejection(request.request_id, request.client_index, "unavailable", "the engine sleeps")
         return self._scheduler.add_request(request, now, self._on_grammar_ready)

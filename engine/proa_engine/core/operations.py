@@ -1,4 +1,4 @@
-"""Operators' calls to the core: reset the prefix cache, sleep, wake up, load and unload adapters."""
+"""Calls to the core that are no requests: reset the prefix cache, sleep, wake up, load and unload adapters."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,6 +23,13 @@ class ResetPrefixCache(Operation[None]):
     fetched from other engines either; 0: now."""
 
     since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndStream(Operation[None]):
+    """Retain no blocks any more for a stream, whose requests are aborted. Of the server, not of an operator."""
+
+    client_index: int
 
 
 @dataclass(frozen=True, slots=True)

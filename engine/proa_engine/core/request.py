@@ -77,6 +77,7 @@ class Request:
         "num_prompt_tokens",
         "num_slots",
         "order",
+        "owner",
         "pooling_params",
         "prompt_embeds",
         "reads_prefix_cache",
@@ -97,6 +98,7 @@ class Request:
         params = request.sampling_params
         self.request_id = request.request_id
         self.client_index = request.client_index
+        self.owner = request.client_index if request.retain else 0  # of its blocks, see `BlockPool`; 0: nobody
         self.sampling_params = params
         self.pooling_params = request.pooling_params
         # What its blocks' hashes depend on, beside their tokens.

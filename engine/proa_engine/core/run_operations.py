@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from proa.contract import EngineCoreOutput
 from proa_engine.core.executor import Executor
-from proa_engine.core.operations import LoadLora, Operation, ResetPrefixCache, Sleep, SleepLevel, UnloadLora, WakeUp
+from proa_engine.core.operations import (
+    EndStream,
+    LoadLora,
+    Operation,
+    ResetPrefixCache,
+    Sleep,
+    SleepLevel,
+    UnloadLora,
+    WakeUp,
+)
 from proa_engine.core.scheduler import Scheduler
 
 
@@ -39,6 +48,9 @@ class Operations:
         match operation:
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache(operation.since or now)
+                operation.done.set_result(None)
+            case EndStream():
+                self._scheduler.retention.forget(operation.client_index)
                 operation.done.set_result(None)
             case Sleep() if self._is_asleep:
                 operation.done.set_result(None)

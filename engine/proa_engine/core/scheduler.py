@@ -60,6 +60,7 @@ class Scheduler:
         self.encoder_cache = images.cache
         self.kv_events = kv_cache_manager.kv_events
         self.tiers = kv_cache_manager.tiers
+        self.retention = kv_cache_manager.retention
         self.prefill_rate = PrefillRate(1 + config.num_speculative_tokens)
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)

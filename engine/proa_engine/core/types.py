@@ -31,7 +31,7 @@ class Block:
     slots of recurrent states are `Block`s too, of another pool.
     """
 
-    __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "prev", "ref_count")
+    __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "owners", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
@@ -39,6 +39,7 @@ class Block:
         self.block_hash = b""
         self.cached_in: dict[bytes, Block] | None = None  # the cached blocks of its table; None: it is not cached
         self.checkpoints: set[bytes] | None = None  # hashes of the checkpoints that need it, while it is cached
+        self.owners: tuple[int, ...] = ()  # streams whose sessions retain it, see `BlockPool`
         self.prev: Block | None = None
         self.next: Block | None = None
 

@@ -152,6 +152,8 @@ class EngineMetrics:
         yield self._waiting_by_reason()
         yield self._sleep_state()
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
+        text = "Blocks that sessions retain for their next turns, in use or free."
+        yield gauge("proa_engine_retained_blocks", text, labels, stats.num_retained_blocks)
         yield from self._cache_gauges(self._occupancy())
         cache = {
             "block_size": str(self._config.block_size),

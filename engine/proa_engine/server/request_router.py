@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Image, LoadedLoras, SchedulerStats
 from proa.image.limits import hash_image
-from proa_engine.core.operations import Operation
+from proa_engine.core.operations import EndStream, Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.prompt_embeds import with_hashes
 from proa_engine.server.errors import (
@@ -114,6 +114,9 @@ class _WithoutEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         pass
 
+    def end_stream(self, stream_id: int) -> None:
+        pass
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats()
 
@@ -137,6 +140,9 @@ class _WithEngine:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.loaded.core.abort(request_ids)
+
+    def end_stream(self, stream_id: int) -> None:
+        self.loaded.core.operate(EndStream(stream_id))
 
     def stats(self) -> SchedulerStats:
         """Current statistics."""
@@ -220,6 +226,7 @@ class RequestRouter:
     def remove_stream(self, stream_id: int) -> None:
         """Remove a stream and abort its unfinished requests."""
         self.abort(self._streams.pop(stream_id).request_ids)
+        self._engine.end_stream(stream_id)
 
     def submit(self, stream_id: int, request: EngineCoreRequest) -> None:
         """Pass a stream's request to the core. Raises EngineError."""

@@ -125,6 +125,7 @@ class SchedulerStats:
     host_cache_usage: float = 0.0  # share of host pages that hold cached blocks, 0 to 1
     prefill_tokens_per_second: float = 0.0  # of recent steps that computed prompts; 0: not known yet
     load_bytes_per_second: float = 0.0  # from host memory to the device, of all ranks; 0: not known yet
+    num_retained_blocks: int = 0  # of all sessions, in use or free
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)

@@ -147,6 +147,8 @@ class EngineCoreRequest:
     kv_source: KvSource | None = None  # may have blocks of the prompt
     prompt_embeds: tuple[PromptEmbeds, ...] = ()  # in the place of prompt tokens, by ascending offset
     tenant: str = ""  # whose request it is: tenants have fair shares of compiled grammars; empty: the session's
+    retain: bool = False  # evict what it leaves in the cache after all that is not retained, until it is released
+    released: Sequence[bytes] = ()  # hashes of blocks that the session retains no more, in the order of their prompts
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

@@ -73,6 +73,7 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
         follow_up_share=0.5,
         pooled_share=pooled_share,
         prefill_share=prefill_share,
+        retention=random.Random(f"{kind} {seed}") if seed % 2 else None,
     )
     follower = Follower(run, rng)
     reset_share = rng.choice([0.0, 0.005, 0.03])
@@ -97,6 +98,7 @@ class Totals:
 
     runs: int = 0
     with_host: int = 0
+    retained_blocks: int = 0  # at the end
     hit_tokens: int = 0
     preemptions: int = 0
     stored_pages: int = 0
@@ -108,6 +110,7 @@ class Totals:
     def add(self, run: CoreRun) -> None:
         stats, host = run.core.stats(), run.core.cache_occupancy().host
         self.runs += 1
+        self.retained_blocks += stats.num_retained_blocks
         self.hit_tokens += stats.prefix_cache_hits
         self.preemptions += stats.num_preemptions
         self.fetched_pages += 0 if run.mover is None else run.mover.num_fetched
@@ -127,6 +130,7 @@ def test_random_traffic_over_every_kind_of_cache(kind: Kind) -> None:
     for seed in seeds(9, thorough=100):
         totals.add(drive(seed, kind))
     assert totals.with_host > 0
+    assert totals.retained_blocks > 0
     assert totals.hit_tokens > 20
     assert totals.preemptions > 0
     assert totals.stored_pages > 20

@@ -89,6 +89,7 @@ STATS = SchedulerStats(
     host_cache_usage=0.25,
     prefill_tokens_per_second=1024.0,
     load_bytes_per_second=4096.0,
+    num_retained_blocks=9,
 )
 IMAGE = Image(hash=b"0123456789abcdef", offset=3, num_tokens=1, height=32, width=32, pixels=bytes(3072))
 IMAGE_INPUT = ImageInput(
@@ -137,6 +138,8 @@ REQUEST = EngineCoreRequest(
     priority=-3,
     cache_salt="salt",
     tenant="key 1",
+    retain=True,
+    released=[b"h" * 16, b"i" * 16],
     trace_headers={"traceparent": "00-1"},
     resumed_token_ids=[7],
     arrival_time=12.5,

@@ -20,7 +20,7 @@ from proa.contract import (
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.operations import Operation
+from proa_engine.core.operations import EndStream, Operation
 from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import NoEngineTracer
@@ -39,6 +39,7 @@ class FakeCore:
     def __init__(self) -> None:
         self.submitted: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
+        self.ended: list[int] = []
         self.step_started_at: float | None = None
 
     def submit(self, request: EngineCoreRequest) -> None:
@@ -54,7 +55,9 @@ class FakeCore:
         raise NotImplementedError
 
     def operate(self, operation: Operation[T]) -> "Future[T]":
-        raise NotImplementedError
+        if isinstance(operation, EndStream):
+            self.ended.append(operation.client_index)
+        return operation.done
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(num_running_reqs=len(self.submitted))
@@ -254,6 +257,7 @@ async def test_closed_session_aborts_its_unfinished_requests() -> None:
         await case.running
 
         assert case.core.aborted == ["r2"]
+        assert case.core.ended == [1]
 
 
 async def test_aborted_requests_are_aborted_in_the_core_and_get_no_more_output() -> None:

@@ -1,8 +1,12 @@
-"""BlockPool: reference counts of blocks, and the free list in the order of eviction."""
+"""BlockPool: reference counts of blocks, and the free lists in the order of eviction."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from proa_engine.core.types import Block
+
+NOBODY: Final = 0
+"""The owner of blocks that are not retained."""
 
 
 class FreeBlockQueue:
@@ -64,6 +68,9 @@ class FreeBlockQueue:
 class BlockPool:
     """Blocks in use and free blocks.
 
+    Cached blocks may be retained for owners, the streams of gateways. Free ones are evicted after all others then. A
+    block is retained until each of its owners has released it, or until it is evicted.
+
     `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default.
     `evict` is called with a free cached block that is about to be allocated; it must remove the block from the prefix
     cache.
@@ -74,6 +81,8 @@ class BlockPool:
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
         self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
+        self._free_retained = FreeBlockQueue(())
+        self.num_retained = 0  # free ones and such in use
         self._evict = evict
 
     @property
@@ -82,12 +91,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._free.num_blocks
+        return self._free.num_blocks + self._free_retained.num_blocks
 
     @property
     def usage(self) -> float:
         """Share of blocks in use, 0 to 1."""
-        return 1.0 - self._free.num_blocks / len(self.blocks)
+        return 1.0 - self.num_free_blocks / len(self.blocks)
 
     def num_free_of(self, blocks: Iterable[Block]) -> int:
         """How many of these blocks are free."""
@@ -97,9 +106,11 @@ class BlockPool:
         """Allocate `count` blocks and evict them from the prefix cache. The caller checks that enough are free."""
         blocks = []
         for _ in range(count):
-            block = self._free.pop_left()
+            block = (self._free if self._free.num_blocks else self._free_retained).pop_left()
             if block.cached_in is not None:
                 self._evict(block)
+            if block.owners:
+                self._forget_owners(block)
             block.ref_count = 1
             blocks.append(block)
         return blocks
@@ -108,14 +119,15 @@ class BlockPool:
         """Add a reference to each block. Free ones leave the free list and keep their content."""
         for block in blocks:
             if block.ref_count == 0:
-                self._free.remove(block)
+                self._queue_of(block).remove(block)
             block.ref_count += 1
 
     def free_blocks(self, blocks: Sequence[Block]) -> None:
         """Drop one reference to each of a request's blocks, in the order of its tokens.
 
         This defines the eviction order: blocks that are not cached first, then cached ones in the order in which they
-        became free. A request's last block is evicted before its first, because a prefix is matched from its beginning.
+        became free, those that are retained after all others. A request's last block is evicted before its first,
+        because a prefix is matched from its beginning.
         """
         for block in reversed(blocks):
             assert block.ref_count > 0, f"block {block.block_id} is freed twice"
@@ -123,23 +135,59 @@ class BlockPool:
             if block.ref_count > 0:
                 continue
             if block.cached_in is None:
+                self._forget_owners(block)
                 self._free.append_left(block)
             else:
-                self._free.append(block)
+                self._queue_of(block).append(block)
 
     def refresh(self, block: Block) -> None:
-        """Move a block to the end of the eviction order, if it is free."""
+        """Move a block to the end of its list, if it is free."""
         if block.ref_count == 0:
-            self._free.remove(block)
-            self._free.append(block)
+            queue = self._queue_of(block)
+            queue.remove(block)
+            queue.append(block)
 
     def demote(self, block: Block) -> None:
-        """Move a free block that is no longer in the prefix cache to the front of the free list."""
-        self._free.remove(block)
+        """Move a free block that is no longer in the prefix cache to the front of the eviction order."""
+        self._queue_of(block).remove(block)
+        self._forget_owners(block)
         self._free.append_left(block)
 
+    def retain(self, block: Block, owner: int) -> None:
+        """Evict the cached block after those that nobody retains."""
+        if owner in block.owners:
+            return
+        if not block.owners:
+            self.num_retained += 1
+            if block.ref_count == 0:
+                self._free.remove(block)
+                self._free_retained.append(block)
+        block.owners = (*block.owners, owner)
+
+    def release(self, block: Block, owner: int, *, is_next: bool) -> None:
+        """End what `retain` began. A free block without other owners is evicted next, or (not `is_next`) after all that
+        nobody retains."""
+        if owner not in block.owners:
+            return
+        is_last = block.owners == (owner,)
+        if is_last and block.ref_count == 0:
+            self._free_retained.remove(block)
+            (self._free.append_left if is_next else self._free.append)(block)
+        self.num_retained -= is_last
+        block.owners = tuple(each for each in block.owners if each != owner)
+
     def check_integrity(self) -> None:
-        """Raises `AssertionError` if reference counts and free list are inconsistent."""
-        free = {block.block_id for block in self._free.to_list()}
+        """Raises `AssertionError` if reference counts, owners and free lists are inconsistent."""
+        retained = {block.block_id for block in self._free_retained.to_list()}
+        free = {block.block_id for block in self._free.to_list()} | retained
         unreferenced = {block.block_id for block in self.blocks if block.ref_count == 0}
-        assert free == unreferenced, f"free list and reference counts differ in {sorted(free ^ unreferenced)}"
+        assert free == unreferenced, f"free lists and reference counts differ in {sorted(free ^ unreferenced)}"
+        assert retained == {block_id for block_id in unreferenced if self.blocks[block_id].owners}
+        assert self.num_retained == sum(bool(block.owners) for block in self.blocks)
+
+    def _queue_of(self, block: Block) -> FreeBlockQueue:
+        return self._free_retained if block.owners else self._free
+
+    def _forget_owners(self, block: Block) -> None:
+        self.num_retained -= bool(block.owners)
+        block.owners = ()

@@ -11,6 +11,7 @@ from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.mover import Mover
 from proa_engine.core.kv.pools import Pools
 from proa_engine.core.kv.prefix_cache import NO_CHECKPOINT, BlockHashes, BlockHashFunction, Checkpoint
+from proa_engine.core.kv.retention import Retention
 from proa_engine.core.kv.state_slots import NoStateSlots, StateSlots
 from proa_engine.core.kv.tiers import NO_TIERS, Tiers
 from proa_engine.core.request import CACHES_NOTHING, Request
@@ -73,6 +74,7 @@ class KVCacheManager:
             groups.num_blocks, groups.num_state_slots, num_windows=len(groups.windows), block_order=block_order
         )
         self._cache = device.cache
+        self.retention = Retention(device)
         self._hashes = BlockHashes(hash_block or _hash_nothing, root_hash, groups.block_size)
         self.tables = BlockTables(groups, device.blocks)
         self._states = StateSlots(device.states) if device.has_states else NoStateSlots()
@@ -91,6 +93,7 @@ class KVCacheManager:
         host = self.tiers.host
         stats.host_cache_usage, stats.load_bytes_per_second = host.usage, host.load_bytes_per_second
         stats.num_fetching_reqs = self.tiers.fetches.num_requests
+        stats.num_retained_blocks = self.retention.num_blocks
 
     @property
     def occupancy(self) -> CacheOccupancy:
@@ -186,6 +189,7 @@ class KVCacheManager:
             position = self._checkpoints.last_position(request)
             if position:
                 self._add_checkpoint(request, position, request.states)
+        self.retention.keep(request)
         self.tables.free(request)
         self._states.free(request)
         request.num_cached_blocks = 0
@@ -200,6 +204,7 @@ class KVCacheManager:
         The `running` requests keep their blocks and add none to the cache, because their KV is of the old weights.
         """
         self._cache.reset()
+        self.retention.reset()
         if not keep_host:
             self.tiers.reset(since)
         for request in running:

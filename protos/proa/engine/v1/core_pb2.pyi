@@ -161,7 +161,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ...) -> None: ...
 
 class EngineCoreRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds", "tenant")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds", "tenant", "retain", "released")
     class TraceHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,8 @@ class EngineCoreRequest(_message.Message):
     KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     sampling_params: SamplingParams
@@ -201,7 +203,9 @@ class EngineCoreRequest(_message.Message):
     kv_source: KvSource
     prompt_embeds: _containers.RepeatedCompositeFieldContainer[PromptEmbeds]
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., prompt_embeds: _Optional[_Iterable[_Union[PromptEmbeds, _Mapping]]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    retain: bool
+    released: bytes
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., prefill_only: _Optional[bool] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., prompt_embeds: _Optional[_Iterable[_Union[PromptEmbeds, _Mapping]]] = ..., tenant: _Optional[str] = ..., retain: _Optional[bool] = ..., released: _Optional[bytes] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("addresses", "num_blocks", "wait_ms")
@@ -312,7 +316,7 @@ class KvFetch(_message.Message):
     def __init__(self, started: _Optional[float] = ..., ended: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level", "num_fetching_reqs", "host_cache_usage", "prefill_tokens_per_second", "load_bytes_per_second")
+    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level", "num_fetching_reqs", "host_cache_usage", "prefill_tokens_per_second", "load_bytes_per_second", "num_retained_blocks")
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_REQS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +330,7 @@ class SchedulerStats(_message.Message):
     HOST_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running_reqs: int
     num_waiting_reqs: int
     kv_cache_usage: float
@@ -339,7 +344,8 @@ class SchedulerStats(_message.Message):
     host_cache_usage: float
     prefill_tokens_per_second: float
     load_bytes_per_second: float
-    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ..., num_fetching_reqs: _Optional[int] = ..., host_cache_usage: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., load_bytes_per_second: _Optional[float] = ...) -> None: ...
+    num_retained_blocks: int
+    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ..., num_fetching_reqs: _Optional[int] = ..., host_cache_usage: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., load_bytes_per_second: _Optional[float] = ..., num_retained_blocks: _Optional[int] = ...) -> None: ...
 
 class EngineCoreOutputs(_message.Message):
     __slots__ = ("outputs", "plain_handles", "plain_token_ids", "stats", "timestamp", "step")
