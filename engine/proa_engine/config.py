@@ -157,7 +157,8 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = option(
         None,
         'speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, '
-        '"prompt_lookup_min": 1} (default: none)',
+        '"prompt_lookup_min": 1}, or with a drafter {"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 3} '
+        "(default: none)",
         metavar="JSON",
         parse=SpeculativeConfig.from_json,
     )
@@ -207,6 +208,13 @@ class EngineConfig:
             drafts = () if self.speculative_config is None else ("speculative_config",)
             if unusable := (*drafts, *of_movers):
                 raise ValueError(f"{unusable[0]} cannot be used with pipeline_parallel_size above 1")
+        if self.drafter and self.drafter.draft_tensor_parallel_size not in (None, parallel.tensor_parallel_size):
+            raise ValueError(
+                f"draft_tensor_parallel_size must be tensor_parallel_size ({parallel.tensor_parallel_size}): all ranks "
+                "have a share of the drafter"
+            )
+        if self.drafter and parallel.decode_context_parallel_size > 1:
+            raise ValueError("decode_context_parallel_size must be 1 with a drafter, whose keys are not divided")
         if parallel.nnodes > 1 and of_movers:
             raise ValueError(f"{of_movers[0]} cannot be used with nnodes above 1, only kv_offloading_size")
 
@@ -231,6 +239,11 @@ class EngineConfig:
     def num_top_logprobs(self, vocab_size: int) -> int:
         """`max_logprobs` for a vocabulary."""
         return vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, vocab_size)
+
+    @property
+    def drafter(self) -> SpeculativeConfig | None:
+        """`speculative_config` if draft tokens are those of a checkpoint of its own."""
+        return self.speculative_config if self.speculative_config and self.speculative_config.model else None
 
     @property
     def num_speculative_tokens(self) -> int:

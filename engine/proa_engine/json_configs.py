@@ -9,9 +9,38 @@ from proa.tokenizer_files import SAMPLING_DEFAULTS
 
 TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
 POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
-METHODS = ("ngram",)
+METHODS = ("ngram", "eagle3")
 MAX_SPECULATIVE_TOKENS = 32
 MAX_NGRAM = 16
+# Fields of vLLM's speculative_config that change nothing here.
+_WITHOUT_EFFECT = frozenset(("disable_eagle_block_drop", "disable_padded_drafter_batch"))
+# Those that have one value here, with others that mean the same, and why they have no other.
+_FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "num_speculative_tokens_per_batch_size": ((None,), "the number of draft tokens is the same for every batch"),
+    "parallel_drafting": ((False, None), "draft tokens are proposed one after the other"),
+    "rejection_sample_method": (
+        ("standard",),
+        "a draft token is accepted where it is the model's own sample, so that outputs are those without drafts",
+    ),
+    "speculative_token_tree": ((None,), "draft tokens are a sequence and no tree"),
+    "use_heterogeneous_vocab": ((False, None), "the drafter has the model's vocabulary, or a part of it"),
+}
+_ONE_LAYER = "a drafter is one layer that reads hidden states of the model"
+_EAGLE3 = "take an EAGLE-3 head of the model (eagle3)"
+# vLLM's other methods, and why they are refused.
+_REFUSED_METHODS: Mapping[str, str] = {
+    "custom_class": "code of users is not run",
+    "dflash": _ONE_LAYER,
+    "draft_model": _ONE_LAYER,
+    "dspark": _ONE_LAYER,
+    "eagle": _EAGLE3,
+    "extract_hidden_states": "it is no speculation",
+    "medusa": _EAGLE3,
+    "mlp_speculator": _EAGLE3,
+    "mtp": "layers for further tokens in the model's own checkpoint are not loaded",
+    "ngram_gpu": "take ngram, which runs on the model's device",
+    "suffix": "take ngram, which needs no library",
+}
 
 
 class JsonConfig:
@@ -46,7 +75,7 @@ class JsonConfig:
 
     @classmethod
     def _renamed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`values` with second names of fields replaced by the first ones."""
+        """`values` with second names of fields replaced by the first ones, without fields that have no effect."""
         return values
 
 
@@ -87,18 +116,36 @@ class PoolerConfig(JsonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig(JsonConfig):
-    """N-gram prompt lookup: find the request's last tokens earlier in it, as many as possible, and draft the tokens
-    that followed their latest occurrence."""
+    """Which draft tokens a step verifies.
+
+    `ngram`: find the request's last tokens earlier in it, as many as possible, and draft the tokens that followed their
+    latest occurrence. `eagle3`: those that a layer proposes which reads hidden states of the model.
+    """
 
     NAME = "speculative_config"
-    method: Literal["ngram"]
-    num_speculative_tokens: int  # maximum in one step
+    method: Literal["ngram", "eagle3"]
+    num_speculative_tokens: int = 3  # maximum in one step
+    model: str = ""  # of eagle3: the drafter's folder, id or URL, as --model; builtin: the built-in model's drafter
+    revision: str | None = None  # of `model` on the hub
+    quantization: str | None = None  # of `model`, as the model's
+    draft_tensor_parallel_size: int | None = None  # the model's; None: the same
     prompt_lookup_max: int = 5  # maximum length of the n-gram looked up
     prompt_lookup_min: int = 1  # minimum length of the n-gram looked up
 
     def __post_init__(self) -> None:
+        if self.method in _REFUSED_METHODS or str(self.method).endswith("_mtp"):
+            reason = _REFUSED_METHODS.get(self.method, _REFUSED_METHODS["mtp"])
+            raise ValueError(f"method {self.method} is not supported: {reason}; supported: {', '.join(METHODS)}")
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method}")
+        for name in ("model", "revision", "quantization"):
+            value = getattr(self, name)
+            if value and self.method == "ngram":
+                raise ValueError(f"{name} has no effect with method ngram, which has no drafter; remove it")
+            if not isinstance(value, str | None):
+                raise ValueError(f"{name} must be a string, got {value!r}")
+        if self.method != "ngram" and not self.model:
+            raise ValueError(f"method {self.method} needs model, the folder or the hub id of the drafter")
         for name, most in (
             ("num_speculative_tokens", MAX_SPECULATIVE_TOKENS),
             ("prompt_lookup_max", MAX_NGRAM),
@@ -112,6 +159,14 @@ class SpeculativeConfig(JsonConfig):
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
                 f"({self.prompt_lookup_max})"
             )
+
+    @classmethod
+    def _renamed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`values` without fields of vLLM that have no choice here."""
+        for name, (fixed, reason) in _FIXED.items():
+            if name in values and values[name] not in fixed:
+                raise ValueError(f"{name} {values[name]!r} is not supported: {reason}")
+        return {name: value for name, value in values.items() if name not in _FIXED and name not in _WITHOUT_EFFECT}
 
 
 def json_object(text: str) -> dict[str, Any]:

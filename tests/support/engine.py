@@ -67,8 +67,10 @@ class Watched:
         return blocks
 
     def _fill(self, blocks: list[int], states: list[int]) -> None:
-        model = self.inner._worker.weights.loaded.model
-        for layer, cache in zip(model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
+        worker = self.inner._worker
+        memory = worker.model_runner.memory
+        caches = [*memory.layers, *memory.drafter_layers]
+        for layer, cache in zip(worker.weights.loaded.cache_layers(), caches, strict=True):
             for tensor in cache.tensors:
                 tensor[states if isinstance(layer, StateLayer) else blocks] = torch.nan
 

@@ -18,7 +18,7 @@ from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.async_output import collect
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
-from proa_engine.step.drafts import DraftColumns
+from proa_engine.step.drafts import NgramDrafts
 from proa_engine.step.image_attention import attention_columns
 from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
@@ -64,7 +64,7 @@ def make_batch(
         features.append(ImageColumns(tables) if encodings is None else EncodedImages(tables, encodings))
         features += attention_columns(tables, images)
     if drafts is not None:
-        features.append(DraftColumns(tables, drafts))
+        features.append(NgramDrafts(tables, drafts))
     if loras is not None:
         features.append(LoraColumns(tables, loras))
     return InputBatch(tables, SamplingColumns(tables, [EOS]), features)

@@ -1,4 +1,5 @@
-"""The model that comes with the engine, `--model builtin`, and its adapters. training/README.md describes them."""
+"""The model that comes with the engine, `--model builtin`, its adapters and its drafter, which training/README.md
+describes."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -12,3 +13,8 @@ def builtin_model_folder() -> Path:
 def builtin_adapter_folder(name: str) -> Path:
     """The folder of one of its LoRA adapters, in `peft`'s form."""
     return Path(str(files(__package__) / "adapters" / name))
+
+
+def builtin_drafter_folder() -> Path:
+    """The folder of its drafter, an EAGLE-3 layer in the form of the `speculators` library."""
+    return Path(str(files(__package__) / "drafter"))

@@ -50,15 +50,17 @@ class AttentionOptions:
     only_reads: bool = False  # it has no keys and values of its own, but reads the cache of an earlier layer
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
+    input_size: int | None = None  # values of a token that the projections of q, k and v read; None: hidden_size
 
     @property
     def cache_kind(self) -> type[KeyValueLayer]:
         return KeyValueLayer
 
     def num_parameters(self, hidden_size: int) -> int:
-        q_heads = (2 + self.output_gate) * self.num_heads
+        q_heads = (1 + self.output_gate) * self.num_heads
         kv_heads = 0 if self.only_reads else (2 - self.values_are_keys) * self.num_kv_heads
-        return hidden_size * self.head_dim * (q_heads + kv_heads)
+        inputs = (self.input_size or hidden_size) * (q_heads + kv_heads)
+        return self.head_dim * (inputs + hidden_size * self.num_heads)
 
     def num_copied(self, hidden_size: int, num_ranks: int) -> int:
         shares = share_heads(self.num_heads, self.num_kv_heads, 0, num_ranks, "attention heads")
@@ -74,23 +76,23 @@ class AttentionOptions:
 
     def projections(self, weights: Weights, context: LayerContext) -> list[Projection]:
         """This rank's rows of q, k and v, and of the output's gate."""
-        hidden_size, shares = context.hidden_size, self.shares(context.parallel)
+        input_size, shares = self.input_size or context.hidden_size, self.shares(context.parallel)
         q, kv = shares.heads.times(self.head_dim), shares.shared.times(self.head_dim)
         if not self.output_gate:
             stored_as = "qkv_proj" if self.stored_merged else None
             count = 1 if self.only_reads else 2 if self.values_are_keys else 3
             return column_projections(
-                weights, ("q_proj", "k_proj", "v_proj")[:count], hidden_size, (q, kv, kv)[:count], stored_as
+                weights, ("q_proj", "k_proj", "v_proj")[:count], input_size, (q, kv, kv)[:count], stored_as
             )
         starts = range(2 * q.start, 2 * (q.start + q.length), 2 * self.head_dim)
         query, gate = (
             [
-                Projection(weights / "q_proj", 2 * q.total, hidden_size, Slice(0, start + offset, self.head_dim))
+                Projection(weights / "q_proj", 2 * q.total, input_size, Slice(0, start + offset, self.head_dim))
                 for start in starts
             ]
             for offset in (0, self.head_dim)
         )
-        return [*query, *column_projections(weights, ("k_proj", "v_proj"), hidden_size, (kv, kv)), *gate]
+        return [*query, *column_projections(weights, ("k_proj", "v_proj"), input_size, (kv, kv)), *gate]
 
 
 class Attention:
@@ -140,7 +142,7 @@ class Attention:
         return KeyValueLayer(self.num_kv_heads, self.head_dim, self.window)
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
+        """x [T, `input_size`] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
         metadata, inputs = step.metadata, step.inputs(cache, self.rotary, self.window)
         qkv, gate = self.qkv(x), None
         if self.gate_size:

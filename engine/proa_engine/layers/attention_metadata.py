@@ -38,6 +38,25 @@ class EmbeddedRows:
     embeddings: torch.Tensor  # [N, width] in the model's type
 
 
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The states that a step's layers leave for a drafter: those before the layers of these numbers, counted from 0;
+    the number of layers stands for the state behind the last one."""
+
+    layers: tuple[int, ...]
+    states: torch.Tensor  # [T, len(layers) * hidden_size]: beside each other, in the order of `layers`
+
+    def keep(self, number: int, state: torch.Tensor) -> None:
+        """Copy the state [T, hidden_size] before layer `number`, one of `layers`."""
+        size = state.shape[1]
+        for place, layer in enumerate(self.layers):
+            if layer == number:
+                self.states[:, place * size : (place + 1) * size].copy_(state)
+
+
+NO_TAPS = Taps((), torch.empty(0))
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
@@ -59,6 +78,7 @@ class AttentionMetadata:
     # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,
     # else behind the token itself. None: the step has no image.
     ends: torch.Tensor | None = None
+    taps: Taps = NO_TAPS
 
 
 def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:

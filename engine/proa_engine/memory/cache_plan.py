@@ -192,14 +192,21 @@ def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
 class CacheMemory:
     """The memory of a KV cache."""
 
-    layers: list[LayerCache] = field(default_factory=list)
+    layers: list[LayerCache] = field(default_factory=list)  # of the model
     # [num_blocks, block_bytes] uint8; empty if layers have tensors of their own
     blocks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     states: list[Tensor] = field(default_factory=list)  # parts of all layers' states, each [num_state_slots, *shape]
+    drafter_layers: list[LayerCache] = field(default_factory=list)
+
+    def divide(self, num_layers: int) -> None:
+        """Count the layers behind the first `num_layers` as the drafter's."""
+        self.drafter_layers += self.layers[num_layers:]
+        del self.layers[num_layers:]
 
     def free(self) -> None:
         """Drop the memory. What a step still uses is freed when the step ends."""
         self.layers.clear()
+        self.drafter_layers.clear()
         self.states.clear()
         self.blocks = torch.empty(0, dtype=torch.uint8)
 

@@ -24,7 +24,8 @@ class CausalLM(Protocol):
 
         A model with `ImageConfig.has_three_positions` also takes positions [3, T]: time, row and column of each token.
 
-        Writes what the layers keep of the tokens to `caches`, one for each of `cache_layers`.
+        Writes what the layers keep of the tokens to `caches`, one for each of `cache_layers`, and a decoder of this
+        package writes the states that `metadata.taps` asks for.
         """
         ...
 

@@ -10,7 +10,7 @@ A step of Llama with T tokens, in order (`DecoderLayer`, `Attention`, `GatedMLP`
         y = attention(q, all k and v of its row)    `paged_attention`
         x = x + output(y)                           added by the next norm
         gate, up = gate_up(post_norm(x))            one product
-        x = x + down(silu(gate) * up)               added by the next layer's first norm
+        x = x + down(silu(gate) * up)               added by the next layer's first norm; a state that `Taps` may keep
     hidden = norm(x)                                the end of `__call__`
     logits = lm_head(hidden of sampled tokens)      [rows, vocab_size]: `compute_logits`
 """
@@ -92,10 +92,15 @@ class DecoderForCausalLM:
     ) -> torch.Tensor:
         x, step = self.begin(inputs, positions, metadata)
         residual: torch.Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        taps = metadata.taps
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            if number in taps.layers:
+                taps.keep(number, _total(x, residual))
             x, residual = layer(x, residual, cache, step)
+        if len(self.layers) in taps.layers:
+            taps.keep(len(self.layers), _total(x, residual))
         if self.stage.count > 1:
-            return x if residual is None else x + residual
+            return _total(x, residual)
         return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
     def finish(self, result: torch.Tensor) -> torch.Tensor:
@@ -132,6 +137,11 @@ class DecoderForCausalLM:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
+
+
+def _total(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """The state between two layers, [T, hidden_size]."""
+    return x if residual is None else x + residual
 
 
 def _are_tied(embedding: torch.Tensor, own: torch.Tensor, head: Weights) -> bool:

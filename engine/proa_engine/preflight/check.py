@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proa_engine.config import EngineConfig
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.head_count import check_head_count
 from proa_engine.memory.arena_memory import existing_bytes
 from proa_engine.memory.host import read_memory
@@ -36,6 +37,7 @@ from proa_engine.sources.folders import (
 from proa_engine.sources.resolve import (
     LORA_CONFIG_FILE,
     LORA_WEIGHTS_FILE,
+    resolve_drafter,
     resolve_model,
     resolve_model_of,
     resolve_module,
@@ -66,6 +68,8 @@ def check_start(config: EngineConfig) -> None:
         model = _read_model(config)
         if config.load_format != "dummy":
             _check_weights(config, model, gpus)
+        if config.drafter:
+            _check_drafter(config.drafter, config)
         if not config.skip_tokenizer_init:
             _check_tokenizer(config, model)
         for module in config.lora.lora_modules:
@@ -150,6 +154,17 @@ def _check_weights(config: EngineConfig, model: _Model, gpus: Gpus | None) -> No
         smallest = gpus.memory[config.parallel.ranks_here - 1]
         sets_cache = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
         check_gpu_weights(share, smallest, 1.0 if sets_cache else config.gpu_memory_utilization)
+
+
+def _check_drafter(drafter: SpeculativeConfig, config: EngineConfig) -> None:
+    """Raise ValueError unless its files can be read. Whether they fit the model is decided with the model's layers."""
+    try:
+        folder = resolve_drafter(drafter, config)
+        read_config(folder)
+        if config.load_format != "dummy":
+            read_headers(weight_files(folder))
+    except ValueError as error:
+        raise ValueError(f"speculative_config: {error}") from error
 
 
 def _check_tokenizer(config: EngineConfig, model: _Model) -> None:

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
+from proa_engine.builtin import builtin_adapter_folder, builtin_drafter_folder, builtin_model_folder
 from proa_engine.config import EngineConfig, LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.option_groups import Downloads
 from proa_engine.sources.folders import INDEX_FILE
 from proa_engine.sources.object_urls import store_of
@@ -100,6 +101,13 @@ def resolve_model_of(config: EngineConfig) -> Path:
     return resolve_model(config.model, config.revision, config.load_format, config.downloads)
 
 
+def resolve_drafter(drafter: SpeculativeConfig, config: EngineConfig) -> Path:
+    """Return the folder of `drafter.model`: "builtin" is the built-in model's, others are found as models are."""
+    if drafter.model == "builtin":
+        return builtin_drafter_folder()
+    return resolve_model(drafter.model, drafter.revision, config.load_format, config.downloads)
+
+
 def resolve_tokenizer(config: EngineConfig) -> Path:
     """Return the folder of the tokenizer. A tokenizer of its own is downloaded without weights."""
     if config.tokenizer is None:
@@ -136,9 +144,11 @@ def resolve_module(path: str, downloads: Downloads = _DEFAULTS) -> Path:
 
 
 def download_model(config: EngineConfig) -> None:
-    """Download the model, tokenizer and adapters of `config` that are on the hub or in an object store. Checks no more
-    than that they are there."""
+    """Download the model, tokenizer, drafter and adapters of `config` that are on the hub or in an object store. Checks
+    no more than that they are there."""
     resolve_model_of(config)
+    if config.drafter:
+        resolve_drafter(config.drafter, config)
     if not config.skip_tokenizer_init:
         resolve_tokenizer(config)
     for module in config.lora.lora_modules:

@@ -60,6 +60,14 @@ class ForwardInputs:
     metadata: AttentionMetadata
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step's forward pass has left."""
+
+    hidden: Tensor  # [tokens, hidden_size]; with pipeline stages only of sampled tokens, unless a part `reads_hidden`
+    forward: ForwardInputs | None  # None: a graph was replayed
+
+
 class TokenInputs(Protocol):
     """A feature's inputs of the layers in a step of TokenRows, as staged indices."""
 
@@ -115,11 +123,10 @@ class StepPart:
     def before_forward(self, arrays: list[Tensor]) -> None:
         """Update the feature's tables. May replace the step's staged `arrays`."""
 
-    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+    def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the feature's results, the same on every rank.
 
-        `hidden` [tokens, hidden_size] are the step's hidden states, where `reads_hidden`. `token_ids` [samples] int64
-        are its samples; None if it has none.
+        `token_ids` [samples] int64 are the step's samples; None if it has none.
         """
         return []
 

@@ -1,4 +1,5 @@
-"""DraftColumns: speculative decoding with n-gram drafts (prompt lookup decoding), without waiting for the host.
+"""DraftColumns: speculative decoding without waiting for the host; NgramDrafts: with n-gram drafts (prompt lookup
+decoding).
 
 A draft token is accepted if it and all drafts before it equal the target model's own samples, so speculation changes no
 output. The device keeps every request's true length: the host lays a step out as if every draft token in flight had
@@ -17,7 +18,7 @@ from torch import Tensor
 from proa_engine.core.types import Drafts, NewRequestData
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngrams
-from proa_engine.step.columns import Columns, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
+from proa_engine.step.columns import Columns, Computed, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
 from proa_engine.step.decode_graphs import pad_rows
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
@@ -30,6 +31,8 @@ class TokenMoves:
     of: TokenRows
     rows: int  # [3 * rows], as `propose_ngrams` takes them
     token_rows: int  # [tokens]: the step's row of each token
+    drafting: int  # [rows with drafts]: the step's rows that may have draft tokens
+    num_drafts: int  # the most of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class DraftPart(StepPart):
         if self.moves is not None:
             self.columns.move_tokens(self.moves, arrays)
 
-    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+    def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; nothing if no row has
         drafts."""
         if self.samples is None or token_ids is None:
@@ -69,24 +72,25 @@ class DraftPart(StepPart):
 
 
 class DraftColumns(Columns):
-    """Drafts by slot."""
+    """Drafts by slot. A method of speculation is a derived class with `propose`."""
 
     adds_drafts = True
 
-    def __init__(self, tables: SlotTables, config: SpeculativeConfig) -> None:
+    def __init__(self, tables: SlotTables, max_drafts: int) -> None:
         self._tables = tables
-        self._config = config
         num_slots, device = tables.num_slots, tables.device
         # [slots] int64: tokens of each slot's request, including sampled ones.
         self._lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
         # [slots, drafts of a step] int64: draft tokens of the step, for the slots of its rows; NONE: no draft token.
-        shape = num_slots, config.num_speculative_tokens
-        self._drafts = torch.full(shape, NONE, dtype=torch.int64, device=device)
+        self._drafts = torch.full((num_slots, max_drafts), NONE, dtype=torch.int64, device=device)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
 
-    def lay_out_part(self, step: StepLayout, packer: Packer) -> DraftPart:
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> StepPart:
+        return self.lay_out_drafts(step, packer)
+
+    def lay_out_drafts(self, step: StepLayout, packer: Packer) -> DraftPart:
         rows = step.rows
         num_samples = rows.num_samples[rows.num_samples > 0]
         first_samples = np.cumsum(num_samples) - num_samples
@@ -101,8 +105,13 @@ class DraftColumns(Columns):
             moves=None if step.token_rows is None else _token_moves(rows, step.token_rows, packer),
         )
 
-    def before_decodes(self, columns: Tensor) -> None:
-        self._propose(columns[:3])
+    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+        """Write draft tokens to the token table and to `_drafts`, and move the rows to their requests' true ends.
+
+        `rows` [3, rows] are as `propose_ngrams` takes them. `drafting` [rows with drafts] int64 are those that may have
+        draft tokens, at most `num_drafts`.
+        """
+        raise NotImplementedError
 
     def move_samples(self, samples: Samples, num_before: int, arrays: list[Tensor]) -> None:
         """Move samples to their true positions, in the step's staged `arrays`."""
@@ -114,7 +123,7 @@ class DraftColumns(Columns):
     def move_tokens(self, moves: TokenMoves, arrays: list[Tensor]) -> None:
         """Propose the draft tokens of a batch, and move all its positions in the step's staged `arrays`."""
         rows, proposed = moves.of, arrays[moves.rows].view(3, -1)
-        self._propose(proposed)
+        self.propose(proposed, arrays[moves.drafting], moves.num_drafts)
         shift = proposed[1] - arrays[rows.seq_lens]  # [rows]
         arrays[rows.seq_lens] = proposed[1]
         token_rows = arrays[moves.token_rows]
@@ -135,11 +144,22 @@ class DraftColumns(Columns):
         """
         return accept_drafts(token_ids, slots, first_samples, self._drafts, self._lengths)
 
-    def _propose(self, rows: Tensor) -> None:
-        """Write draft tokens to the token table and move the rows to their true ends.
 
-        `rows` [3, rows] int64 are slots, ends and numbers of tokens, as `propose_ngrams` takes them. Can be captured.
-        """
+class NgramDrafts(DraftColumns):
+    """Drafts that followed the request's last tokens earlier in it."""
+
+    def __init__(self, tables: SlotTables, config: SpeculativeConfig) -> None:
+        super().__init__(tables, config.num_speculative_tokens)
+        self._config = config
+
+    def before_decodes(self, columns: Tensor) -> None:
+        self._propose(columns[:3])
+
+    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+        self._propose(rows)
+
+    def _propose(self, rows: Tensor) -> None:
+        """Can be captured."""
         propose_ngrams(
             rows,
             self._tables.token_ids,
@@ -151,9 +171,11 @@ class DraftColumns(Columns):
 
 
 def _token_moves(rows: Rows, token_rows: TokenRows, packer: Packer) -> TokenMoves:
-    counts = rows.counts
+    counts, num_drafts = rows.counts, np.maximum(rows.num_samples - 1, 0)
     return TokenMoves(
         of=token_rows,
         rows=packer.add(pad_rows(rows.slots, rows.ends, np.maximum(rows.num_samples, 1), counts.size)),
         token_rows=packer.add(np.repeat(np.arange(counts.size), counts)),
+        drafting=packer.add(np.flatnonzero(num_drafts)),
+        num_drafts=int(num_drafts.max()),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from proa.contract import TokenLogprobs
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.sampling import sampling_reference as sampling
-from proa_engine.step.columns import Columns, Rows, StepLayout, StepOutputs, StepPart
+from proa_engine.step.columns import Columns, Computed, Rows, StepLayout, StepOutputs, StepPart
 from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer, RowSet
@@ -119,9 +119,9 @@ class PromptLogprobPart(StepPart):
     targets: int  # staged index: flat position of the next token in the token table
     requests: list[tuple[str, range, int]]  # request id, positions, number of top tokens
 
-    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+    def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the first five tensors of `LogprobTensors`, for all positions."""
-        return self.columns.compute(hidden, arrays[self.hidden_rows], arrays[self.targets])
+        return self.columns.compute(computed.hidden, arrays[self.hidden_rows], arrays[self.targets])
 
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
         rows = _rows(LogprobTensors(*results), max(num_top for _, _, num_top in self.requests))

@@ -16,7 +16,7 @@ from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.models.base import CausalLM
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.step.async_output import StepTensors
-from proa_engine.step.columns import ForwardInputs, TokenRows
+from proa_engine.step.columns import Computed, ForwardInputs, TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.step.device_thread import SmallSteps
 from proa_engine.step.input_batch import InputBatch
@@ -36,6 +36,7 @@ class _ForwardResult:
     inputs: StepInputs
     arrays: list[Tensor]
     result: Tensor  # of this stage's layers, [tokens, hidden_size]
+    forward: ForwardInputs | None  # None: a graph was replayed
 
 
 class WholeModel:
@@ -110,16 +111,18 @@ class ModelRunner:
             for part in inputs.parts:
                 part.before_forward(arrays)
             received = self._stage.receive(inputs)
+            forward: ForwardInputs | None = None
             match inputs.rows:
                 case TokenRows() as rows:
-                    result = self._forward(rows, arrays, received)
+                    forward = self._forward_inputs(rows, arrays, received)
+                    result = self._compute(forward)
                 case PromptRows(shape, values):
                     result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
                 case DecodeRows(shape, values):
                     result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
-            self._results.append(_ForwardResult(inputs, arrays, result))
+            self._results.append(_ForwardResult(inputs, arrays, result, forward))
 
     @torch.inference_mode()
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
@@ -143,7 +146,8 @@ class ModelRunner:
                 sampled = self._sample(hidden, inputs, sampling, step.arrays, masks)
                 token_ids, logprobs = sampled.token_ids, sampled.logprobs
                 self._tables.flat_token_ids.index_copy_(0, step.arrays[sampling.write_to], token_ids.int())
-            results = [part.after_sample(step.arrays, hidden, token_ids) for part in inputs.parts]
+            computed = Computed(hidden, step.forward)
+            results = [part.after_sample(step.arrays, computed, token_ids) for part in inputs.parts]
             return StepTensors(token_ids, logprobs, results)
 
     @torch.inference_mode()
@@ -183,8 +187,17 @@ class ModelRunner:
             self._parallel.broadcast(sampled.token_ids)
         return sampled
 
-    def _forward(self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None) -> Tensor:
-        """Return the hidden states [tokens, hidden_size] of any batch, from what the stage before sent."""
+    def _forward(self, rows: TokenRows, arrays: Sequence[Tensor]) -> Tensor:
+        """Return the hidden states [tokens, hidden_size] of any batch."""
+        return self._compute(self._forward_inputs(rows, arrays))
+
+    def _compute(self, forward: ForwardInputs) -> Tensor:
+        return self._model(forward.inputs, forward.positions, self.caches, forward.metadata)
+
+    def _forward_inputs(
+        self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None
+    ) -> ForwardInputs:
+        """Return the inputs of the layers for any batch, from what the stage before sent."""
         tables = self._tables
         model_inputs = received
         if model_inputs is None:
@@ -202,7 +215,7 @@ class ModelRunner:
         forward = ForwardInputs(model_inputs, arrays[rows.positions], metadata)
         for feature in rows.features:
             feature.fill(forward, arrays)
-        return self._model(forward.inputs, forward.positions, self.caches, metadata)
+        return forward
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
@@ -227,7 +240,7 @@ class ModelRunner:
         forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, metadata)
         for feature in self._batch.features:
             feature.fill_decodes(forward, rows, shape)
-        return self._model(forward.inputs, forward.positions, self.caches, metadata)
+        return self._compute(forward)
 
     def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.

@@ -12,7 +12,7 @@ from proa_engine.core.types import NewRequestData, PooledRows
 from proa_engine.models.base import CausalLM
 from proa_engine.models.pooling_config import PoolingConfig, PoolingKind
 from proa_engine.models.pooling_heads import PoolingHeads
-from proa_engine.step.columns import Columns, ForwardInputs, Rows, StepLayout, StepOutputs, StepPart
+from proa_engine.step.columns import Columns, Computed, ForwardInputs, Rows, StepLayout, StepOutputs, StepPart
 from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
@@ -51,9 +51,9 @@ class PoolingPart(StepPart):
     sums: Sums | None
     groups: list[PooledGroup]
 
-    def after_sample(self, arrays: Sequence[Tensor], hidden: Tensor, token_ids: Tensor | None) -> list[Tensor]:
+    def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the rows of each group, [rows, values] float32."""
-        return self.columns.pool(self, arrays, hidden)
+        return self.columns.pool(self, arrays, computed.hidden)
 
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
         for values, group in zip(results, self.groups, strict=True):

@@ -1,23 +1,26 @@
 """make_model_runner: a ModelRunner and the memory that it uses, from a plan and the loaded model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.memory.cache_plan import CachePlan, allocate_caches
+from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
 from proa_engine.memory.kv_cache import CacheSizes, num_parameters
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
-from proa_engine.step.drafts import DraftColumns
+from proa_engine.step.drafts import NgramDrafts
+from proa_engine.step.hidden_drafts import HiddenDrafts
 from proa_engine.step.image_attention import attention_columns
 from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
@@ -52,9 +55,18 @@ class LoadedModel:
     model: CausalLM
     heads: PoolingHeads
     loras: LoraAdapters | None  # None: requests have no adapters
+    drafter: HiddenDrafter | NoDrafter
+
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        """What each layer keeps on this rank: of the model, then of the drafter."""
+        return (*self.model.cache_layers(), *self.drafter.cache_layers())
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each weight of the model and of the drafter once."""
+        yield from {id(each): each for part in (self.model, self.drafter) for each in part.parameters()}.values()
 
     def move_to(self, device: torch.device) -> None:
-        move_weights(self.model, device)
+        move_weights(self, device)
         move_weights(self.heads, device)
 
 
@@ -91,7 +103,7 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
     config, placement, sizes, shapes = plan.config, plan.placement, plan.sizes, plan.shapes
     model, model_config, device = loaded.model, loaded.config, placement.device
     memory = allocate_caches(
-        model.cache_layers(),
+        loaded.cache_layers(),
         plan.caches,
         sizes.num_blocks,
         placement.cache_dtype,
@@ -99,8 +111,9 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
         num_state_slots=sizes.num_state_slots,
         whole_blocks=sizes.num_host_pages > 0,
     )
+    memory.divide(len(model.cache_layers()))
     max_logprobs = config.num_top_logprobs(model_config.vocab_size)
-    batch = _make_batch(plan, loaded, max_logprobs)
+    batch = _make_batch(plan, loaded, memory, max_logprobs)
     stage: StageIO = WholeModel()
     if model_config.stage.count > 1:
         stage = make_stage_io(
@@ -124,7 +137,7 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
     )
 
 
-def _make_batch(plan: RunnerPlan, loaded: LoadedModel, max_logprobs: int) -> InputBatch:
+def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_logprobs: int) -> InputBatch:
     config, placement = plan.config, plan.placement
     model, model_config, images = loaded.model, loaded.config, loaded.config.images
     tables = SlotTables(
@@ -151,8 +164,19 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, max_logprobs: int) -> Inp
         features += attention_columns(tables, images)
     if config.enable_prompt_embeds and model_config.stage.is_first:
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
-    if config.speculative_config is not None:
-        features.append(DraftColumns(tables, config.speculative_config))
+    if not isinstance(loaded.drafter, NoDrafter):
+        features.append(
+            HiddenDrafts(
+                tables,
+                config.num_speculative_tokens,
+                loaded.drafter,
+                memory.drafter_layers,
+                state_size=model_config.hidden_size,
+                dtype=placement.dtype,
+            )
+        )
+    elif config.speculative_config is not None:
+        features.append(NgramDrafts(tables, config.speculative_config))
     if plan.caches.state_bytes:
         features.append(StateColumns(tables))
     if loaded.loras is not None:

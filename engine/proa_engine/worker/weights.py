@@ -11,6 +11,7 @@ from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.memory.fingerprint import digest_of_ranks
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.digest import WeightsDigest
+from proa_engine.models.drafters.load import FoundDrafter, load_drafter
 from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.step.loras import LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement
@@ -26,6 +27,7 @@ class RankWeights:
         model_config: ModelConfig,
         placement: Placement,
         log: Callable[[str], None],
+        drafter: FoundDrafter | None,
     ) -> None:
         self.digest = b""  # of what all ranks have loaded; empty without movers, as nothing else asks for it
         self._config = config
@@ -33,6 +35,7 @@ class RankWeights:
         self._model_config = model_config
         self._placement = placement
         self._log = log
+        self._drafter = drafter  # None: the model has none
         self._loaded: LoadedModel | None = None  # None before `load`, and while they sleep at level 2
         self._loras: LoraAdapters | None = None  # None without enable_lora
 
@@ -65,6 +68,18 @@ class RankWeights:
             report=self._log,
             digest=digest,
         )
+        drafter = load_drafter(
+            self._drafter,
+            model_config,
+            model,
+            dtype=placement.dtype,
+            device=placement.device,
+            parallel=placement.parallel,
+            load_format=config.load_format,
+            seed=config.seed,
+            report=self._log,
+            digest=digest,
+        )
         if digest is not None:
             self._keep_digest(digest_of_ranks(digest.digest(), placement.parallel, placement.device))
         heads = load_pooling_heads(
@@ -80,7 +95,7 @@ class RankWeights:
             self._loras = LoraAdapters(products, others, config.downloads)
         elif self._loras is not None:
             self._loras.move_to(products)
-        self._loaded = LoadedModel(self._model_config, model, heads, self._loras)
+        self._loaded = LoadedModel(self._model_config, model, heads, self._loras, drafter)
         return self._loaded
 
     def sleep(self, level: int) -> None:

@@ -26,6 +26,7 @@ from proa_engine.memory.fingerprint import cache_fingerprint
 from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.memory.rank_tiers import NoRankTiers, RankTiers, disk_folder, make_rank_tiers
 from proa_engine.models.config import ModelConfig, at_stage
+from proa_engine.models.drafters.load import FoundDrafter, find_drafter
 from proa_engine.mover.messages import ToCore
 from proa_engine.observability.progress import Progress
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer, make_worker_tracer
@@ -83,10 +84,11 @@ class Worker:
         ranks_here: int = 1,
         tracer: WorkerTracer | NoWorkerTracer | None = None,
     ) -> None:
-        self.device: torch.device  # set by `init_device`, as are the next three
+        self.device: torch.device  # set by `init_device`, as are the next four
         self.model_config: ModelConfig
         self._folder: Path
         self._placement: Placement
+        self._drafter: FoundDrafter | None
         self.weights: RankWeights  # set by `load_model`, as are the next two
         self._caches: CachePlan
         self._fingerprint = b""  # what engines must have in common to exchange blocks; empty without movers
@@ -114,6 +116,7 @@ class Worker:
             auto_config.limit_torch_threads(config.parallel.ranks_per_node)
         self._folder = resolve_model_of(config)
         model = self.model_config = self._read_model_config()
+        self._drafter = find_drafter(config, model, self.device)
         split = model.expert_split(config.parallel.tensor_parallel_size)
         if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.parallel.enable_expert_parallel):
             self._log(str(split))
@@ -138,14 +141,14 @@ class Worker:
         config, placement = self._config, self._placement
         if self.device.type == "cuda":
             Thread(target=hash_triton, name="proa-triton").start()  # the first launch needs it; beside the weights
-        self.weights = RankWeights(config, self._folder, self.model_config, placement, self._log)
+        self.weights = RankWeights(config, self._folder, self.model_config, placement, self._log, self._drafter)
         loaded = self.weights.load()
         if compile_pool is not None:
             self._log(compile_pool.wait())
             on_kernel(compile_pool.note)
         if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        own, longest = loaded.model.cache_layers(), self.model_config.max_position_embeddings
+        own, longest = loaded.cache_layers(), self.model_config.max_position_embeddings
         layers, first = placement.links.gather_layers(own)
         caches = self._caches = plan_caches(
             layers, config.block_size, placement.cache_dtype, longest, range(first, first + len(own))
@@ -158,7 +161,7 @@ class Worker:
         reads_images = self.model_config.images is not None
         needed = 2 if config.max_model_len == FITTING_LENGTH else longest
         kv_cache.check_room(groups, caches.block_bytes, needed, reads_images=reads_images)
-        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters())
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.parameters())
         return WorkerSizes(sizes, caches.block_bytes, weight_bytes, caches.tables, caches.state_bytes)
 
     def take_disk_folder(self) -> str:
@@ -354,7 +357,7 @@ class Worker:
         A graph has no inputs of features, and none of layers that are not attention to keys and values.
         """
         model = self.model_config
-        is_plain = all(isinstance(layer, KeyValueLayer) for layer in self.weights.loaded.model.cache_layers())
+        is_plain = all(isinstance(layer, KeyValueLayer) for layer in self.weights.loaded.cache_layers())
         has_features = config.lora.enable_lora or config.num_speculative_tokens or model.images is not None
         if config.parallel.num_ranks > 1 or has_features or not is_plain:
             return []

@@ -1,0 +1,1 @@
+"""Drafters that read a model's hidden states: their interface, their configurations and their weights."""

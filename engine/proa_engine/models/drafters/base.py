@@ -1,0 +1,87 @@
+"""HiddenDrafter: the interface of layers that read a model's hidden states and propose the tokens that follow.
+
+An entry of a drafter is made of the state of token i and of token i + 1. It lies in the drafter's caches where the
+model's keys of token i lie in the model's. What a call returns of it has the logits of token i + 2, and stands for the
+state of token i + 1 in the next entry while there is none: so one layer proposes any number of tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.parallel import LayerContext
+from proa_engine.layers.weights import LinearMethod, Weights
+from proa_engine.models.decoder import DecoderForCausalLM
+
+
+class HiddenDrafter(Protocol):
+    """One rank's shard of a drafter with loaded weights. Stateless, as `CausalLM` is."""
+
+    taps: tuple[int, ...]  # which states it reads, as `Taps.layers`; empty: the model's hidden states
+
+    def combine(self, states: torch.Tensor) -> torch.Tensor:
+        """What the model has left for the drafter, `Taps.states` or hidden states [T, …] -> what entries read,
+        [T, `read_size`]."""
+        ...
+
+    @property
+    def read_size(self) -> int: ...
+
+    def __call__(
+        self,
+        read: torch.Tensor,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+        /,
+    ) -> torch.Tensor:
+        """Write the entries of T tokens to `caches`, one for each of `cache_layers`. Returns what has their logits and
+        what the next entries read, [T, `read_size`]. May overwrite `read`.
+
+        `read` [T, `read_size`] and `positions` [T] int64 are of the tokens themselves, `input_ids` [T] int64 are the
+        ids of those behind them.
+        """
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, `read_size`] -> logits [R, vocab_size of the model], the same on every rank; -inf for tokens that
+        the drafter does not know."""
+        ...
+
+    def cache_layers(self) -> tuple[CacheLayer, ...]: ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each of this rank's weights once, also those that it shares with the model."""
+        ...
+
+
+class NoDrafter:
+    """In place of a `HiddenDrafter` where nothing reads the model's states."""
+
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        return ()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return iter(())
+
+
+class DrafterOptions(Protocol):
+    """Declares a `HiddenDrafter`: what its config.json says."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def linear_method(self) -> LinearMethod: ...
+
+    def is_unread(self, name: str) -> bool:
+        """Whether it has no use for a checkpoint's tensor."""
+        ...
+
+    def make(self, weights: Weights, model: DecoderForCausalLM, context: LayerContext) -> HiddenDrafter:
+        """Load it. `model` has the embedding and the LM head that the checkpoint may lack."""
+        ...

@@ -1,0 +1,169 @@
+"""HiddenDrafts: speculative decoding with a drafter that reads the model's hidden states, on the device alone.
+
+Entries of the drafter are those of `models.drafters.base`. The end of a step computes those of all its tokens
+(`observe`), whose next tokens are known by then: of the prompt, or sampled. What the last one returns stays with its
+slot. The beginning of the next step proposes from it as many tokens as the plan has room for (`propose`): no draft is
+computed for a request that has ended, and the block tables are those of the step that verifies the drafts. Entries of
+drafts, and of tokens behind rejected ones, are overwritten when the request reaches their positions, as the model's
+keys are. So chunks, preemption and prefix hits need no rule: an entry needs one state alone.
+
+vLLM computes drafts at the end of the step before. It then needs slots ahead of the plan, keeps drafts across steps,
+and drops the last block of every prefix hit. Here such a block is kept whole: its last entry was made with the token
+behind it in another request, which can lower the share of accepted drafts and changes no output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proa_engine.core.types import NewRequestData
+from proa_engine.kernels.sampling.decode_inputs import decode_inputs
+from proa_engine.kernels.sampling.drafts import NONE
+from proa_engine.layers.attention_metadata import AttentionMetadata, Taps, table_rows
+from proa_engine.layers.cache_layers import LayerCache
+from proa_engine.models.drafters.base import HiddenDrafter
+from proa_engine.step.columns import Computed, ForwardInputs, Rows, StepLayout, StepOutputs, StepPart, TokenRows
+from proa_engine.step.decode_graphs import GraphShape
+from proa_engine.step.drafts import DraftColumns, DraftPart
+from proa_engine.step.slots import Edits, SlotTables
+from proa_engine.step.staging import Packer
+
+
+@dataclass(frozen=True, slots=True)
+class TapInputs:
+    """What a step's layers keep for the drafter."""
+
+    layers: tuple[int, ...]
+    size: int  # values of a state
+    dtype: torch.dtype
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        num_tokens, device = forward.positions.shape[-1], forward.positions.device
+        states = torch.empty(num_tokens, len(self.layers) * self.size, dtype=self.dtype, device=device)
+        forward.metadata.taps = Taps(self.layers, states)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenDraftPart(StepPart):
+    """A step's draft tokens, and the drafter's entries of its tokens."""
+
+    columns: "HiddenDrafts"
+    drafts: DraftPart
+    rows: TokenRows
+
+    def before_forward(self, arrays: list[Tensor]) -> None:
+        self.drafts.before_forward(arrays)
+
+    def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
+        results = self.drafts.after_sample(arrays, computed, token_ids)
+        assert isinstance(computed.forward, ForwardInputs), "steps with a drafter are not replayed"
+        self.columns.observe(
+            computed.forward, computed.hidden, arrays[self.rows.slots], arrays[self.rows.token_positions]
+        )
+        return results
+
+    def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
+        self.drafts.add_results(results, outputs)
+
+
+class HiddenDrafts(DraftColumns):
+    """Drafts by slot, and what each slot's next draft is computed from."""
+
+    def __init__(
+        self,
+        tables: SlotTables,
+        max_drafts: int,
+        drafter: HiddenDrafter,
+        caches: Sequence[LayerCache],
+        *,
+        state_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """`caches` are of the drafter's layers. The model's states have `state_size` values of type `dtype`."""
+        super().__init__(tables, max_drafts)
+        self._drafter = drafter
+        self._caches = caches
+        self._taps = TapInputs(drafter.taps, state_size, dtype)
+        num_slots, device = tables.num_slots, tables.device
+        # [slots, read_size]: what the entry behind a request's last one reads
+        self._carry = torch.zeros(num_slots, drafter.read_size, dtype=dtype, device=device)
+        # [slots] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
+        self._has_carry = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        super().add(request, slot, edits)
+        edits.write(self._has_carry, (slot,), (0,))
+
+    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape | None:
+        return None
+
+    def lay_out(self, rows: Rows, packer: Packer) -> TapInputs | None:
+        return self._taps if self._taps.layers else None
+
+    def lay_out_part(self, step: StepLayout, packer: Packer) -> StepPart:
+        assert isinstance(step.token_rows, TokenRows), "steps with a drafter are not replayed"
+        return HiddenDraftPart(self, self.lay_out_drafts(step, packer), step.token_rows)
+
+    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+        """Nothing is read from the device, so that shapes with one `num_drafts` can be captured."""
+        slots, ends, counts = rows
+        ends.copy_(torch.minimum(ends, self._lengths.index_select(0, slots) + counts - 1))
+        self._drafts.index_fill_(0, slots, NONE)
+        if not num_drafts:
+            return
+        slots, _, counts = rows.index_select(1, drafting)
+        lengths, has_carry = self._lengths.index_select(0, slots), self._has_carry.index_select(0, slots)
+        room = (counts - 1) * has_carry
+        read = self._carry.index_select(0, slots)
+        for place in range(num_drafts):
+            drafted = self._choose(self._drafter.compute_logits(read), slots, lengths + place)
+            drafted = torch.where(room > place, drafted, NONE)
+            self._drafts[:, place].index_copy_(0, slots, drafted)
+            drafted = drafted.clamp(min=0)
+            self._write_token(slots, lengths + place, drafted, counts - 1 > place)
+            if place + 1 < num_drafts:
+                read = self._enter(slots, lengths + place, read, drafted, room > place + 1)
+
+    def observe(self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, token_positions: Tensor) -> None:
+        """Compute the entries of a step's tokens, which are at `token_positions` [tokens] of the token table, and keep
+        what those of the rows' last true tokens return. `slots` are the rows', and `hidden` is the model's result."""
+        metadata = forward.metadata
+        states = metadata.taps.states if metadata.taps.layers else hidden
+        # -1 stands for a prompt's embedding. Behind a pooled request's last token is any.
+        next_ids = self._tables.flat_token_ids.index_select(0, token_positions + 1).clamp(min=0).long()
+        positions = forward.positions if forward.positions.dim() == 1 else forward.positions[0]
+        entries = self._drafter(self._drafter.combine(states), next_ids, positions, self._caches, metadata)
+        num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
+        last = metadata.query_start_loc[1:] - 1 - num_behind
+        self._carry.index_copy_(0, slots, entries.index_select(0, last))
+        self._has_carry.index_fill_(0, slots, 1)
+
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest."""
+        return logits.argmax(dim=-1)
+
+    def _write_token(self, slots: Tensor, positions: Tensor, token_ids: Tensor, has_room: Tensor) -> None:
+        """Write a token of each row to the token table. A row without room writes its request's last token again."""
+        flat = self._tables.flat_token_ids
+        places = slots * self._tables.token_width + positions
+        own = slots * self._tables.token_width + self._lengths.index_select(0, slots) - 1
+        places = torch.where(has_room, places, own)
+        flat.index_copy_(0, places, torch.where(has_room, token_ids.int(), flat.index_select(0, places)))
+
+    def _enter(self, slots: Tensor, ends: Tensor, read: Tensor, token_ids: Tensor, is_needed: Tensor) -> Tensor:
+        """Return what the entries of the last of each row's `ends` tokens return, behind which `token_ids` are. Rows
+        that are not needed write none."""
+        tables, num_rows = self._tables, slots.shape[0]
+        rows = torch.stack((slots, ends * is_needed, is_needed.long()))
+        inputs = decode_inputs(
+            rows, tables.token_ids, tables.block_tables, tables.block_size, position_deltas=tables.position_deltas
+        )
+        metadata = AttentionMetadata(
+            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=slots.device),
+            seq_lens=inputs.seq_lens,
+            tables=table_rows(inputs.block_tables, inputs.slot_mappings),
+            num_decodes=num_rows,
+        )
+        return self._drafter(read, token_ids, inputs.positions, self._caches, metadata)

@@ -1,0 +1,54 @@
+"""Drafts that a test decides, over a drafter that computes its entries all the same."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from proa_engine.step.hidden_drafts import HiddenDrafts
+
+Script = Callable[[tuple[int, ...], int], int]  # a request's tokens and the drafter's choice -> the draft token
+
+
+class ScriptedDrafts(HiddenDrafts):
+    """Drafts by `script`. `choices` are what the drafter would have proposed, by a request's tokens before."""
+
+    script: Script
+    choices: dict[tuple[int, ...], int]
+
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        drafted = []
+        own = super()._choose(logits, slots, positions).tolist()
+        for slot, position, choice in zip(slots.tolist(), positions.tolist(), own, strict=True):
+            tokens = tuple(self._tables.token_ids[slot, :position].tolist())
+            self.choices[tokens] = choice
+            drafted.append(self.script(tokens, choice))
+        return torch.tensor(drafted)
+
+
+@contextmanager
+def scripted_drafts(script: Script) -> Iterator[dict[tuple[int, ...], int]]:
+    """Engines that are built meanwhile draft by `script`. Yields `ScriptedDrafts.choices` of all of them."""
+    choices: dict[tuple[int, ...], int] = {}
+
+    def make(*arguments: Any, **options: Any) -> ScriptedDrafts:
+        drafts = ScriptedDrafts(*arguments, **options)
+        drafts.script, drafts.choices = script, choices
+        return drafts
+
+    with mock.patch("proa_engine.worker.make_model_runner.HiddenDrafts", make):
+        yield choices
+
+
+def seven_of_ten(sequences: Mapping[str, Sequence[int]]) -> Script:
+    """Drafts of which 70 % are the next token of one of these sequences."""
+    following = {tuple(tokens[:count]): tokens[count] for tokens in sequences.values() for count in range(len(tokens))}
+
+    def script(tokens: tuple[int, ...], choice: int) -> int:
+        right = following.get(tokens, choice)
+        return right if (sum(tokens) + 7 * len(tokens)) % 10 < 7 else (right + 1) % 200
+
+    return script

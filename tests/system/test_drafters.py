@@ -1,0 +1,358 @@
+"""A drafter that reads hidden states changes no token: with random drafts, trained ones and drafts of which 70 % are
+right; greedy and sampled, asynchronous or not, with hits, chunks and preemption, at every limit, with adapters and on
+two ranks. And the built-in model's drafter is right as often as it was when it was trained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, PoolingTask, SamplingParams
+from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.step.hidden_drafts import HiddenDrafts
+from support.cache_families import make_cache_family
+from support.drafters import write_eagle3
+from support.engine import Engine, Result, build_core, pooled, request, run, tokens
+from support.prompt_embeds import embedded, input_embeddings
+from support.scripted_drafts import scripted_drafts, seven_of_ten
+from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
+
+BLOCK = 8
+CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": BLOCK, "max_num_batched_tokens": 48, "block_seed": 4}
+# K, asynchronous, prefix cache, blocks: all requests need some 400
+SETTINGS = [
+    (1, True, True, 2000),
+    (3, True, True, 60),
+    (5, False, True, 2000),
+    (5, True, False, 60),
+    (3, False, False, 2000),
+]
+
+
+def prompt(index: int) -> list[int]:
+    """Prompts of up to 100 tokens. Three of four share their first tokens with others."""
+    shared = [(index % 4) * 11 + place % 29 for place in range(40)]
+    return shared[: 40 * (index % 4 > 0)] + [(index * 31 + place * 7) % BYTES for place in range(3 + 9 * (index % 7))]
+
+
+def requests() -> list[EngineCoreRequest]:
+    styles: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "logprobs": 2},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "prompt_logprobs": 1},
+    ]
+    return [
+        request(
+            str(index),
+            prompt(index),
+            SamplingParams(
+                max_tokens=None if index % 9 == 8 else 20 + index % 5,
+                key=index,
+                ignore_eos=True,
+                **styles[index % len(styles)],
+            ),
+        )
+        for index in range(20)
+    ]
+
+
+def drafts(folder: Path, num_speculative_tokens: int = 3) -> SpeculativeConfig:
+    return SpeculativeConfig(method="eagle3", model=str(folder), num_speculative_tokens=num_speculative_tokens)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("target"), "qwen3", seed=8)
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_eagle3(tmp_path_factory.mktemp("drafter"), target)
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> Iterator[Engine]:
+    with build_core(target, **CONFIG) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> dict[str, Result]:
+    return run(plain, requests())
+
+
+def whole(results: Mapping[str, Result], wanted: Sequence[EngineCoreRequest]) -> dict[str, list[int]]:
+    """Prompt and output of each request."""
+    return {each.request_id: [*each.prompt_token_ids, *results[each.request_id].token_ids] for each in wanted}
+
+
+def assert_same(actual: Mapping[str, Result], expected: Mapping[str, Result]) -> None:
+    assert tokens(actual) == tokens(expected)
+    for name, result in expected.items():
+        assert actual[name].finish_reason is result.finish_reason
+        assert [part.token_id for part in actual[name].logprobs] == [part.token_id for part in result.logprobs]
+        assert len(actual[name].prompt_logprobs) == len(result.prompt_logprobs)
+
+
+def features(engine: Engine) -> HiddenDrafts:
+    (found,) = (each for each in engine.executor._worker.model_runner._batch.features if isinstance(each, HiddenDrafts))
+    return found
+
+
+@pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
+def test_random_drafts_change_no_token(
+    target: Path,
+    drafter: Path,
+    expected: dict[str, Result],
+    num_drafts: int,
+    is_async: bool,
+    has_hits: bool,
+    num_blocks: int,
+) -> None:
+    settings = {
+        "async_scheduling": is_async,
+        "enable_prefix_caching": has_hits,
+        "num_gpu_blocks_override": num_blocks,
+        "max_num_seqs": 12,
+    }
+    with build_core(
+        target, poison=True, speculative_config=drafts(drafter, num_drafts), **CONFIG, **settings
+    ) as engine:
+        for _ in range(1 + has_hits):
+            results = run(engine, requests())
+            assert_same(results, expected)
+        stats = engine.core.stats()
+    assert (stats.num_preemptions > 0) == (num_blocks == 60)
+    assert any(result.num_cached_tokens for result in results.values()) == has_hits
+    assert stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+
+
+@pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
+def test_drafts_of_which_70_percent_are_right_change_no_token(
+    target: Path,
+    drafter: Path,
+    expected: dict[str, Result],
+    num_drafts: int,
+    is_async: bool,
+    has_hits: bool,
+    num_blocks: int,
+) -> None:
+    settings = {
+        "async_scheduling": is_async,
+        "enable_prefix_caching": has_hits,
+        "num_gpu_blocks_override": num_blocks,
+        "max_num_seqs": 12,
+    }
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(target, poison=True, speculative_config=drafts(drafter, num_drafts), **CONFIG, **settings) as engine,
+    ):
+        for _ in range(1 + has_hits):
+            assert_same(run(engine, requests()), expected)
+        stats = engine.core.stats()
+    assert (stats.num_preemptions > 0) == (num_blocks == 60)
+    first = stats.spec_decode_num_accepted_tokens_per_pos[0] / stats.spec_decode_num_drafts
+    assert 0.6 < first < 0.8
+
+
+def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(
+    target: Path, drafter: Path, expected: dict[str, Result]
+) -> None:
+    """Five drafts, all rejected, across a block's end: then the drafter chooses as for a new request with these
+    tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    start = prompt(6)[: 3 * BLOCK - 3]
+    with build_core(target, **CONFIG) as engine:
+        output = run(engine, [request("plain", start, params)])["plain"].token_ids
+    right = {tuple([*start, *output[:count]]): token for count, token in enumerate(output)}
+    with (
+        scripted_drafts(lambda tokens, choice: (right.get(tokens, choice) + 1) % 200) as rejected,
+        build_core(target, poison=True, speculative_config=drafts(drafter, 5), **CONFIG) as engine,
+    ):
+        assert run(engine, [request("drafted", start, params)])["drafted"].token_ids == output
+        assert engine.core.stats().spec_decode_num_accepted_tokens == 0
+    with (
+        scripted_drafts(lambda tokens, choice: choice) as fresh,
+        build_core(target, speculative_config=drafts(drafter, 1), enable_prefix_caching=False, **CONFIG) as engine,
+    ):
+        for count in range(2, 20):  # the first token comes with the prompt
+            known = [*start, *output[:count]]
+            run(engine, [request("new", known[:-1], replace(params, max_tokens=3))])
+            assert fresh[tuple(known)] == rejected[tuple(known)]
+
+
+def test_two_requests_part_exactly_at_a_blocks_end(target: Path, drafter: Path, plain: Engine) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    shared = prompt(5)[: 3 * BLOCK]
+    wanted = [request(str(token), [*shared, token, token + 1], params) for token in (60, 70, 80)]
+    alone = run(plain, wanted)
+    with build_core(target, poison=True, speculative_config=drafts(drafter), **CONFIG) as engine:
+        first = run(engine, wanted[:1])
+        blocks = engine.plans[0].new_requests[0].block_ids[0][:3]
+        (cache,) = engine.executor._worker.model_runner.memory.drafter_layers
+        before = [tensor[blocks].clone() for tensor in cache.tensors]
+        results = first | run(engine, wanted[1:])
+        assert tokens(results) == tokens(alone)
+        assert [results[each.request_id].num_cached_tokens for each in wanted] == [0, 24, 24]
+        for tensor, kept in zip(cache.tensors, before, strict=True):
+            assert not kept.isnan().any()
+            assert torch.equal(tensor[blocks], kept)
+
+
+def test_a_hit_of_all_but_one_token_drafts_nothing_in_its_first_step(
+    target: Path, drafter: Path, plain: Engine
+) -> None:
+    """The slot has what another request left, here NaN."""
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    known = prompt(6)[: 4 * BLOCK + 1]
+    wanted = [request("first", known, params)]
+    alone = run(plain, wanted)["first"].token_ids
+    with build_core(target, speculative_config=drafts(drafter), max_num_seqs=1, **CONFIG) as engine:
+        run(engine, wanted)
+        features(engine)._carry.fill_(torch.nan)
+        before = engine.core.stats()
+        result = run(engine, [request("again", known, replace(params, max_tokens=1))])["again"]
+        after = engine.core.stats()
+        assert (result.token_ids, result.num_cached_tokens) == (alone[:1], 4 * BLOCK)
+        assert after.spec_decode_num_draft_tokens == before.spec_decode_num_draft_tokens
+        features(engine)._carry.fill_(torch.nan)
+        assert run(engine, [request("whole", known, params)])["whole"].token_ids == alone
+        assert engine.core.stats().spec_decode_num_draft_tokens > after.spec_decode_num_draft_tokens
+
+
+def test_a_stop_token_inside_accepted_drafts_while_a_step_is_in_flight(
+    target: Path, drafter: Path, expected: dict[str, Result]
+) -> None:
+    """The next request gets the slot and its blocks."""
+    sequences = whole(expected, requests())
+    following = {tuple(each[:count]): each[count] for each in sequences.values() for count in range(len(each))}
+    stops = {name: result.token_ids[6] for name, result in expected.items()}
+    wanted = [
+        replace(each, sampling_params=replace(each.sampling_params, stop_token_ids=(stops[each.request_id],)))
+        for each in requests()
+    ]
+    settings = {"max_num_seqs": 1, "num_gpu_blocks_override": 22}
+    with (
+        scripted_drafts(lambda tokens, choice: following.get(tokens, choice)),
+        build_core(target, poison=True, speculative_config=drafts(drafter, 4), **CONFIG, **settings) as engine,
+    ):
+        results = run(engine, wanted)
+    for name, result in expected.items():
+        length = result.token_ids.index(stops[name]) + 1
+        assert results[name].token_ids == result.token_ids[:length]
+        assert results[name].finish_reason is FinishReason.STOP
+
+
+def test_a_resumed_request_continues_with_drafts(target: Path, drafter: Path, expected: dict[str, Result]) -> None:
+    """As on another engine after a failover: it has tokens of the output, and no state of the drafter."""
+    resumed = [
+        replace(each, resumed_token_ids=expected[each.request_id].token_ids[: 1 + int(each.request_id) % 15])
+        for each in requests()
+    ]
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(target, poison=True, speculative_config=drafts(drafter), **CONFIG) as engine,
+    ):
+        results = run(engine, resumed)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 50
+    for name, result in results.items():
+        assert result.token_ids == expected[name].token_ids[1 + int(name) % 15 :]
+
+
+@pytest.mark.parametrize("num_drafts", [1, 5])
+def test_limits_of_max_tokens_and_max_model_len(target: Path, drafter: Path, plain: Engine, num_drafts: int) -> None:
+    """Rows with fewer drafts than others, and none: no token behind a request's end reaches another one's table."""
+    wanted = [
+        request(
+            f"{length} {index}",
+            [(index * 17 + place) % BYTES for place in range(length)],
+            SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens, key=index),
+        )
+        for index, (length, max_tokens) in enumerate(
+            [
+                (158, None),
+                (157, None),
+                (155, None),
+                (150, None),
+                (20, 1),
+                (20, 2),
+                (20, 3),
+                (1, 7),
+                (140, None),
+                (2, 60),
+            ]
+        )
+    ]
+    alone = run(plain, wanted)
+    with (
+        scripted_drafts(seven_of_ten(whole(alone, wanted))),
+        build_core(target, poison=True, speculative_config=drafts(drafter, num_drafts), **CONFIG) as engine,
+    ):
+        assert_same(run(engine, wanted), alone)
+
+
+def test_a_draft_vocabulary_proposes_ids_of_the_model(
+    target: Path, tmp_path: Path, expected: dict[str, Result]
+) -> None:
+    """The same drafter with its vocabulary in another order proposes the same tokens."""
+    order = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    drafted = []
+    for name, ids in (("identity", torch.arange(VOCAB_SIZE)), ("permuted", order)):
+        folder = write_eagle3(tmp_path / name, target, draft_ids=ids)
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = load_file(tmp_path / "identity" / "model.safetensors")["lm_head.weight"][ids]
+        save_file(weights, folder / "model.safetensors")
+        with (
+            scripted_drafts(lambda tokens, choice: choice) as choices,
+            build_core(target, speculative_config=drafts(folder), async_scheduling=False, **CONFIG) as engine,
+        ):
+            assert_same(run(engine, requests()), expected)
+        drafted.append(dict(choices))
+    assert drafted[0] == drafted[1]
+
+
+def test_two_ranks_propose_and_accept_the_same_tokens(target: Path, drafter: Path, expected: dict[str, Result]) -> None:
+    with build_core(target, tensor_parallel_size=2, speculative_config=drafts(drafter), **CONFIG) as engine:
+        results = run(engine, requests()[:8])
+        assert engine.core.stats().spec_decode_num_draft_tokens > 100
+    equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
+    assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
+
+
+def test_pooled_requests_and_prompt_embeddings_beside_drafts(target: Path, drafter: Path) -> None:
+    (values,) = input_embeddings(target, [prompt(6)])
+    scored = PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=(3, 4))
+    wanted = [
+        *requests()[:6],
+        pooled("pooled", prompt(3), scored),
+        embedded(replace(requests()[6], request_id="embedded"), values, [range(5, 30)]),
+    ]
+    results = []
+    for config in (None, drafts(drafter)):
+        settings = CONFIG | {"speculative_config": config, "enable_prompt_embeds": True}
+        with build_core(target, poison=config is not None, **settings) as engine:
+            results.append(run(engine, wanted))
+    plain, drafted = results
+    assert tokens(plain) == tokens(drafted)
+    assert plain["pooled"].pooled == drafted["pooled"].pooled
+
+
+@pytest.mark.parametrize("family", ["windows", "latent"])
+def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family: str) -> None:
+    folder = make_cache_family(tmp_path / "model", family)
+    layer = {"head_dim": 16, "num_key_value_heads": 2, "rope_parameters": None}
+    drafter = write_eagle3(tmp_path / "drafter", folder, layer=layer)
+    with build_core(folder, **CONFIG) as engine:
+        expected = run(engine, requests())
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(folder, poison=True, speculative_config=drafts(drafter), max_num_seqs=12, **CONFIG) as engine,
+    ):
+        for _ in range(2):
+            assert_same(run(engine, requests()), expected)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 100
