@@ -7,9 +7,7 @@ orthogonal matrix.
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
-
-from training.network import Network
+from torch import Tensor, nn
 
 # Tuned for steps of 4096 tokens. At three times these rates the loss is noisy and copying is learned late.
 _MUON_RATE, _ADAM_RATE = 0.007, 0.002
@@ -53,8 +51,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return result
 
 
-def make_optimizers(network: Network) -> Optimizers:
-    matrices = [parameter for parameter in network.blocks.parameters() if parameter.dim() == 2]
+def make_optimizers(network: nn.Module, blocks: nn.Module) -> Optimizers:
+    """Muon for the matrices of `blocks`, a part of the network or all of it; AdamW for its other parameters."""
+    matrices = [parameter for parameter in blocks.parameters() if parameter.dim() == 2]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in network.parameters() if id(parameter) not in chosen]
     adam = torch.optim.AdamW(others, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)

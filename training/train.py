@@ -66,7 +66,7 @@ class Run:
 def train(folder: Path, steps: int, run: Run) -> None:
     tokenizer = prepare_tokenizer(folder / "tokenizer.json", run)
     network = Network(NetworkConfig(vocab_size=tokenizer.get_vocab_size()))
-    optimizers = make_optimizers(network)
+    optimizers = make_optimizers(network, network.blocks)
     checkpoint = folder / "checkpoint.pt"
     first = 0
     if checkpoint.exists():

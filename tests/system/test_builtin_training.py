@@ -8,18 +8,30 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proa.chat_template import ChatTemplate
 from proa_engine.builtin import builtin_model_folder
+from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import read_config
+from proa_engine.models.drafters.base import NoDrafter
+from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
+from proa_engine.models.loader import load_model
+from support.paged_model import attention_metadata, nan_caches
 from training import sums
 from training.conversations import conversation
+from training.drafter import Drafter, Passes, layer_states
+from training.drafter import save as save_drafter
+from training.drafter import train as train_drafter
 from training.evaluate import held_out_questions, tool_questions
 from training.export import export
 from training.network import Network, NetworkConfig
 from training.tokens import CHAT_TEMPLATE, TOOL_TOKENS, load_tokenizer, render
 from training.train import Run, train
 from training.turns import Conversation, Exchange, is_held_out
+from training.weights import from_huggingface
 
 
 def conversations(*, seed: int, count: int) -> list[Conversation]:
@@ -113,3 +125,40 @@ def test_training_starts_from_the_weights_of_an_exported_model(tmp_path: Path) -
     export(tmp_path, tmp_path / "model")
     for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
         assert (tmp_path / "model" / name).read_bytes() == (builtin_model_folder() / name).read_bytes(), name
+
+
+def test_the_drafter_is_trained_as_the_engine_drafts(tmp_path: Path) -> None:
+    """The logits of a draft, and of the one behind it, which reads the drafter's own output."""
+    folder, config = builtin_model_folder(), read_config.from_folder(builtin_model_folder())
+    weights = load_file(folder / "model.safetensors")
+    network = Network(NetworkConfig(vocab_size=2048))
+    network.load_state_dict(from_huggingface(network.config, weights))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        trained = Drafter(network)
+        train_drafter(network, trained, folder, steps=1, passes=2, seed=1)
+    trained.load_state_dict({name: weight.bfloat16().float() for name, weight in trained.state_dict().items()})
+    save_drafter(trained, folder, tmp_path, passes=2)
+    options = read_drafter(SpeculativeConfig(method="eagle3", model=str(tmp_path)), tmp_path, config)
+    cpu: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "parallel": ParallelContext()}
+    model = load_model(folder, config, **cpu, report=lambda text: None)
+    found = FoundDrafter(tmp_path, options)
+    drafter = load_drafter(found, config, model, **cpu, report=lambda text: None)
+    assert not isinstance(drafter, NoDrafter)
+
+    token_ids = torch.randint(2048, (1, 30), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        states = torch.cat(layer_states(network, token_ids)[1:], dim=-1)[:, :-1]
+        embedded, passes = network.embedding(token_ids[:, 1:]), Passes(network.config, 29)
+        first = trained(trained.combine(states), embedded, passes)
+        second = trained(first.roll(1, dims=1), embedded, passes)
+        expected = [network.logits(trained.norm(each))[0] for each in (first, second)]
+    caches, blocks = nan_caches(drafter, 3, 16), [[2, 0]]  # type: ignore[arg-type]
+    true_tokens = attention_metadata([29], [29], blocks, 16)
+    entries = drafter(drafter.combine(states[0]), token_ids[0, 1:], torch.arange(29), caches, true_tokens)
+    torch.testing.assert_close(drafter.compute_logits(entries), expected[0], atol=1e-4, rtol=1e-4)
+    for place in (28, 17, 5):  # the last one first: a draft's entry replaces that of the true token
+        one = attention_metadata([1], [place + 1], blocks, 16)
+        read, at = entries[place - 1 : place].clone(), torch.tensor([place])
+        drafted = drafter(read, token_ids[0, place + 1 : place + 2], at, caches, one)
+        torch.testing.assert_close(drafter.compute_logits(drafted)[0], expected[1][place], atol=1e-4, rtol=1e-4)

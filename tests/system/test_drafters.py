@@ -12,14 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, PoolingTask, SamplingParams
+from proa_engine.builtin import builtin_model_folder
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.sources.folders import read_tokenizer_files
 from proa_engine.step.hidden_drafts import HiddenDrafts
+from proa_engine.tokenizer import ChatOptions, Tokenizer
 from support.cache_families import make_cache_family
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
 from support.prompt_embeds import embedded, input_embeddings
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
+from training.evaluate import held_out_questions, tool_questions
 
 BLOCK = 8
 CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": BLOCK, "max_num_batched_tokens": 48, "block_seed": 4}
@@ -356,3 +360,24 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
         for _ in range(2):
             assert_same(run(engine, requests()), expected)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+
+
+def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained() -> None:
+    """Tokens a step, with four draft tokens and greedy requests. The drafter's own training shows 3.9."""
+    tokenizer = Tokenizer(read_tokenizer_files(builtin_model_folder()))
+    asked = [*held_out_questions(10, seed=3), *tool_questions(10, seed=3)]
+    prompts = [
+        tokenizer.apply_chat_template(each.messages, ChatOptions(tools=[tool.definition for tool in each.tools]))
+        for each in asked
+    ]
+    wanted = [
+        request(str(index), token_ids, SamplingParams(temperature=0.0, max_tokens=100))
+        for index, token_ids in enumerate(prompts)
+    ]
+    settings: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 48}
+    with build_core("builtin", **settings) as engine:
+        expected = run(engine, wanted)
+    with build_core("builtin", poison=True, speculative_config=drafts(Path("builtin"), 4), **settings) as engine:
+        assert_same(run(engine, wanted), expected)
+        stats = engine.core.stats()
+    assert 1 + stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts > 3.5
