@@ -1,7 +1,7 @@
 """A parsed message as a whole, with the ids of its calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
@@ -46,6 +46,13 @@ class MessageCollector:
                 case ArgumentsDelta(index, text):
                     self._calls[index][1].append(text)
         self.delta.merge(delta)
+
+    def copy(self) -> "MessageCollector":
+        copied = MessageCollector()
+        copied.delta = replace(self.delta)
+        copied._reasoning, copied._content = ["".join(self._reasoning)], ["".join(self._content)]
+        copied._calls = [(call, ["".join(arguments)]) for call, arguments in self._calls]
+        return copied
 
     @property
     def message(self) -> Message:

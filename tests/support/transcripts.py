@@ -2,9 +2,12 @@
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -46,9 +49,10 @@ def check_transcript(tool_format: ToolFormat, transcript: Transcript, tokens: Se
         assert replay.in_deltas(size) == expected, f"{size} tokens a delta"
     whole = replay.cut_at(0)
     assert (whole.reasoning, whole.content) == expected[:2]
-    for position in range(0, len(transcript.text), _step(len(transcript.text))):
+    positions = range(0, len(transcript.text), _step(len(transcript.text)))
+    for position in positions:
         assert without_ids(replay.cut_at(position)) == without_ids(whole), f"cut at {position}"
-        replay.truncated_at(position)
+    list(replay.truncated_at(*positions))
 
 
 def _step(length: int) -> int:
@@ -112,18 +116,22 @@ class Replay:
         runs = [[run] if run in self._added else _pieces(run, size) for run in self._runs()]
         return self._parse([piece for run in runs for piece in run])
 
-    def truncated_at(self, position: int) -> Message:
-        """The message of the first part of the output alone: the same in one delta as in one a character."""
-        runs, length = [], 0
-        for run in self._runs():
-            if run in self._added and length + len(run) > position:
-                break
-            runs.append(run[: position - length] if run not in self._added else run)
-            length += len(run)
-        whole = self._parse(runs)
+    def truncated_at(self, *positions: int) -> Iterator[Message]:
+        """The message of the first part of the output alone, of each length in turn, the shortest first: the same in
+        one delta as in one a character."""
+        runs = self._runs()
         characters = [part for run in runs for part in ([run] if run in self._added else run)]
-        assert without_ids(self._parse(characters)) == without_ids(whole), f"truncated at {position}"
-        return whole
+        ends = list(accumulate(map(len, characters)))
+        reading, num_read = self._begin(), 0
+        shared = {id(each): each for each in (self._compiled, self._transcript.tools)}  # is not copied
+        for position in positions:
+            end = bisect_right(ends, position)
+            self._read(reading, characters[num_read:end])
+            num_read = end
+            whole = self._parse(_beginning(runs, position, self._added))
+            copied = _Reading(deepcopy(reading.parser, shared.copy()), reading.collector.copy())
+            assert without_ids(copied.finish()) == without_ids(whole), f"truncated at {position}"
+            yield whole
 
     def _runs(self) -> list[str]:
         """The text between the format's tokens, and those."""
@@ -136,14 +144,32 @@ class Replay:
         transcript = self._transcript
         return ResponseParser(self._compiled, transcript.tools, reasoning_open=transcript.reasoning_open)
 
-    def _parse(self, parts: Iterable[str]) -> Message:
-        parser, collector = self._parser(), MessageCollector()
+    def _begin(self) -> "_Reading":
+        return _Reading(self._parser(), MessageCollector())
+
+    def _read(self, reading: "_Reading", parts: Iterable[str]) -> None:
         for part in parts:
             token_id = self._added.get(part, -1)
             is_marker = token_id in self._compiled.markers
-            collector.events(parser.marker(token_id) if is_marker else parser.text(part), Delta())
-        collector.events(parser.finish(), Delta())
-        return collector.message
+            events = reading.parser.marker(token_id) if is_marker else reading.parser.text(part)
+            reading.collector.events(events, Delta())
+
+    def _parse(self, parts: Iterable[str]) -> Message:
+        reading = self._begin()
+        self._read(reading, parts)
+        return reading.finish()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An output of which a part has been parsed."""
+
+    parser: ResponseParser
+    collector: MessageCollector
+
+    def finish(self) -> Message:
+        self.collector.events(self.parser.finish(), Delta())
+        return self.collector.message
 
 
 def _pieces(text: str, size: int) -> list[str]:
@@ -157,6 +183,15 @@ def _cut(runs: Sequence[str], position: int, whole: Collection[str]) -> Iterator
         else:
             yield run
         position -= len(run)
+
+
+def _beginning(runs: Sequence[str], length: int, whole: Collection[str]) -> Iterator[str]:
+    """The first `length` characters, without a last run of `whole` that is not whole."""
+    for run in runs:
+        if length <= 0 or (run in whole and len(run) > length):
+            return
+        yield run[:length]
+        length -= len(run)
 
 
 @cache

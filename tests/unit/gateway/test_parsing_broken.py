@@ -28,4 +28,5 @@ def test_broken_output_is_the_same_message_however_it_is_cut(
 ) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(pieces(writer)), max_size=14)))
     transcript = Transcript(text, reasoning_open=data.draw(st.booleans()))
-    Replay(writer.tool_format, transcript, writer.tokens if has_tokens else ()).truncated_at(len(text))
+    replay = Replay(writer.tool_format, transcript, writer.tokens if has_tokens else ())
+    list(replay.truncated_at(len(text)))

@@ -80,8 +80,7 @@ def test_text_without_calls_is_content(writer: Writer, has_tokens: bool) -> None
 def test_an_output_that_is_cut_in_what_closes_a_call_has_no_content(writer: Writer, has_tokens: bool) -> None:
     text = writer.calls([EMPTY])
     replay = Replay(writer.tool_format, Transcript(text), writer.tokens if has_tokens else ())
-    for position in range(len(text)):
-        message = replay.truncated_at(position)
+    for message in replay.truncated_at(*range(len(text))):
         assert not (message.calls and message.content), message
 
 

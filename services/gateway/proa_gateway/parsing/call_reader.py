@@ -309,6 +309,6 @@ class CallReader:
 def _new_id(rule: RandomIds | NamedIds, name: str, index: int) -> str:
     match rule:
         case RandomIds(prefix, alphabet, length):
-            return prefix + "".join(secrets.choice(alphabet) for _ in range(length))
+            return prefix + "".join(alphabet[byte % len(alphabet)] for byte in secrets.token_bytes(length))
         case NamedIds(template):
             return template.replace("$index", str(index)).replace("$name", name)
