@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def roomy(folder: Path) -> Iterator[Engine]:
-    with build_core(folder, max_model_len=128, block_size=8, poison=True) as engine:
+    with build_core(folder, max_model_len=128, block_size=8, num_gpu_blocks_override=400, poison=True) as engine:
         yield engine
 
 

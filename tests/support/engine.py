@@ -114,7 +114,7 @@ def build_core(
     model: Path | str, *, poison: bool = False, block_seed: int | None = None, **config: Any
 ) -> Iterator[Engine]:
     """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order."""
-    settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 32 * 2**20}
+    settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 16 * 2**20}
     chosen = EngineConfig.from_options(model=str(model), **settings | config)
     executor = make_executor(chosen, lambda text: None)
     try:

@@ -165,13 +165,17 @@ class RequestTable:
         assert admitted | self.pending == self.by_id
         constrained = {key: request for key, request in admitted.items() if isinstance(request, ConstrainedRequest)}
         assert constrained == self.constrained
-        assert all(request.status in PENDING for request in self.pending.values())
-        assert all(request.status is RequestStatus.RUNNING for request in self.running)
-        assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
+        assert not [request for request in self.pending.values() if request.status not in PENDING]
+        assert not [request for request in self.running if request.status is not RequestStatus.RUNNING]
+        assert not [
+            request for request in waiting if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        ]
         assert self.running == sorted(self.running, key=_order)
-        assert not any(request.tables or request.states or request.num_computed_tokens for request in waiting)
-        assert not any(request.images.held for request in waiting)
-        assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
+        assert not [request for request in waiting if request.tables or request.states or request.num_computed_tokens]
+        assert not [request for request in waiting if request.images.held]
+        assert not [
+            request for request in self.by_id.values() if not 0 <= request.num_placeholders <= request.max_placeholders
+        ]
         self._kv_cache_manager.check_integrity(self.running, list(self.pending.values()))
         self._loras.check_integrity(self.running, self.by_id.values())
 

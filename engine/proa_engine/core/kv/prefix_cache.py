@@ -145,10 +145,11 @@ class PrefixCache:
         """Raises `AssertionError` unless exactly those of `blocks` that are marked as cached can be found by their
         hashes."""
         maps = (self.cached_blocks, *self.cached_window_blocks, self.cached_states)
+        marked = [block for block in blocks if block.cached_in is not None or block.checkpoints is not None]
         for cached in maps:
-            of_map = {block.block_hash: block for block in blocks if block.cached_in is cached}
+            of_map = {block.block_hash: block for block in marked if block.cached_in is cached}
             assert of_map == cached, "hashes and blocks differ"
-        assert sum(map(len, maps)) == sum(block.cached_in is not None for block in blocks)
+        assert sum(map(len, maps)) == sum(block.cached_in is not None for block in marked)
         needed: dict[Block, set[bytes]] = {}
         for checkpoint_hash, checkpoint in self.checkpoints.items():
             assert all(checkpoint.window_blocks), "a checkpoint needs blocks of all tables with windows"
@@ -157,11 +158,11 @@ class PrefixCache:
             )
             for block in checkpoint.blocks:
                 needed.setdefault(block, set()).add(checkpoint_hash)
-        linked = {block: block.checkpoints for block in blocks if block.checkpoints is not None}
+        linked = {block: block.checkpoints for block in marked if block.checkpoints is not None}
         assert linked == needed, "checkpoints and their blocks differ"
         assert all(
             (block.cached_in is None or block.cached_in is self.cached_blocks) == (block not in needed)
-            for block in blocks
+            for block in marked
         )
 
     def _remove_checkpoint(self, checkpoint_hash: bytes) -> None:
