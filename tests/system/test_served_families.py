@@ -1,19 +1,18 @@
-"""Every architecture of the registry, started with a folder as `make run MODEL=FOLDER` starts it: chats stream, and
-completions have the greedy tokens of `transformers`."""
+"""Every architecture of the registry, served from a folder: chats stream, and completions have the greedy tokens of
+`transformers`."""
 
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI
 
 from proa_engine.models.registry import MODULES
+from support.engine_server import serving_model
+from support.gateway import running_gateway
 from support.greedy import greedy
-from support.processes import engine_process, gateway_process
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
@@ -61,7 +60,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "SeedOssForCausalLM": ("seed_oss", {}),
     "SmolLM3ForCausalLM": ("smollm3", {}),
 }
-AT_ONCE = 4  # engines, of about 0.4 GB each
+AT_ONCE = 4  # engines
+CACHE_BYTES = 2**22
 GROUPS = [list(FAMILIES)[start : start + AT_ONCE] for start in range(0, len(FAMILIES), AT_ONCE)]
 PROMPT = "A proa is a boat with two unlike hulls"
 NUM_TOKENS = 16
@@ -76,25 +76,16 @@ def make_folders(root: Path, architecture: str) -> tuple[Path, Path]:
     return as_text_part(text, root / architecture, architecture), text
 
 
-@contextmanager
-def serving(folders: Mapping[str, Path]) -> Iterator[OpenAI]:
+@asynccontextmanager
+async def serving(folders: Mapping[str, Path]) -> AsyncIterator[AsyncOpenAI]:
     """A client of a gateway before engines with these models, by name."""
-
-    def start(name: str) -> str:
-        engine = engine_process("--model", str(folders[name]), "--served-model-name", name)
-        return stack.enter_context(engine)[1]
-
     with ExitStack() as stack:
-        with ThreadPoolExecutor() as executor:
-            first, *others = executor.map(start, folders)
-        arguments = [argument for address in others for argument in ("--engine", address)]
-        _, port = stack.enter_context(gateway_process(first, *arguments))
-        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        stack.enter_context(client)
-        deadline = time.monotonic() + 30
-        while {model.id for model in client.models.list()} != folders.keys():
-            assert time.monotonic() < deadline, "the gateway has not found all engines"
-        yield client
+        engines = [
+            f"127.0.0.1:{stack.enter_context(serving_model(folder, name, kv_cache_memory_bytes=CACHE_BYTES))}"
+            for name, folder in folders.items()
+        ]
+        async with running_gateway(*engines) as gateway:
+            yield gateway.openai
 
 
 def test_every_architecture_is_here() -> None:
@@ -103,17 +94,17 @@ def test_every_architecture_is_here() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", GROUPS, ids=", ".join)
-def test_folders_are_served(names: list[str], tmp_path: Path) -> None:
+async def test_folders_are_served(names: list[str], tmp_path: Path) -> None:
     folders = {name: make_folders(tmp_path / name, name) for name in names}
-    with serving({name: folder for name, (folder, _) in folders.items()}) as client:
+    async with serving({name: folder for name, (folder, _) in folders.items()}) as client:
         for name, (_, text) in folders.items():
-            check_completion(client, name, text)
-            check_chat(client, name)
+            await check_completion(client, name, text)
+            await check_chat(client, name)
 
 
-def check_completion(client: OpenAI, model: str, text: Path) -> None:
+async def check_completion(client: AsyncOpenAI, model: str, text: Path) -> None:
     prompt = list(PROMPT.encode())
-    completion: Any = client.completions.create(
+    completion: Any = await client.completions.create(
         model=model,
         prompt=PROMPT,
         temperature=0,
@@ -126,9 +117,9 @@ def check_completion(client: OpenAI, model: str, text: Path) -> None:
     assert completion.choices[0].token_ids[: expected.num_sure] == expected.token_ids[: expected.num_sure], model
 
 
-def check_chat(client: OpenAI, model: str) -> None:
+async def check_chat(client: AsyncOpenAI, model: str) -> None:
     question: Any = [{"role": "user", "content": "What is a proa?"}]
-    stream: Any = client.chat.completions.create(
+    stream: Any = await client.chat.completions.create(
         model=model,
         messages=question,
         temperature=0,
@@ -136,5 +127,5 @@ def check_chat(client: OpenAI, model: str) -> None:
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
+    reasons = [choice.finish_reason async for chunk in stream for choice in chunk.choices]
     assert reasons[-1] == "length", model
