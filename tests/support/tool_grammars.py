@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from random import Random
 
@@ -57,14 +57,21 @@ def builtin_format_tokenizer(*tokens: str) -> FormatTokenizer:
     return FormatTokenizer(Tokenizer.from_str(json.dumps(saved)), tokens)
 
 
+@lru_cache(maxsize=1)
+def _fresh_matcher(grammar: Grammar, tokenizer: FormatTokenizer) -> LLMatcher:
+    """Tests ask about several texts under one grammar, whose compilation takes longer than a text."""
+    matcher = LLMatcher(tokenizer.for_grammars, grammar.text, log_level=0, limits=LIMITS)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
 class TestMatcher:
     """The core's `Matcher`, by llguidance."""
 
     __test__ = False
 
     def __init__(self, grammar: Grammar, tokenizer: FormatTokenizer) -> None:
-        self.matcher = LLMatcher(tokenizer.for_grammars, grammar.text, log_level=0, limits=LIMITS)
-        assert not self.matcher.is_error(), self.matcher.get_error()
+        self.matcher = _fresh_matcher(grammar, tokenizer).deep_copy()
 
     @property
     def is_accepting(self) -> bool:

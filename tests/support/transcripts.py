@@ -15,7 +15,7 @@ from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream, Vocabulary
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
-from proa_gateway.parsing.compiled_format import compile_format
+from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.parser import MessageConsumer, ResponseParser
 from support.messages import Message, MessageCollector
@@ -73,9 +73,8 @@ class Replay:
     def __init__(self, tool_format: ToolFormat, transcript: Transcript, tokens: Sequence[str]) -> None:
         self._transcript = transcript
         self._tokenizer = _tokenizer(tuple(tokens))
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._added = {token.content: token_id for token_id, token in added.items() if token.content in tokens}
-        self._compiled = compile_format(tool_format, self._added, calls=transcript.has_calls)
+        self._added = _added(tuple(tokens))
+        self._compiled = _compiled(tool_format, tuple(tokens), has_calls=transcript.has_calls)
 
     def in_deltas(self, size: int) -> tuple[str, str, list[tuple[str, object]]]:
         """The message in the form in which a transcript has it."""
@@ -199,6 +198,18 @@ def _tokenizer(tokens: tuple[str, ...]) -> Tokenizer:
     tokenizer = byte_level_tokenizer()
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens])
     return tokenizer
+
+
+@cache
+def _added(tokens: tuple[str, ...]) -> dict[str, int]:
+    """The ids of the added tokens."""
+    added = _tokenizer(tokens).get_added_tokens_decoder()
+    return {token.content: token_id for token_id, token in added.items() if token.content in tokens}
+
+
+@cache
+def _compiled(tool_format: ToolFormat, tokens: tuple[str, ...], *, has_calls: bool) -> CompiledFormat:
+    return compile_format(tool_format, _added(tokens), calls=has_calls)
 
 
 class _Listener:
