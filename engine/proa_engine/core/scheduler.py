@@ -283,7 +283,7 @@ class Scheduler:
             new_requests=plan.new_requests,
             cached_requests=plan.cached_requests,
             decode_request_ids=self._decode_ids.of(plan.decodes),
-            num_chunk_tokens=plan.num_chunk_tokens,
+            num_chunk_tokens=plan.num_drafted_tokens | plan.num_chunk_tokens,
             finished_request_ids=finished_ids,
             preempted_request_ids=preempted_ids,
             grammar_rows=plan.grammar_rows() if plan.constrained else [],

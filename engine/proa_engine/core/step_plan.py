@@ -33,7 +33,9 @@ class StepPlan:
     budget_with_decodes: int  # tokens that can still be scheduled, and those of `decodes`
     constrained: Mapping[str, ConstrainedRequest]  # requests with a grammar, by id
     decodes: list[Request] = field(default_factory=list)  # rows of one token
-    chunks: list[Request] = field(default_factory=list)  # rows of several tokens
+    drafted: list[Request] = field(default_factory=list)  # rows of one token and drafts
+    num_drafted_tokens: dict[str, int] = field(default_factory=dict)  # by request id, drafts included
+    chunks: list[Request] = field(default_factory=list)  # other rows of several tokens
     num_chunk_tokens: dict[str, int] = field(default_factory=dict)  # by request id
     new_requests: list[NewRequestData] = field(default_factory=list)
     cached_requests: list[CachedRequestData] = field(default_factory=list)
@@ -48,8 +50,9 @@ class StepPlan:
 
     @property
     def rows(self) -> list[Request]:
-        """The step's requests, those with one token first, because decodes are computed together."""
-        return self.decodes + self.chunks if self.chunks else self.decodes
+        """The step's requests, those with one token first, then those with drafts, because layers compute each kind
+        together."""
+        return self.decodes + self.drafted + self.chunks if self.drafted or self.chunks else self.decodes
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: Sequence[Sequence[int]]) -> None:
         """Schedule tokens of a request that the workers hold. A decode without a new block is added to `decodes`
@@ -87,8 +90,12 @@ class StepPlan:
             self.decodes.append(request)
         else:
             self.budget_with_decodes -= num_tokens
-            self.chunks.append(request)
-            self.num_chunk_tokens[request.request_id] = num_tokens
+            has_drafts = request.num_computed_tokens + num_tokens > request.num_planned_tokens
+            rows, counts = self.chunks, self.num_chunk_tokens
+            if has_drafts:
+                rows, counts = self.drafted, self.num_drafted_tokens
+            rows.append(request)
+            counts[request.request_id] = num_tokens
         request.images.claim(request, num_tokens)
         request.schedule(num_tokens)
 

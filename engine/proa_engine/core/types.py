@@ -203,7 +203,7 @@ class SchedulerOutput:
     new_requests: list[NewRequestData]
     cached_requests: list[CachedRequestData]  # others continue from what the workers have computed
     decode_request_ids: list[str]  # rows of one token
-    num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id
+    num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id; those with drafts come first
     finished_request_ids: list[str]  # workers drop these before they run this step
     preempted_request_ids: list[str]  # likewise; they come back as new requests
     # Indices of rows that sample a token under a grammar, ascending; rank 0 alone samples all rows of such a step.
