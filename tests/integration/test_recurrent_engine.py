@@ -1,6 +1,5 @@
 """A model with recurrent layers behind `LLM`: fewer requests where states need the memory, and every kind of output."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +10,14 @@ import pytest
 from proa_engine import LLM, SamplingParams, StructuredOutputsParams
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
-from proa_engine.executor import make_executor
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.server.loaded_engine import make_model_info
-from proa_engine.server.options import ServeOptions
-from proa_engine.server.serve import EngineServer, StartError
 from support.tiny_models import make_tiny_model
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 64}
-CACHE_BYTES = 300_000  # a state takes 23,424
+STATE_BYTES, INPUT_BYTES = 23_424, 1_760  # of one request, and of one token
+CACHE_BYTES = 300_000
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-REFUSAL = "speculative decoding does not support models with recurrent layers; remove speculative_config"
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = ["The sea", "A boat with two unlike hulls that are of unequal length", "Why?", "One, two, three"] * 3
 
@@ -43,7 +39,7 @@ def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path,
     config = EngineConfig.from_options(model=str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
     parts = load_engine(config, lines.append)
     try:
-        assert parts.executor.started.max_num_seqs == CACHE_BYTES // (2 * 23_424) - 1 == 5
+        assert parts.executor.started.max_num_seqs == CACHE_BYTES // (2 * STATE_BYTES) - 1 == 5
         assert parts.executor.started.cache_groups.num_state_slots == 5 + 1 + 1
         assert any("7 states, at most 5 requests at a time" in line for line in lines), lines
         assert make_model_info(parts, tokenizer_digest="").max_num_seqs == 5
@@ -56,21 +52,32 @@ def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path,
     assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
 
 
-def test_drafts_are_refused_before_weights_are_read(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "config.json", tmp_path)
-    with pytest.raises(ValueError, match=REFUSAL):
-        LLM(str(tmp_path), speculative_config=DRAFTS, skip_tokenizer_init=True, load_format="dummy", **CONFIG)
+def test_drafts_change_no_token(folder: Path, llm: LLM) -> None:
+    few = replace(GREEDY, allowed_token_ids=(97, 98, 99))
+    params = [few, replace(few, temperature=1.0, seed=3), GREEDY, replace(GREEDY, temperature=1.0, seed=5)] * 3
+    expected = [each.outputs[0].token_ids for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+    drafting = LLM(str(folder), kv_cache_memory_bytes=CACHE_BYTES, speculative_config=DRAFTS, **CONFIG)
+    for _ in range(2):
+        outputs = drafting.generate(PROMPTS, params, use_tqdm=False)
+        assert [each.outputs[0].token_ids for each in outputs] == expected
+    assert drafting.llm_engine._core.stats().spec_decode_num_accepted_tokens > 20
+    drafting.llm_engine.shutdown()
+
+
+def test_inputs_that_are_kept_of_drafts_count_as_memory_of_the_cache(folder: Path) -> None:
     lines: list[str] = []
     config = EngineConfig.from_options(
-        model=str(folder), speculative_config=SpeculativeConfig.from_mapping(DRAFTS), **CONFIG
+        model=str(folder),
+        kv_cache_memory_bytes=CACHE_BYTES,
+        speculative_config=SpeculativeConfig.from_mapping(DRAFTS),
+        **CONFIG,
     )
-    with pytest.raises(ValueError, match=REFUSAL):
-        make_executor(config, lines.append)
-    assert not any("warmed up" in line for line in lines)
-    server = EngineServer(ServeOptions(config=config, host="127.0.0.1", port=0, metrics_port=0, health_port=0))
-    server.start()
-    with pytest.raises(StartError, match=REFUSAL):
-        server.run()
+    parts = load_engine(config, lines.append)
+    try:
+        request_bytes = STATE_BYTES + 4 * INPUT_BYTES
+        assert parts.executor.started.max_num_seqs == (CACHE_BYTES - 2 * STATE_BYTES) // (2 * request_bytes) == 4
+    finally:
+        parts.shutdown()
 
 
 def test_prompt_logprobs_are_those_of_a_prompt_without_a_hit(llm: LLM) -> None:

@@ -71,6 +71,7 @@ CASES = [
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
     Case("Gemma-3-4B", models.GEMMA3_4B),
     Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
+    Case("Qwen3.5-35B-A3B n-gram", models.QWEN35_35B_A3B, _NGRAM),
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B AWQ", stored_as(models.QWEN3_30B_A3B, models.AWQ)),
     Case("Qwen3-30B-A3B nvfp4", stored_as(models.QWEN3_30B_A3B, models.NVFP4)),
@@ -106,6 +107,7 @@ MORE_CASES = [
     Case("Gemma-4-E4B", models.GEMMA4_E4B),
     Case("GLM-4-9B", models.GLM4_9B),
     Case("Qwen3.5-4B invariant", models.QWEN35_4B, _INVARIANT),
+    Case("Qwen3.5-4B invariant, n-gram", models.QWEN35_4B, _INVARIANT | _NGRAM),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
     Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),
     Case(

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 
 from proa_engine.kernels import rms_norm
+from proa_engine.kernels.states.replay_rows import make_replay
+from support import replay_cases
 from support.interpreter import TOLERANCE, close
 from support.state_cases import BATCHES, DECODES, LONG, MIXED, SHORT, conv_case, delta_case
 
@@ -54,3 +56,32 @@ def check_gated_rms_norm(dtype: torch.dtype) -> None:
     expected = (expected.flatten(1) * torch.nn.functional.silu(gate.double())).to(dtype)
     close(rms_norm.gated_rms_norm_reference(x, gate, weight, 1e-6), expected)
     close(rms_norm.gated_rms_norm(x, gate, weight, 1e-6), expected)
+
+
+def check_replayed_short_conv(dtype: torch.dtype) -> None:
+    for rows in replay_cases.BATCHES.values():
+        replay_cases.conv_replay(rows, 300, dtype).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+
+
+def check_replayed_delta_rule(dtype: torch.dtype) -> None:
+    for rows, shape in zip(replay_cases.BATCHES.values(), SHAPES, strict=True):
+        replay_cases.delta_replay(rows, dtype=dtype, **shape).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+
+
+def check_invariant_replayed_delta_rule(dtype: torch.dtype) -> None:
+    case = replay_cases.delta_replay(replay_cases.MIXED, dtype=dtype, **SHAPES[0])
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)
+
+
+def check_replay_rows(dtype: torch.dtype) -> None:
+    """Of decodes and of rows with drafts, on the device and by the reference."""
+    slots, ends = torch.tensor([3, 1, 0, 5]), torch.tensor([20, 9, 0, 31])
+    num_tokens, starts = torch.tensor([4, 1, 0, 1]), torch.tensor([0, 4, 8, 12, 16], dtype=torch.int32)
+    for num_kept in (None, torch.tensor([4, 0, 0, 0])):
+        positions = torch.tensor([90, 8, 90, 14, 90, 27, 0], dtype=torch.int32)
+        replay = make_replay(positions, slots, ends, num_tokens, num_kept, starts, width=4, num_rows=4)
+        assert replay.slots.tolist() == [3, 1, 6, 5]
+        assert replay.num_pending.tolist() == [2, 0, 0, 3]
+        assert replay.num_kept.tolist() == [4, 0, 0, 0]
+        assert replay.starts.tolist() == [0, 7, 12, 15]
+        assert positions.tolist() == [90, 9, 90, 16, 90, 31, 0]

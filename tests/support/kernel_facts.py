@@ -29,6 +29,7 @@ HOT = {
     "few_rows_kernel",
     "gated_rms_norm_kernel",
     "short_conv_kernel",
+    "short_conv_replay_kernel",
     "prefill_attention_kernel",
     "skinny_fp8_kernel",
     "skinny_gemm_kernel",

@@ -177,8 +177,11 @@ class PagedModel:
                 write.append(sequence.state)
                 segment_starts.append(segment_starts[first_segments[-1]] + position - start)
             first_segments.append(len(write))
-        tensors = (read, write, first_segments, segment_starts)
-        return StateRows(*(torch.tensor(each, dtype=torch.int32, device=self.device) for each in tensors))
+
+        def on_device(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+        return StateRows(on_device(read), on_device(write), on_device(first_segments), on_device(segment_starts))
 
     def prefill(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
         """Hidden states [T, H] of one sequence alone, `chunk` tokens a step (default: all at once)."""

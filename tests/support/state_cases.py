@@ -48,9 +48,12 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         starts.append(segment_starts[-1])
         first_segments.append(len(write))
     num_decodes = next((i for i, row in enumerate(rows) if row.segments != (1,)), len(rows))
-    tensors = (torch.tensor(each, dtype=torch.int32) for each in (read, write, first_segments, segment_starts))
+    tensors = [torch.tensor(each, dtype=torch.int32) for each in (read, write, first_segments, segment_starts)]
     return Batch(
-        torch.tensor(starts, dtype=torch.int32), StateRows(*tensors), num_decodes, [[*row.segments] for row in rows]
+        torch.tensor(starts, dtype=torch.int32),
+        StateRows(tensors[0], tensors[1], tensors[2], tensors[3]),
+        num_decodes,
+        [[*row.segments] for row in rows],
     )
 
 
@@ -83,10 +86,12 @@ class ConvCase:
         """The output, and the cache after the step."""
         cache, batch = self.cache.clone(), self.batch
         plan = plan_states(batch.query_start_loc, batch.states) if on_cpu else None
-        out = short_conv(
+        out, _ = short_conv(
+            self.x,
             self.x,
             self.weight,
             cache,
+            (),
             batch.query_start_loc,
             batch.states,
             num_decodes=batch.num_decodes,
@@ -141,7 +146,9 @@ class DeltaCase:
             self.a_log,
             self.dt_bias,
             cache,
+            batch.query_start_loc,
             batch.states,
+            pending=None,
             num_decodes=batch.num_decodes,
             batch_invariant=batch_invariant,
             plan=plan,

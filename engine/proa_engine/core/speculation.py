@@ -89,14 +89,6 @@ class SpeculatingRequest(Request):
         return super().append_row(row, now)
 
 
-def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> None:
-    """Raises `ValueError` for drafts with recurrent layers: a rejected draft cannot be removed from the state."""
-    if num_speculative_tokens and is_recurrent:
-        raise ValueError(
-            "speculative decoding does not support models with recurrent layers; remove speculative_config"
-        )
-
-
 def can_speculate(request: EngineCoreRequest) -> bool:
     """Return False if sampling depends on rules that the host derives from the exact number of output tokens, or if the
     prompt has embeddings, which cannot be drafts."""

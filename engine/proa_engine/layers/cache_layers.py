@@ -30,9 +30,14 @@ class LatentLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """A state of fixed size for every request: the shape and the type of each of its parts."""
+    """A state of fixed size for every request: the shape and the type of each of its parts.
+
+    `inputs` are the values of a token from which the layer computes states: the width and the type of each. With drafts
+    the layer keeps those of a step's tokens, see `Replay`.
+    """
 
     parts: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    inputs: tuple[tuple[int, torch.dtype], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,13 @@ class LayerCache:
 
     `tensors`, by the kind of layer: keys and values, each [num_blocks, kv_heads, block_size, head_dim]; latent rows
     [num_blocks, block_size, rank + rope_dim]; or the parts of states, each [num_state_slots, *shape]. `table` is the
-    index of the block table in `AttentionMetadata.tables`; states have none and leave it 0.
+    index of the block table in `AttentionMetadata.tables`; states have none and leave it 0. `kept` are the inputs of a
+    layer with states, each [max_num_seqs, tokens, width]; without drafts of no tokens.
     """
 
     table: int
     tensors: tuple[Tensor, ...]
+    kept: tuple[Tensor, ...] = ()
     layout: tuple[object, ...] = field(init=False)  # equal for layers with equal places of their tokens
 
     def __post_init__(self) -> None:

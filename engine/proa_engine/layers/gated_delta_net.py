@@ -124,11 +124,13 @@ class GatedDeltaNet:
     @property
     def cache_layer(self) -> StateLayer:
         channels = self.conv_weight.shape[0]
+        dtype = self.conv_weight.dtype
         return StateLayer(
             (
                 ((self.num_heads, self.value_dim, self.key_dim), torch.float32),
-                ((channels, KERNEL_SIZE - 1), self.conv_weight.dtype),
-            )
+                ((channels, KERNEL_SIZE - 1), dtype),
+            ),
+            inputs=((channels, dtype), (2 * self.num_heads, dtype)),
         )
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
@@ -140,10 +142,12 @@ class GatedDeltaNet:
         gates = inputs[:, channels + width :] if self.gates is None else self.gates(x)
         state_cache, conv_cache = cache.tensors
         plan = step.state_plan()
-        qkv = short_conv(
+        qkv, pending = short_conv(
             inputs[:, :channels],
+            gates,
             self.conv_weight,
             conv_cache,
+            cache.kept,
             metadata.query_start_loc,
             states,
             num_decodes=metadata.num_decodes,
@@ -155,7 +159,9 @@ class GatedDeltaNet:
             self.a_log,
             self.dt_bias,
             state_cache,
+            metadata.query_start_loc,
             states,
+            pending=pending,
             num_decodes=metadata.num_decodes,
             batch_invariant=step.batch_invariant,
             plan=plan,

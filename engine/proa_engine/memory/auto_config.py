@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from proa_engine.config import FITTING_LENGTH, EngineConfig
-from proa_engine.core.speculation import check_speculation
 from proa_engine.kernels.fp8 import FP8, check_device
 from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.memory.host import available_cores, threads_per_rank
@@ -39,7 +38,6 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
     model = read_config.of_engine(config, folder, language_model_only=config.images.language_model_only)
     if config.pooler_config is not None:
         model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
-    check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)
     if config.batch_invariant and device.type != "cpu":  # kernels of a CPU never depend on the batch
         model = make_batch_invariant(model, config.parallel.tensor_parallel_size)
     is_latent = all(layer.cache_kind is LatentLayer for layer in model.layers)

@@ -36,6 +36,7 @@ class CachePlan:
     places: tuple[Place | None, ...]  # by layer; None: a state
     state_bytes: int  # of one slot, all layers together
     checkpoint_interval: int  # tokens between checkpoints, the same on every pipeline stage
+    input_bytes: int = 0  # of the inputs of one token that layers with states keep if there are drafts
 
     @property
     def tables(self) -> tuple[int, ...]:
@@ -99,6 +100,7 @@ def plan_caches(
         places=tuple(placed.get(_stored_by(layers, index)) for index in own),
         state_bytes=state_bytes,
         checkpoint_interval=interval,
+        input_bytes=sum(_input_bytes(layers[index]) for index in states if index in own),
     )
 
 
@@ -188,6 +190,12 @@ def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
             return 0
 
 
+def _input_bytes(layer: CacheLayer) -> int:
+    """Return the bytes of one token's inputs of a layer with a state."""
+    assert isinstance(layer, StateLayer)
+    return sum(width * dtype.itemsize for width, dtype in layer.inputs)
+
+
 @dataclass(slots=True)
 class CacheMemory:
     """The memory of a KV cache."""
@@ -219,9 +227,12 @@ def allocate_caches(
     device: torch.device,
     num_state_slots: int = 0,
     *,
+    kept_tokens: tuple[int, int] = (0, 0),
     whole_blocks: bool = False,
 ) -> CacheMemory:
     """Allocate every layer's cache. Values are not initialized, because only positions that were written are read.
+
+    `kept_tokens`: of how many requests, and of how many tokens of each, layers with states keep inputs.
 
     If all attention layers have one shape, each place in a block is a tensor of its own, which one layer of every table
     uses. Otherwise, and with `whole_blocks`, layers are strided views of one tensor of bytes. On a CPU unused pages
@@ -242,7 +253,8 @@ def allocate_caches(
                 caches.append(caches[stored_by])
             case StateLayer(parts):
                 own = [torch.empty(num_state_slots, *shape, dtype=each, device=device) for shape, each in parts]
-                caches.append(LayerCache(0, tuple(own)))
+                kept = [torch.empty(*kept_tokens, width, dtype=each, device=device) for width, each in layer.inputs]
+                caches.append(LayerCache(0, tuple(own), tuple(kept)))
                 states += own
     return CacheMemory(caches, memory.bytes, states)
 

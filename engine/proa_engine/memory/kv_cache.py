@@ -93,23 +93,29 @@ def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> Ca
     )
 
 
-def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
+def num_kept_tokens(config: EngineConfig) -> int:
+    """Return the number of a request's tokens of which layers with states keep inputs: those of a step with drafts."""
+    return 1 + config.num_speculative_tokens if config.num_speculative_tokens else 0
+
+
+def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int, num_kept: int = 0) -> CacheSizes:
     """Divide memory between blocks and states.
 
-    A request needs a state, and one more state is needed to write while another is read. If the states of
-    `max_num_seqs` requests would take more than half of the memory, fewer requests run. Raises ValueError if not even
-    one could.
+    A request needs a state and the inputs of `num_kept` tokens, and one more state is needed to write while another is
+    read. If those of `max_num_seqs` requests would take more than half of the memory, fewer requests run. Raises
+    ValueError if not even one could.
     """
     if not plan.state_bytes:
         return CacheSizes(num_bytes // plan.block_bytes, 0, max_num_seqs)
-    max_num_seqs = min(max_num_seqs, num_bytes // (2 * plan.state_bytes) - 1)
+    request_bytes = plan.state_bytes + num_kept * plan.input_bytes
+    max_num_seqs = min(max_num_seqs, (num_bytes - 2 * plan.state_bytes) // (2 * request_bytes))
     if max_num_seqs < 1:
         raise ValueError(
             f"the KV cache has {gib(max(num_bytes, 0))} on this rank, but the state of one request takes "
-            f"{gib(plan.state_bytes)}: raise kv_cache_memory_bytes (gpu_memory_utilization), or give the engine more "
+            f"{gib(request_bytes)}: raise kv_cache_memory_bytes (gpu_memory_utilization), or give the engine more "
             "memory"
         )
-    left = num_bytes - (max_num_seqs + 1) * plan.state_bytes
+    left = num_bytes - max_num_seqs * request_bytes - plan.state_bytes
     num_cached = int(left * _SHARE_OF_CACHED_STATES) // plan.state_bytes
     num_blocks = (left - num_cached * plan.state_bytes) // plan.block_bytes
     return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
@@ -182,13 +188,13 @@ def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None
     if config.num_gpu_blocks_override is not None:
         return with_blocks(config.num_gpu_blocks_override, plan, config.max_num_seqs)
     if config.kv_cache_memory_bytes is not None:
-        return divide(config.kv_cache_memory_bytes, plan, config.max_num_seqs)
+        return divide(config.kv_cache_memory_bytes, plan, config.max_num_seqs, num_kept_tokens(config))
     return None
 
 
 def cpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
     """Return the sizes for a CPU. They are at most what requests of `max_model_len` tokens in every slot can use."""
-    sizes = divide(num_bytes, plan, config.max_num_seqs)
+    sizes = divide(num_bytes, plan, config.max_num_seqs, num_kept_tokens(config))
     most = _blocks_of_all_slots(config, plan, sizes, max_model_len)
     return smallest((sizes, with_blocks(most, plan, config.max_num_seqs)))
 
@@ -199,7 +205,7 @@ def gpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_l
 
     There is a limit because a block also takes host memory, and a tiny model would have millions of them.
     """
-    sizes = divide(num_bytes, plan, config.max_num_seqs)
+    sizes = divide(num_bytes, plan, config.max_num_seqs, num_kept_tokens(config))
     most = max(2 * _blocks_of_all_slots(config, plan, sizes, max_model_len), _SMALL_NUM_BLOCKS)
     return smallest((sizes, with_blocks(most, plan, config.max_num_seqs)))
 

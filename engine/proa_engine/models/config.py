@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from proa_engine.layers.cache_layers import LatentLayer, StateLayer
+from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.layers.expert_split import ExpertSplit, split_experts
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.norm import NormOptions
@@ -73,11 +73,6 @@ class ModelConfig:
     def own_layers(self) -> Sequence[LayerDeclaration]:
         """The layers of `stage`."""
         return self.stage.own(self.layers)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a layer keeps a state, which cannot forget a token."""
-        return any(layer.cache_kind is StateLayer for layer in self.layers)
 
     def expert_split(self, num_ranks: int) -> ExpertSplit | None:
         """How tensor parallel ranks divide the experts of every layer; None: it has none, or `transformers` makes

@@ -1,17 +1,21 @@
 """StateColumns: the slots from which a step's rows read the states of recurrent layers, and to which they write
-them."""
+them; with drafts, also of how many tokens they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from proa_engine.kernels.states.state_rows import StateRows
+from proa_engine.core.types import NewRequestData
+from proa_engine.kernels.states.replay_rows import make_replay
+from proa_engine.kernels.states.state_rows import Replay, StateRows
+from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
 from proa_engine.step.decode_graphs import STATE_COLUMNS, GraphShape
-from proa_engine.step.slots import SlotTables
+from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
 
@@ -25,21 +29,56 @@ class Segments(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftRows:
+    """Staged indices of what `StateColumns.replay` reads, and a host value."""
+
+    slots: int  # [rows]
+    num_kept: int  # [rows]
+    num_rows: int  # see `Replay`
+
+    def replay(self, columns: "StateColumns", metadata: AttentionMetadata, arrays: Sequence[Tensor]) -> Replay:
+        slots, num_tokens = arrays[self.slots], metadata.query_start_loc.diff()
+        return columns.replay(metadata, slots, metadata.seq_lens, num_tokens, arrays[self.num_kept], self.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class StateInputs:
+    columns: "StateColumns"
     indices: list[int]  # staged: the arrays of `Segments`
+    rows: DraftRows | None  # None: the engine has no drafts
 
     def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        forward.metadata.states = StateRows(*(arrays[index].int() for index in self.indices))
+        metadata = forward.metadata
+        replay = None if self.rows is None else self.rows.replay(self.columns, metadata, arrays)
+        read, write, first_segments, segment_starts = (arrays[index].int() for index in self.indices)
+        metadata.states = StateRows(read, write, first_segments, segment_starts, replay)
 
 
 class StateColumns(Columns):
-    """The state slot of each request, on the host. `Rows.states` has the rows that read or write other slots."""
+    """The state slot of each request, on the host. `Rows.states` has the rows that read or write other slots.
 
-    def __init__(self, tables: SlotTables) -> None:
+    With drafts, only the device knows how many tokens a request has. It also keeps of how many the request's states
+    are, and so knows the tokens that its next row computes again.
+    """
+
+    def __init__(self, tables: SlotTables, num_kept: int = 0) -> None:
+        """`num_kept`: tokens of a request of which layers keep inputs; 0 without drafts."""
         self.slots = np.zeros(tables.num_slots, np.int64)
+        self._num_kept = num_kept
+        # [slots] int32: tokens before the state of each slot's request. The last one is of padding.
+        self._positions = torch.zeros(tables.num_slots + 1, dtype=torch.int32, device=tables.device)
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        if self._num_kept:
+            edits.write(self._positions, (slot,), (request.num_computed_tokens,))
 
     def lay_out(self, rows: Rows, packer: Packer) -> StateInputs:
-        return StateInputs([packer.add(array) for array in self.cut_into_segments(rows)])
+        segments = [packer.add(array) for array in self.cut_into_segments(rows)]
+        if not self._num_kept:
+            return StateInputs(self, segments, None)
+        num_kept = np.where(rows.num_samples > 1, rows.counts, 0)
+        num_rows = int(np.count_nonzero(rows.counts == np.maximum(rows.num_samples, 1)))
+        return StateInputs(self, segments, DraftRows(packer.add(rows.slots), packer.add(num_kept), num_rows))
 
     def lay_out_decodes(self, rows: Rows) -> IntArray:
         segments = self.cut_into_segments(rows)
@@ -47,8 +86,35 @@ class StateColumns(Columns):
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
         read, write = columns[STATE_COLUMNS].int()
-        starts = forward.metadata.query_start_loc
-        forward.metadata.states = StateRows(read, write, starts, starts)
+        metadata, replay = forward.metadata, None
+        if self._num_kept:
+            slots, ends, num_tokens = columns[:3]
+            replay = self.replay(metadata, slots, ends, num_tokens, None, shape.num_rows)
+        starts = first_segments = metadata.query_start_loc
+        if shape.width > 1:
+            first_segments = torch.arange(shape.num_rows + 1, dtype=torch.int32, device=starts.device)
+        metadata.states = StateRows(read, write, first_segments, starts, replay)
+
+    def replay(
+        self,
+        metadata: AttentionMetadata,
+        slots: Tensor,
+        ends: Tensor,
+        num_tokens: Tensor,
+        num_kept: Tensor | None,
+        num_rows: int,
+    ) -> Replay:
+        """Return what a step's rows compute again, from true ends; see `make_replay`. Can be captured."""
+        return make_replay(
+            self._positions,
+            slots,
+            ends,
+            num_tokens,
+            num_kept,
+            metadata.query_start_loc,
+            width=self._num_kept,
+            num_rows=num_rows,
+        )
 
     def cut_into_segments(self, rows: Rows) -> Segments:
         """Return the segments of a step. A row without an entry in `rows.states` is one segment, which reads and writes

@@ -9,7 +9,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
-from proa_engine.memory.kv_cache import CacheSizes, num_parameters
+from proa_engine.memory.kv_cache import CacheSizes, num_kept_tokens, num_parameters
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
@@ -109,6 +109,7 @@ def make_model_runner(plan: RunnerPlan, loaded: LoadedModel) -> ModelRunner:
         placement.cache_dtype,
         device,
         num_state_slots=sizes.num_state_slots,
+        kept_tokens=(config.max_num_seqs, num_kept_tokens(config)),
         whole_blocks=sizes.num_host_pages > 0,
     )
     memory.divide(len(model.cache_layers()))
@@ -178,7 +179,7 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
     elif config.speculative_config is not None:
         features.append(NgramDrafts(tables, config.speculative_config))
     if plan.caches.state_bytes:
-        features.append(StateColumns(tables))
+        features.append(StateColumns(tables, num_kept_tokens(config)))
     if loaded.loras is not None:
         features.append(LoraColumns(tables, loaded.loras))
     return InputBatch(tables, SamplingColumns(tables, model_config.eos_token_ids), features)

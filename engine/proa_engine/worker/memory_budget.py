@@ -63,7 +63,8 @@ def _gpu_bytes(
     encoded_images: int,
     log: Callable[[str], None],
 ) -> int:
-    """Return the bytes for the KV cache, measured with the largest graphs."""
+    """Return the bytes for the KV cache, measured with the largest graphs. The inputs that the measured runner keeps of
+    drafts are among these bytes, as `kv_cache.divide` has them."""
     largest = replace(plan, shapes=plan.shapes[-2:], prompt_shapes=plan.prompt_shapes[-2:])
     runner = make_model_runner(largest, loaded)
     usage = measure_memory(
@@ -76,7 +77,8 @@ def _gpu_bytes(
     log(str(usage))
     del runner
     torch.cuda.empty_cache()
-    return usage.available
+    kept = plan.sizes.max_num_seqs * kv_cache.num_kept_tokens(plan.config) * plan.caches.input_bytes
+    return usage.available + kept
 
 
 def _host_memory(config: EngineConfig) -> HostMemory:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from proa_engine.kernels.states.state_rows import StateRows
-from support.interpreted_state_kernels import SHAPES
+from support import replay_cases
+from support.interpreted_state_kernels import SHAPES, check_replay_rows
 from support.state_cases import BATCHES, SHORT, Batch, Row, conv_case, delta_case
 
 
@@ -34,6 +35,19 @@ def test_delta_rule_on_a_cpu_equals_naive_results(
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), case.expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(cache, case.expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_replayed_rows_on_a_cpu_equal_naive_results(rows: Any, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    replay_cases.conv_replay(rows, 37, dtype).check(on_cpu=True, tolerance=tolerance)
+    for shape in SHAPES:
+        replay_cases.delta_replay(rows, dtype=dtype, **shape).check(on_cpu=True, tolerance=tolerance)
+
+
+def test_pending_tokens_on_a_cpu_are_counted_from_true_ends() -> None:
+    check_replay_rows(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

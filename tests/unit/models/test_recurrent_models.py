@@ -67,7 +67,9 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
 
 def test_layers_declare_states_and_keys_and_values(tmp_path: Path) -> None:
     recurrent, attention, _ = load(make_tiny_model(tmp_path, "qwen3_5_text")).cache_layers()
-    assert recurrent == StateLayer((((6, 24, 16), torch.float32), ((2 * 2 * 16 + 6 * 24, 3), torch.float32)))
+    channels = 2 * 2 * 16 + 6 * 24
+    states = ((6, 24, 16), torch.float32), ((channels, 3), torch.float32)
+    assert recurrent == StateLayer(states, inputs=((channels, torch.float32), (2 * 6, torch.float32)))
     assert attention == KeyValueLayer(num_kv_heads=2, head_dim=16)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proa_engine.config import EngineConfig
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.memory.cache_plan import CachePlan, Place
 from proa_engine.memory.host import HostMemory
 from proa_engine.memory.kv_cache import (
@@ -29,8 +30,8 @@ GIB = 2**30
 CONFIG = EngineConfig(model="m", max_num_seqs=4)
 
 
-def plan(windows: tuple[int, ...] = (), state_bytes: int = 0) -> CachePlan:
-    return CachePlan(16, 1024, windows, (Place(0, 0),), state_bytes, checkpoint_interval=512)
+def plan(windows: tuple[int, ...] = (), state_bytes: int = 0, input_bytes: int = 0) -> CachePlan:
+    return CachePlan(16, 1024, windows, (Place(0, 0),), state_bytes, checkpoint_interval=512, input_bytes=input_bytes)
 
 
 def test_the_container_limit_covers_the_process_and_its_cache() -> None:
@@ -67,6 +68,16 @@ def test_fewer_requests_run_where_their_states_would_take_more_than_half() -> No
     assert divide(16 * 1024, plan(state_bytes=2048), 4) == CacheSizes(6, 4 + 1, 3)
     with pytest.raises(ValueError, match=r"state of one request takes 0.00 GiB: raise kv_cache_memory_bytes"):
         divide(8191, plan(state_bytes=4096), 4)
+
+
+def test_a_request_with_drafts_also_needs_the_inputs_of_a_step() -> None:
+    caches = plan(state_bytes=2048, input_bytes=256)
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    of_requests = 3 * (2048 + 4 * 256)
+    configured = replace(CONFIG, max_num_seqs=3, kv_cache_memory_bytes=of_requests + 2048 + 40 * 1024)
+    assert configured_sizes(replace(configured, speculative_config=drafts), caches) == CacheSizes(30, 4 + 5, 3)
+    assert configured_sizes(configured, caches) == CacheSizes(33, 4 + 5, 3), "without drafts nothing is kept"
+    assert divide(16 * 1024, caches, 4, 4) == CacheSizes(6, 3 + 1, 2)
 
 
 def test_a_cpu_gets_no_more_than_full_requests_in_every_slot_use() -> None:

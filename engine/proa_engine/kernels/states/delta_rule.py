@@ -1,7 +1,8 @@
-"""The gated delta rule of a mixed batch (Yang et al. 2024, arXiv 2412.06464): decodes first, then chunks of prompts.
+"""The gated delta rule of a mixed batch (Yang et al. 2024, arXiv 2412.06464): decodes and rows with drafts first, then
+chunks of prompts.
 
-On a GPU decodes are computed token by token and other rows in chunks of 64 tokens, unless a token's bits must not
-depend on chunks. Chunks use the WY form of the rule's transitions (section 3.3). With g the sum of log decays since the
+On a GPU these are computed token by token and other rows in chunks of 64 tokens, unless a token's bits must not depend
+on chunks. Chunks use the WY form of the rule's transitions (section 3.3). With g the sum of log decays since the
 chunk's beginning and S the state before it, the changes that a chunk's tokens make to the state are the rows of
     C = U - W Sᵀ,  U = T diag(beta) V,  W = T diag(beta exp(g)) K,  T = (I + A)⁻¹,
     A[i, j] = beta[i] (k[i]·k[j]) exp(g[i] - g[j]) for j < i, 0 elsewhere,
@@ -18,7 +19,7 @@ import triton.language as tl
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.states.delta_rule_recurrent import delta_rule_recurrent, delta_rule_reference, log_decay
-from proa_engine.kernels.states.state_rows import StatePlan, StateRows
+from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows
 from proa_engine.kernels.tilings import tilings_of
 
 CHUNK = 64
@@ -33,15 +34,16 @@ def delta_rule_chunk(
     cache: torch.Tensor,
     out: torch.Tensor,
     rows: StateRows,
-    num_decodes: int,
+    first_row: int,
 ) -> None:
-    """Write out [T, heads * value_dim] and states of all rows behind the first `num_decodes`.
+    """Write out [T, heads * value_dim] and states of all rows behind the first `first_row`, which have one segment
+    each.
 
     Arguments as those of `gated_delta_rule`.
     """
     _, num_heads, value_dim, key_dim = cache.shape
     num_tokens = qkv.shape[0]
-    num_rows, num_segments = rows.read.shape[0] - num_decodes, rows.write.shape[0] - num_decodes
+    num_rows, num_segments = rows.read.shape[0] - first_row, rows.write.shape[0] - first_row
     num_key_heads = (qkv.shape[1] - num_heads * value_dim) // (2 * key_dim)
     assert qkv.stride(1) == gates.stride(1) == 1
     assert cache.is_contiguous()
@@ -60,7 +62,7 @@ def delta_rule_chunk(
         "CHUNK": CHUNK,
         "BLOCK_K": block_k,
     }
-    num_chunks = (num_tokens - num_decodes) // CHUNK + num_segments  # an upper bound
+    num_chunks = (num_tokens - first_row) // CHUNK + num_segments  # an upper bound
     delta_rule_chunk_kernel[(num_chunks, num_heads)](
         qkv,
         gates,
@@ -71,7 +73,7 @@ def delta_rule_chunk(
         scores,
         log_decays,
         rows.segment_start_loc,
-        num_decodes,
+        first_row,
         num_segments,
         qkv.stride(0),
         gates.stride(0),
@@ -94,7 +96,7 @@ def delta_rule_chunk(
         rows.write,
         rows.first_segments,
         rows.segment_start_loc,
-        num_decodes,
+        first_row,
         qkv.stride(0),
         key_dim**-0.5,
         **sizes,
@@ -293,8 +295,10 @@ def gated_delta_rule(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
     rows: StateRows,
     *,
+    pending: PendingInputs | None,
     num_decodes: int,
     batch_invariant: bool,
     plan: StatePlan | None,
@@ -303,19 +307,25 @@ def gated_delta_rule(
 
     Writes the states at the ends of segments to `cache` [slots, heads, value_dim, key_dim] float32. `gates` [T, 2 *
     heads] are each head's b, then each head's a; `a_log` and `dt_bias` are [heads] float32. Value heads share key heads
-    in groups: value head h uses key head h // (heads / key heads). `plan` is set on a CPU.
+    in groups: value head h uses key head h // (heads / key heads). `pending` is set if `rows.replay` is, `plan` on a
+    CPU.
     """
     if plan is not None:
-        return delta_rule_reference(qkv, gates, a_log, dt_bias, cache, plan)
+        return delta_rule_reference(qkv, gates, a_log, dt_bias, cache, pending, plan)
     _, num_heads, value_dim, _ = cache.shape
-    num_rows = rows.read.shape[0]
+    num_rows, num_recurrent = rows.read.shape[0], 0
     out = torch.empty(qkv.shape[0], num_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     inputs = qkv, gates, a_log, dt_bias, cache, out
-    if batch_invariant:
-        delta_rule_recurrent(*inputs, rows, num_rows, one_token=False)
-        return out
-    if num_decodes:
-        delta_rule_recurrent(*inputs, rows, num_decodes, one_token=True)
-    if num_decodes < num_rows:
-        delta_rule_chunk(*inputs, rows, num_decodes)
+    if rows.replay is not None:
+        num_recurrent = rows.replay.num_rows
+    elif not batch_invariant:
+        num_recurrent = num_decodes
+    if num_recurrent:
+        one_token = rows.replay is None
+        delta_rule_recurrent(*inputs, rows, query_start_loc, 0, num_recurrent, one_token=one_token, pending=pending)
+    num_left = num_rows - num_recurrent
+    if num_left and batch_invariant:
+        delta_rule_recurrent(*inputs, rows, query_start_loc, num_recurrent, num_left, one_token=False)
+    elif num_left:
+        delta_rule_chunk(*inputs, rows, num_recurrent)
     return out

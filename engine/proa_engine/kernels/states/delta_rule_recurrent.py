@@ -8,9 +8,9 @@ decay = exp(-exp(A_log) * softplus(a + dt_bias)).
 On a CPU everything is computed in float32 by elementwise operations and sums over the last dimension, so a token's bits
 depend neither on the other rows of the batch nor on how its row was cut into steps.
 
-On a GPU: decodes, and every row in batch-invariant mode. A program computes BLOCK_V rows of one head's state for one
-row of the batch. It holds them in registers in float32 and writes them once a segment. Grid: (rows, heads, blocks of
-value_dim).
+On a GPU: decodes, rows with drafts, and every row in batch-invariant mode. A program computes BLOCK_V rows of one
+head's state for one row of the batch. It holds them in registers in float32 and writes them once a segment. With drafts
+it first computes the row's pending tokens again. Grid: (rows, heads, blocks of value_dim).
 """
 
 import torch
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.states.state_rows import StatePlan, StateRows, read_states
+from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows, read_states
 
 NORM_EPS = 1e-6
 
@@ -31,10 +31,14 @@ def delta_rule_reference(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     cache: torch.Tensor,
+    pending: PendingInputs | None,
     plan: StatePlan,
 ) -> torch.Tensor:
     """Arguments as those of `gated_delta_rule`."""
     _, num_heads, value_dim, key_dim = cache.shape
+    num_own = len(qkv)
+    if pending is not None:
+        qkv, gates = torch.cat((qkv, pending.convolved)), torch.cat((gates, pending.beside))
     num_tokens = len(qkv)
     inputs = qkv[plan.token_order].float()
     value_width = num_heads * value_dim
@@ -51,6 +55,8 @@ def delta_rule_reference(
     states = read_states(cache, plan)
     products = torch.empty_like(states)
     out = torch.empty_like(value)
+    if -1 in plan.cuts:
+        plan.cuts[-1].write(states, cache)
     start = 0
     for step, num_rows in enumerate(plan.row_counts):
         tokens = slice(start, start + num_rows)
@@ -66,7 +72,7 @@ def delta_rule_reference(
             cut.write(states, cache)
     result = torch.empty(num_tokens, value_width, dtype=qkv.dtype)
     result[plan.token_order] = out.view(num_tokens, value_width).to(qkv.dtype)
-    return result
+    return result[:num_own]
 
 
 def normalize(x: torch.Tensor) -> torch.Tensor:
@@ -94,15 +100,20 @@ def delta_rule_recurrent(
     cache: torch.Tensor,
     out: torch.Tensor,
     rows: StateRows,
+    query_start_loc: torch.Tensor,
+    first_row: int,
     num_rows: int,
     *,
     one_token: bool,
+    pending: PendingInputs | None = None,
 ) -> None:
-    """Write out [T, heads * value_dim] and states of the first `num_rows` rows.
+    """Write out [T, heads * value_dim] and states of `num_rows` rows from `first_row` on.
 
-    Arguments as those of `gated_delta_rule`. `one_token`: these rows have one token each.
+    Arguments as those of `gated_delta_rule`. `one_token`: these rows have one token each. `pending`: what these rows,
+    the first ones, compute again.
     """
     _, num_heads, value_dim, key_dim = cache.shape
+    replay = None if pending is None else rows.replay
     assert qkv.stride(1) == gates.stride(1) == 1
     assert cache.is_contiguous()
     assert out.is_contiguous()
@@ -114,10 +125,17 @@ def delta_rule_recurrent(
         dt_bias,
         cache,
         out,
+        None if pending is None else pending.convolved,
+        None if pending is None else pending.beside,
+        query_start_loc,
         rows.read,
         rows.write,
         rows.first_segments,
         rows.segment_start_loc,
+        None if replay is None else replay.num_pending,
+        None if replay is None else replay.num_kept,
+        None if replay is None else replay.starts,
+        first_row,
         qkv.stride(0),
         gates.stride(0),
         key_dim**-0.5,
@@ -127,6 +145,7 @@ def delta_rule_recurrent(
         VALUE_DIM=value_dim,
         BLOCK_K=next_power_of_2(key_dim),
         BLOCK_V=block_v,
+        WIDTH=0 if replay is None else replay.width,
         ONE_TOKEN=one_token,
         num_warps=4,
     )
@@ -140,7 +159,9 @@ def log_decay(a, a_log, dt_bias):
     return -tl.exp(a_log) * softplus
 
 
-@kernel
+@kernel(
+    do_not_specialize=["first_row"], do_not_specialize_on_alignment=["num_pending_ptr", "num_kept_ptr", "starts_ptr"]
+)
 def delta_rule_recurrent_kernel(
     qkv_ptr,  # [num_tokens, (2 * NUM_KEY_HEADS) * KEY_DIM + NUM_HEADS * VALUE_DIM]
     gates_ptr,  # [num_tokens, 2 * NUM_HEADS]
@@ -148,10 +169,17 @@ def delta_rule_recurrent_kernel(
     dt_bias_ptr,  # [NUM_HEADS] float32
     cache_ptr,  # [slots, NUM_HEADS, VALUE_DIM, KEY_DIM] float32
     out_ptr,  # [num_tokens, NUM_HEADS * VALUE_DIM]
+    pending_qkv_ptr,  # [rows, WIDTH, …] as `qkv_ptr`; this and the other four of pending tokens: None if WIDTH is 0
+    pending_gates_ptr,  # [rows, WIDTH, 2 * NUM_HEADS]
+    query_start_loc_ptr,  # [rows + 1]
     read_ptr,  # [rows]
     write_ptr,  # [segments]
     first_segments_ptr,  # [rows + 1]
     segment_start_loc_ptr,  # [segments + 1]
+    num_pending_ptr,  # [rows]
+    num_kept_ptr,  # [rows]
+    starts_ptr,  # [rows]
+    first_row,
     stride_qkv_token,
     stride_gates_token,
     scale,
@@ -161,11 +189,12 @@ def delta_rule_recurrent_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    WIDTH: tl.constexpr,  # most pending tokens of a row; then each row has one segment
     ONE_TOKEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    row = tl.program_id(0)
+    row = first_row + tl.program_id(0)
     head = tl.program_id(1)
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
     key_index = tl.arange(0, BLOCK_K)
@@ -179,27 +208,57 @@ def delta_rule_recurrent_kernel(
     state = tl.load(cache_ptr + slot * (NUM_HEADS * VALUE_DIM * KEY_DIM) + place, mask=mask & (slot >= 0), other=0.0)
     a_log = tl.load(a_log_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
-    if ONE_TOKEN:
+    out_place = out_ptr + head * VALUE_DIM + value_index
+    if WIDTH:  # two parts instead of segments: the pending tokens, then the row's own
+        segment = 0
+        end_segment = 2
+        num_kept = tl.load(num_kept_ptr + row)
+        row_start = tl.load(query_start_loc_ptr + row).to(tl.int64)
+        padding_place = out_place + row_start * (NUM_HEADS * VALUE_DIM)
+        for _ in range(row_start, tl.load(starts_ptr + row)):
+            tl.store(padding_place, tl.zeros([BLOCK_V], tl.float32), mask=value_mask)
+            padding_place += NUM_HEADS * VALUE_DIM
+    elif ONE_TOKEN:
         segment = row
         end_segment = row + 1
     else:
         segment = tl.load(first_segments_ptr + row)
         end_segment = tl.load(first_segments_ptr + row + 1)
     while segment < end_segment:
-        if ONE_TOKEN:
+        slot = tl.load(write_ptr + (row if WIDTH else segment)).to(tl.int64)
+        is_written = slot >= 0
+        is_out = value_mask
+        tokens_ptr = qkv_ptr
+        tokens_gates_ptr = gates_ptr
+        stride = stride_qkv_token
+        stride_gates = stride_gates_token
+        if WIDTH:
+            is_own = segment == 1
+            is_written = is_written & ((num_kept == 0) == is_own)
+            is_out = is_out & is_own
+            tokens_ptr = tl.where(is_own, qkv_ptr, pending_qkv_ptr)
+            tokens_gates_ptr = tl.where(is_own, gates_ptr, pending_gates_ptr)
+            stride = tl.where(is_own, stride, 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM)
+            stride_gates = tl.where(is_own, stride_gates, 2 * NUM_HEADS)
+            first = row.to(tl.int64) * WIDTH
+            token = tl.where(is_own, tl.load(starts_ptr + row).to(tl.int64), first)
+            end = tl.load(query_start_loc_ptr + row + 1).to(tl.int64)
+            end = tl.where(is_own, end, first + tl.load(num_pending_ptr + row))
+        elif ONE_TOKEN:
             token = row.to(tl.int64)
             end = token + 1
         else:
             token = tl.load(segment_start_loc_ptr + segment).to(tl.int64)
             end = tl.load(segment_start_loc_ptr + segment + 1).to(tl.int64)
         while token < end:
-            q_place = qkv_ptr + token * stride_qkv_token + key_head * KEY_DIM + key_index
-            v_place = qkv_ptr + token * stride_qkv_token + (2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM)
+            q_place = tokens_ptr + token * stride + key_head * KEY_DIM + key_index
+            v_place = tokens_ptr + token * stride + (2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM)
+            gate_place = tokens_gates_ptr + token * stride_gates + head
             query = tl.load(q_place, mask=key_mask, other=0.0).to(tl.float32)
             key = tl.load(q_place + NUM_KEY_HEADS * KEY_DIM, mask=key_mask, other=0.0).to(tl.float32)
             value = tl.load(v_place + value_index, mask=value_mask, other=0.0).to(tl.float32)
-            b = tl.load(gates_ptr + token * stride_gates_token + head).to(tl.float32)
-            a = tl.load(gates_ptr + token * stride_gates_token + NUM_HEADS + head).to(tl.float32)
+            b = tl.load(gate_place).to(tl.float32)
+            a = tl.load(gate_place + NUM_HEADS).to(tl.float32)
             query = query * (scale / tl.sqrt(tl.sum(query * query, axis=0) + 1e-6))
             key = key * (1.0 / tl.sqrt(tl.sum(key * key, axis=0) + 1e-6))
             state = state * tl.exp(log_decay(a, a_log, dt_bias))
@@ -207,9 +266,7 @@ def delta_rule_recurrent_kernel(
             change = (value - known) / (1.0 + tl.exp(-b))
             state += change[:, None] * key[None, :]
             result = tl.sum(state * query[None, :], axis=1)
-            out_place = out_ptr + token * (NUM_HEADS * VALUE_DIM) + head * VALUE_DIM + value_index
-            tl.store(out_place, result, mask=value_mask)
+            tl.store(out_place + token * (NUM_HEADS * VALUE_DIM), result, mask=is_out)
             token += 1
-        slot = tl.load(write_ptr + segment).to(tl.int64)
-        tl.store(cache_ptr + slot * (NUM_HEADS * VALUE_DIM * KEY_DIM) + place, state, mask=mask & (slot >= 0))
+        tl.store(cache_ptr + slot * (NUM_HEADS * VALUE_DIM * KEY_DIM) + place, state, mask=mask & is_written)
         segment += 1

@@ -6,42 +6,55 @@ of one row and a block of channels. The first program of a row also writes the s
 only it reads the state that one of them may overwrite.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton.language as tl
 
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.states.state_rows import StatePlan, StateRows, read_states
+from proa_engine.kernels.states.short_conv_replay import MAX_BLOCK_C, short_conv_replay
+from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows, read_states
 
 BLOCK_T = 32
-MAX_BLOCK_C = 256
 
 
 def short_conv(
     x: torch.Tensor,
+    beside: torch.Tensor,
     weight: torch.Tensor,
     cache: torch.Tensor,
+    kept: Sequence[torch.Tensor],
     query_start_loc: torch.Tensor,
     rows: StateRows,
     *,
     num_decodes: int,
     plan: StatePlan | None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, PendingInputs | None]:
     """x [T, C], weight [C, 4] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, 3].
+
+    With `rows.replay` also returns what the operations behind it compute again. `beside` [T, B] is what these read of
+    each token beside the convolution's output. Inputs are kept in `kept`, [slots, width, C] of x and [slots, width, B]
+    of `beside`.
 
     `query_start_loc` and `num_decodes` as in `AttentionMetadata`; `plan` is set on a CPU.
     """
     if plan is not None:
-        return short_conv_reference(x, weight, cache, plan)
+        return short_conv_reference(x, beside, weight, cache, kept, plan)
     num_tokens, num_channels = x.shape
-    num_rows = rows.read.shape[0]
+    num_rows, first_row, pending = rows.read.shape[0], 0, None
+    out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
+    if (replay := rows.replay) is not None:
+        pending = short_conv_replay(x, beside, weight, cache, kept, query_start_loc, rows, replay, out)
+        first_row = replay.num_rows
+        if first_row == num_rows:
+            return out, pending
     one_token = num_decodes == num_rows
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     assert cache.is_contiguous()
-    out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
     block_c = min(MAX_BLOCK_C, next_power_of_2(num_channels))
-    blocks = num_rows if one_token else num_tokens // BLOCK_T + num_rows
+    blocks = num_rows if one_token else num_tokens // BLOCK_T + num_rows - first_row
     short_conv_kernel[(blocks, cdiv(num_channels, block_c))](
         x,
         weight,
@@ -52,7 +65,8 @@ def short_conv(
         rows.write,
         rows.first_segments,
         rows.segment_start_loc,
-        num_rows,
+        first_row,
+        num_rows - first_row,
         x.stride(0),
         CHANNELS=num_channels,
         BLOCK_T=BLOCK_T,
@@ -60,12 +74,28 @@ def short_conv(
         ONE_TOKEN=one_token,
         num_warps=4,
     )
-    return out
+    return out, pending
 
 
-def short_conv_reference(x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+def short_conv_reference(
+    x: torch.Tensor,
+    beside: torch.Tensor,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+    kept: Sequence[torch.Tensor],
+    plan: StatePlan,
+) -> tuple[torch.Tensor, PendingInputs | None]:
     """A token's bits depend only on its inputs: products are added in one order, and exp is used as by
     `activate_and_mul_reference`."""
+    if plan.replay is None:
+        return _convolve(x, weight, cache, plan), None
+    kept_x, kept_beside = kept
+    out = _convolve(torch.cat((x, plan.replay.exchange(x, kept_x))), weight, cache, plan)
+    return out[: len(x)], PendingInputs(out[len(x) :], plan.replay.exchange(beside, kept_beside))
+
+
+def _convolve(x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+    """x [N, C] -> [N, C], of the plan's tokens."""
     inputs = torch.empty(len(x) + plan.conv_states.numel(), x.shape[1], dtype=x.dtype)
     inputs[plan.conv_inputs] = x
     inputs[plan.conv_states] = read_states(cache, plan).transpose(1, 2)
@@ -77,17 +107,18 @@ def short_conv_reference(x: torch.Tensor, weight: torch.Tensor, cache: torch.Ten
     return torch.div(total, total.neg().exp_().add_(1)).to(x.dtype)
 
 
-@kernel(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["first_row", "num_rows"])
 def short_conv_kernel(
     x_ptr,  # [num_tokens, CHANNELS]
     weight_ptr,  # [CHANNELS, 4]
     cache_ptr,  # [slots, CHANNELS, 3]
     out_ptr,  # [num_tokens, CHANNELS]
-    query_start_loc_ptr,  # [num_rows + 1]
-    read_ptr,  # [num_rows]
+    query_start_loc_ptr,  # [first_row + num_rows + 1]
+    read_ptr,  # [first_row + num_rows]
     write_ptr,  # [segments]
-    first_segments_ptr,  # [num_rows + 1]
+    first_segments_ptr,  # [first_row + num_rows + 1]
     segment_start_loc_ptr,  # [segments + 1]
+    first_row,
     num_rows,
     stride_x_token,
     CHANNELS: tl.constexpr,
@@ -106,10 +137,12 @@ def short_conv_kernel(
         length = 1
         first = 0
     else:
-        row = find_request(query_start_loc_ptr, block, num_rows, BLOCK_T)
-        start = tl.load(query_start_loc_ptr + row)
-        length = tl.load(query_start_loc_ptr + row + 1) - start
-        first = (block - start // BLOCK_T - row) * BLOCK_T
+        starts_ptr = query_start_loc_ptr + first_row
+        row = find_request(starts_ptr, block, num_rows, BLOCK_T)
+        start = tl.load(starts_ptr + row)
+        length = tl.load(starts_ptr + row + 1) - start
+        first = (block - (start - tl.load(starts_ptr)) // BLOCK_T - row) * BLOCK_T
+        row += first_row
         if first >= length:  # the grid is an upper bound
             return
     x_row = x_ptr + start.to(tl.int64) * stride_x_token + channel
