@@ -127,7 +127,8 @@ def template(
 @cache
 def _template(values: str, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     command = [str(HELM), "template", "proa", str(CHART), "--namespace", "here", "--values", "-", *flags]
-    return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    environment = os.environ | {"GOGC": "off"}  # Go's garbage collector takes a third of the time, for some megabytes
+    return subprocess.run(command, input=values, env=environment, capture_output=True, text=True, check=False)
 
 
 def render(values: Mapping[str, Any] | None = None, *flags: str) -> Objects:
