@@ -89,7 +89,7 @@ def test_sampled_tokens_are_the_same_with_and_without_cuda_graphs(others: dict[s
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen3_5_text"])
 def test_replayed_steps_accept_draft_tokens(architecture: str, batch_invariant: bool, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture, head_dim=64)
     drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=7)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import replay_cases
 from support.state_cases import BATCHES, ConvCase, DeltaCase, conv_case, delta_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -20,9 +21,11 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def on_gpu(value: Any) -> Any:
-    """A copy of a tensor, or of a dataclass with its tensors, on the GPU."""
+    """A copy of a tensor, or of a dataclass or sequence with its tensors, on the GPU."""
     if isinstance(value, torch.Tensor):
         return value.cuda()
+    if isinstance(value, list | tuple):
+        return type(value)(map(on_gpu, value))
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: on_gpu(getattr(value, each.name)) for each in fields(value)})
     return value
@@ -58,3 +61,18 @@ def test_delta_rule(rows: Any, shape: dict[str, Any], dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_chunks_of_similar_keys_keep_their_digits(dtype: torch.dtype) -> None:
     check(delta_case(BATCHES["long"], dtype=dtype, similar=True, **SHAPES[0]), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
+def test_replayed_short_conv(rows: Any, dtype: torch.dtype) -> None:
+    on_gpu(replay_cases.conv_replay(rows, 8192, dtype)).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
+def test_replayed_delta_rule(rows: Any, shape: dict[str, Any], dtype: torch.dtype) -> None:
+    case = on_gpu(replay_cases.delta_replay(rows, dtype=dtype, **shape))
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype])
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)

@@ -15,13 +15,15 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
+from support.drafters import write_eagle3
 from support.engine import Engine, build_core, request, run, tokens
 from support.oracle_drafts import oracle_drafts, varied_room
 from support.runner import FakeCapture
+from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.thorough import combinations
 from support.tiny_models import make_tiny_model
 
-CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": 8, "max_num_batched_tokens": 48, "block_seed": 4}
+CONFIG: dict[str, Any] = {"max_model_len": 130, "block_size": 8, "max_num_batched_tokens": 48, "block_seed": 4}
 FEW = tuple(range(70, 74))  # with so few tokens an output repeats itself
 NUM_BLOCKS = 36  # of which not all requests that may run have room
 
@@ -33,7 +35,7 @@ def requests() -> list[EngineCoreRequest]:
         prompt = [(place * 7 + (index if place >= 40 else index % 3) * 31) % 250 for place in range(length)]
         params = SamplingParams(
             temperature=float(index % 2),
-            max_tokens=20 + index % 7,
+            max_tokens=20 + index % 7 if index != 9 else None,  # one ends with the context
             key=index,
             ignore_eos=True,
             allowed_token_ids=FEW if index % 4 < 2 else (),
@@ -177,6 +179,20 @@ def test_preempted_and_resumed_on_another_engine(folder: Path, expected: dict[st
     with oracle_drafts(requests(), expected), drafting(folder, 3) as engine:
         results = tokens(run(engine, resumed))
     assert results == {name: expected[name][count:] for count, name in enumerate(expected, start=1)}
+
+
+def test_a_drafter_that_reads_hidden_states_beside_recurrent_layers(
+    folder: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    drafter = write_eagle3(tmp_path, folder, layer={"rope_parameters": rope})
+    drafts = SpeculativeConfig(method="eagle3", model=str(drafter), num_speculative_tokens=3)
+    sequences = {each.request_id: [*each.prompt_token_ids, *expected[each.request_id]] for each in requests()}
+    with (
+        scripted_drafts(seven_of_ten(sequences)),
+        build_core(folder, poison=True, speculative_config=drafts, **CONFIG) as engine,
+    ):
+        check_equal(engine, expected, least=100)
 
 
 def test_two_ranks_accept_the_same_drafts(folder: Path, expected: dict[str, list[int]]) -> None:
