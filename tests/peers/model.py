@@ -28,7 +28,7 @@ LABELS = {"apeach": 2, "reranker": 1, "reward": 1}  # classes of the models with
 EMBEDDING_SIZES = {"e5-small": 384, "bge-base": 768, "colbert-small": 96}
 DENSE = "2_Dense"  # folder of the built-in model's linear layer for embeddings
 CONTEXT = 32768  # tokens: the longest that a test needs
-VOCABULARY = 8192  # tokens: above each id that a test names, but of those models:
+VOCABULARY = 10240  # tokens: above each id that a test names, but of those models:
 VOCABULARIES = {
     "apeach": 151936,
     "reranker": 250002,

@@ -12,12 +12,15 @@ from typing import Any
 
 
 class _StubType(type):
-    """Classes of which every attribute exists."""
+    """Classes of which every attribute exists, and that take type parameters."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _make_class(name)
+
+    def __getitem__(cls, parameters: object) -> Any:
+        return cls
 
 
 class Stub(metaclass=_StubType):

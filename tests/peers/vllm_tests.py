@@ -102,8 +102,6 @@ def run_inside(arguments: list[str]) -> int:
     transformers.AutoModel.from_pretrained = model.load_decoder  # type: ignore[assignment, method-assign]
     huggingface_hub.snapshot_download = lambda *_, **__: str(model.FOLDER)  # type: ignore[assignment]
     sys.modules["pybase64"] = base64
-    # schemathesis 4.32 names the test of each operation by a field that pytest 9.2 does not have.
-    pytest.Function._nodeid = property(lambda item: item.nodeid, lambda item, value: None)  # type: ignore[attr-defined]
     install_stubs(
         ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "PIL"],
         {
