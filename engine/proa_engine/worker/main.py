@@ -10,11 +10,16 @@ import signal
 import socket
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from proa.imports import importing
 from proa_engine.framing import Stream
 from proa_engine.memory.host import set_thread_variables
 from proa_engine.ranks.connect import NodeRank, connect
 from proa_engine.ranks.spawn import exit_with_parent
+
+if TYPE_CHECKING:
+    from proa_engine.worker.rank_server import RankServer
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +35,7 @@ def run_worker(rank: int, num_ranks: int, socket_path: str) -> int:
     set_thread_variables(num_ranks)
     with _listen(socket_path) as listener:
         _log.info("listening on %s", socket_path)
-        from proa_engine.worker.rank_server import RankServer  # noqa: F401 (torch loads while the engine connects)
-
+        _rank_server()  # torch loads while the engine connects
         connection = _accept(listener)
     Path(socket_path).unlink(missing_ok=True)
     return 0 if connection is None else _serve(connection, rank)
@@ -59,9 +63,13 @@ def _serve(connection: Stream, rank: int) -> int:
     # requests first and needs this rank until it exits, which then ends this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from proa_engine.worker.rank_server import RankServer
+    return _rank_server()(connection, rank).serve()
 
-    return RankServer(connection, rank).serve()
+
+def _rank_server() -> "type[RankServer]":
+    with importing():
+        from proa_engine.worker.rank_server import RankServer
+    return RankServer
 
 
 def _listen(socket_path: str) -> socket.socket:
