@@ -33,6 +33,7 @@ from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.kernels.sampling.token_limits import token_limits
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_and_mul
 from proa_engine.preflight.devices import read_gpus
+from support.interpreter import patch_language
 from support.kernel_cases import (
     attend,
     attention_case,
@@ -55,6 +56,12 @@ pytestmark = [
     pytest.mark.skipif(not (HAS_GPU or INTERPRETED), reason="no GPU"),
 ]
 on_gpu_only = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _language() -> None:
+    if INTERPRETED:
+        patch_language()
 
 
 @dataclass(frozen=True)
