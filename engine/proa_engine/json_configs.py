@@ -10,6 +10,7 @@ from proa.tokenizer_files import SAMPLING_DEFAULTS
 TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
 POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
 METHODS = ("ngram", "eagle3")
+SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 32
 MAX_NGRAM = 16
 # Fields of vLLM's speculative_config that change nothing here.
@@ -128,6 +129,7 @@ class SpeculativeConfig(JsonConfig):
     model: str = ""  # of eagle3: the drafter's folder, id or URL, as --model; builtin: the built-in model's drafter
     revision: str | None = None  # of `model` on the hub
     quantization: str | None = None  # of `model`, as the model's
+    draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"  # how `model` draws: see core/draft_ways
     draft_tensor_parallel_size: int | None = None  # the model's; None: the same
     prompt_lookup_max: int = 5  # maximum length of the n-gram looked up
     prompt_lookup_min: int = 1  # minimum length of the n-gram looked up
@@ -146,6 +148,9 @@ class SpeculativeConfig(JsonConfig):
                 raise ValueError(f"{name} must be a string, got {value!r}")
         if self.method != "ngram" and not self.model:
             raise ValueError(f"method {self.method} needs model, the folder or the hub id of the drafter")
+        if self.draft_sample_method not in SAMPLE_METHODS:
+            known = ", ".join(SAMPLE_METHODS)
+            raise ValueError(f"draft_sample_method must be one of {known}, got {self.draft_sample_method!r}")
         for name, most in (
             ("num_speculative_tokens", MAX_SPECULATIVE_TOKENS),
             ("prompt_lookup_max", MAX_NGRAM),

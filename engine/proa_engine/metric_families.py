@@ -59,6 +59,16 @@ def gauge_by_label(
     return family
 
 
+def counter_by_labels(
+    name: str, text: str, labels: Mapping[str, str], names: Sequence[str], values: Mapping[tuple[str, ...], float]
+) -> CounterMetricFamily:
+    """A sample for each of `values`, by the values of the further labels `names`."""
+    family = CounterMetricFamily(name, text, labels=(*labels, *names))
+    for label_values, value in values.items():
+        family.add_metric((*labels.values(), *label_values), value)
+    return family
+
+
 def counter(name: str, text: str, labels: Mapping[str, str], value: float | CounterByLabel) -> CounterMetricFamily:
     if not isinstance(value, CounterByLabel):
         family = CounterMetricFamily(name, text, labels=tuple(labels))

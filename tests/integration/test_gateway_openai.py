@@ -167,6 +167,7 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
         "ignore_eos": True,
         "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
         "bad_words": ["fox"],
+        "speculative": False,
         "priority": -3,
         "cache_salt": "mine",
     }
@@ -180,6 +181,8 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
     assert list(params.allowed_token_ids) == [5, 6, 7]
     assert list(params.stop_token_ids) == [9]
     assert params.ignore_eos
+    assert params.HasField("speculative")
+    assert not params.speculative
     detection = params.repetition_detection
     assert (detection.max_pattern_size, detection.min_pattern_size, detection.min_count) == (4, 0, 3)
     encode = byte_level_tokenizer().encode

@@ -359,6 +359,22 @@ def test_accepted_drafts_are_counted_for_each_position() -> None:
     assert [page.value(name, position=str(position)) for position in range(3)] == [5, 2, 0]
 
 
+def test_draft_tokens_are_counted_by_how_many_a_step_had_room_for_and_by_the_way_to_draw() -> None:
+    registry = CollectorRegistry()
+    speculation = SpeculativeConfig(method="eagle3", model="d", num_speculative_tokens=3)
+    metrics = EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES)
+    stats = SchedulerStats(spec_decode_num_planned={3: 5, 1: 2}, spec_decode_num_matches={(0, 0): 4, (2, 3): 1})
+    metrics.observe_outputs(StepOutputs([], stats, 1.0, 1))
+    page = scrape(registry)
+    planned = "proa_engine_draft_tokens_planned"
+    assert [page.value(f"{planned}_bucket", le=bound) for bound in ("1.0", "2.0", "3.0")] == [2, 2, 7]
+    assert page.value(f"{planned}_sum") == 17
+    name = "proa_engine_draft_matches_total"
+    assert page.value(name, way="greedy", temperature="0-0.2") == 4
+    assert page.value(name, way="full", temperature="0.85-") == 1
+    assert page.value(name, way="half", temperature="0.2-0.5") == 0
+
+
 def engine(address: str, *, model_name: str | None) -> EngineClient:
     """An engine as metrics read it; one without a session has no model."""
     stats = SchedulerStats(

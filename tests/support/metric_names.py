@@ -12,6 +12,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.types import DiskCounts, DiskOccupancy, FetchCounts
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -27,7 +28,7 @@ def gateway_metrics() -> set[str]:
 def engine_metrics() -> set[str]:
     groups = CacheGroups(num_blocks=1, block_size=16)
     manager = KVCacheManager(groups, hash_block=hash_block, host=HostTierConfig(num_pages=1))
-    config = EngineConfig(model="m")
+    config = EngineConfig(model="m", speculative_config=SpeculativeConfig(method="eagle3", model="d"))
     disk = DiskOccupancy(0, DiskCounts(), FetchCounts())
     occupancy = replace(manager.occupancy, fetches=FetchCounts(), disk=disk)
     metrics = EngineMetrics(

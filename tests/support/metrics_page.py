@@ -10,6 +10,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskCounts, DiskOccupancy, FetchCounts, HostOccupancy
 from proa_engine.grammar.stats import GrammarStats
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from support.documentation import ROOT
@@ -61,7 +62,7 @@ def _engine() -> CollectorRegistry:
     occupancy = CacheOccupancy(host=host, fetches=FetchCounts(), disk=DiskOccupancy(0, DiskCounts(), FetchCounts()))
     EngineMetrics(
         registry := CollectorRegistry(),
-        EngineConfig(model="m"),
+        EngineConfig(model="m", speculative_config=SpeculativeConfig(method="eagle3", model="d")),
         cache_groups=CacheGroups(num_blocks=1, block_size=16),
         max_model_len=16,
         occupancy=lambda: occupancy,

@@ -19,9 +19,9 @@ class ScriptedDrafts(HiddenDrafts):
     script: Script
     choices: dict[tuple[int, ...], int]
 
-    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
         drafted = []
-        own = super()._choose(logits, slots, positions).tolist()
+        own = super()._choose(logits, slots, positions, random, temperatures).tolist()
         for slot, position, choice in zip(slots.tolist(), positions.tolist(), own, strict=True):
             tokens = tuple(self._tables.token_ids[slot, :position].tolist())
             self.choices[tokens] = choice

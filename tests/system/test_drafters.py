@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, PoolingTask, SamplingParams
+from proa_engine import LLM, LoRARequest
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.sources.folders import read_tokenizer_files
@@ -20,6 +21,7 @@ from proa_engine.tokenizer import ChatOptions, Tokenizer
 from support.cache_families import make_cache_family
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
+from support.host_rounds import HOST, rounds
 from support.prompt_embeds import embedded, input_embeddings
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
@@ -27,6 +29,7 @@ from training.evaluate import held_out_questions, tool_questions
 
 BLOCK = 8
 CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": BLOCK, "max_num_batched_tokens": 48, "block_seed": 4}
+_METHODS = {1: "greedy", 3: "auto", 5: "probabilistic"}  # by K
 # K, asynchronous, prefix cache, blocks: all requests need some 400
 SETTINGS = [
     (1, True, True, 2000),
@@ -65,8 +68,9 @@ def requests() -> list[EngineCoreRequest]:
     ]
 
 
-def drafts(folder: Path, num_speculative_tokens: int = 3) -> SpeculativeConfig:
-    return SpeculativeConfig(method="eagle3", model=str(folder), num_speculative_tokens=num_speculative_tokens)
+def drafts(folder: Path, num_speculative_tokens: int = 3, **options: Any) -> SpeculativeConfig:
+    settings = {"model": str(folder), "num_speculative_tokens": num_speculative_tokens, **options}
+    return SpeculativeConfig.from_mapping({"method": "eagle3", **settings})
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,11 @@ def test_random_drafts_change_no_token(
         "max_num_seqs": 12,
     }
     with build_core(
-        target, poison=True, speculative_config=drafts(drafter, num_drafts), **CONFIG, **settings
+        target,
+        poison=True,
+        speculative_config=drafts(drafter, num_drafts, draft_sample_method=_METHODS[num_drafts]),
+        **CONFIG,
+        **settings,
     ) as engine:
         for _ in range(1 + has_hits):
             results = run(engine, requests())
@@ -360,6 +368,35 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
         for _ in range(2):
             assert_same(run(engine, requests()), expected)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+
+
+def test_host_memory_keeps_what_the_drafter_knows() -> None:
+    """Blocks come back with their entries: as many drafts are accepted as where nothing is evicted."""
+    settings: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 48}
+    settings["speculative_config"] = drafts(Path("builtin"))
+    found, accepted = [], []
+    for more in ({"num_gpu_blocks_override": 600}, {"num_gpu_blocks_override": 17, **HOST}):
+        with build_core("builtin", poison=True, **settings | more) as engine:
+            found.append([result.token_ids for result in rounds(engine)])
+            stats, host = engine.core.stats(), engine.core.cache_occupancy().host
+            accepted.append(stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts)
+    assert found[0] == found[1]
+    assert host is not None
+    assert host.num_loaded_tokens > 500
+    assert accepted[1] == pytest.approx(accepted[0], rel=0.05)
+
+
+def test_requests_with_adapters_have_drafts_of_a_drafter_without_one() -> None:
+    asked = ["<|begin|><|user|>What is the capital of France?<|end|><|assistant|>"]
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    texts = []
+    for config in (None, drafts(Path("builtin"))):
+        llm = LLM("builtin", enable_lora=True, max_model_len=256, speculative_config=config)
+        for adapter in (LoRARequest("sailor", 1, "builtin:sailor"), None):
+            (output,) = llm.generate(asked, params, lora_request=adapter, use_tqdm=False)
+            texts.append(output.outputs[0].text)
+    assert texts[:2] == texts[2:]
+    assert texts[0] != texts[1]
 
 
 def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained() -> None:

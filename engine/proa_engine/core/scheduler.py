@@ -106,6 +106,8 @@ class Scheduler:
             spec_decode_num_draft_tokens=drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=drafts.num_accepted_tokens,
             spec_decode_num_accepted_tokens_per_pos=tuple(drafts.num_accepted_per_position),
+            spec_decode_num_planned=drafts.num_planned,
+            spec_decode_num_matches=drafts.num_matches,
             num_forced_tokens=self._factory.forced.num_tokens,
             num_encoded_images=self.encoder_cache.num_encoded,
             num_encoder_hits=self.encoder_cache.num_hits,

@@ -4,9 +4,11 @@ Until a step's result arrives, only the device knows how many drafts were accept
 bound: drafts in flight count as accepted, and rejected ones are subtracted when the result arrives.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from proa.contract import EngineCoreRequest
+from proa_engine.core.draft_ways import range_of
 from proa_engine.core.request import Request
 from proa_engine.core.types import Drafts, RowOutput
 
@@ -19,9 +21,15 @@ class DraftCounter:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_accepted_per_position: list[int] = []
+        self.num_planned: Counter[int] = Counter()  # times that a step had room for so many draft tokens of a request
+        # By the way to draw and the range of temperatures: times that the way's first draft token was the sample.
+        self.num_matches: Counter[tuple[int, int]] = Counter()
 
-    def add(self, drafts: Drafts, num_accepted: int) -> None:
+    def add(self, drafts: Drafts, num_accepted: int, temperature: float) -> None:
         """Count the drafts of one row of a step."""
+        self.num_planned[drafts.planned] += 1
+        for way, matches in enumerate(drafts.matches):
+            self.num_matches[way, range_of(temperature)] += matches
         self.num_drafts += drafts.proposed > 0
         self.num_draft_tokens += drafts.proposed
         self.num_accepted_tokens += num_accepted
@@ -85,14 +93,14 @@ class SpeculatingRequest(Request):
             self.num_planned_tokens -= num_rejected
             if self.num_computed_tokens:  # zero if it was preempted meanwhile
                 self.num_computed_tokens -= num_rejected
-            self._counter.add(row.drafts, num_accepted)
+            self._counter.add(row.drafts, num_accepted, self.sampling_params.temperature)
         return super().append_row(row, now)
 
 
 def can_speculate(request: EngineCoreRequest) -> bool:
-    """Return False if sampling depends on rules that the host derives from the exact number of output tokens, or if the
-    prompt has embeddings, which cannot be drafts."""
+    """Return False if the request says so, if sampling depends on rules that the host derives from the exact number of
+    output tokens, or if the prompt has embeddings, which cannot be drafts."""
     params = request.sampling_params
-    if request.prompt_embeds or params.min_tokens:
+    if request.prompt_embeds or params.min_tokens or not params.speculative:
         return False
     return all(len(word) == 1 for word in params.bad_words_token_ids)

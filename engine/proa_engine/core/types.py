@@ -319,6 +319,7 @@ class Drafts(NamedTuple):
 
     planned: int  # number of tokens that the scheduler made room for
     proposed: int  # number of tokens that the drafter proposed
+    matches: Sequence[int] = ()  # by way to draw: 1 if it would have proposed the first sampled token
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from proa_engine.core.types import Drafts, NewRequestData
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngrams
+from proa_engine.kernels.sampling.sampling_params import MIN_TEMPERATURE
 from proa_engine.step.columns import Columns, Computed, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
 from proa_engine.step.decode_graphs import pad_rows
 from proa_engine.step.slots import Edits, SlotTables
@@ -32,6 +33,7 @@ class TokenMoves:
     rows: int  # [3 * rows], as `propose_ngrams` takes them
     token_rows: int  # [tokens]: the step's row of each token
     drafting: int  # [rows with drafts]: the step's rows that may have draft tokens
+    random: int  # those of them with a temperature, as indices of `drafting`
     num_drafts: int  # the most of a row
 
 
@@ -62,10 +64,18 @@ class DraftPart(StepPart):
         counts = self.columns.accept(token_ids, arrays[self.samples.slots], arrays[self.first_samples])
         return [counts] if any(count > 1 for count in self.num_samples) else []
 
+    @property
+    def sampling_rows(self) -> list[int]:
+        return [row for row, num_samples in enumerate(self.num_samples) if num_samples]
+
+    def first_samples_of(self, arrays: Sequence[Tensor], samples: Samples, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slot and the first token of each sampling row, [sampling rows] int64."""
+        first = arrays[self.first_samples]
+        return arrays[samples.slots].index_select(0, first), token_ids.index_select(0, first)
+
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
         (counts,) = results
-        sampling_rows = [row for row, num_samples in enumerate(self.num_samples) if num_samples]
-        for row, (num_accepted, num_proposed) in zip(sampling_rows, counts.tolist(), strict=True):
+        for row, (num_accepted, num_proposed) in zip(self.sampling_rows, counts.tolist(), strict=True):
             outputs.num_kept[row] = num_accepted + 1
             if (num_planned := self.num_samples[row] - 1) > 0:
                 outputs.others[self.request_ids[row]].drafts = Drafts(num_planned, num_proposed)
@@ -78,6 +88,7 @@ class DraftColumns(Columns):
 
     def __init__(self, tables: SlotTables, max_drafts: int) -> None:
         self._tables = tables
+        self._is_random = np.zeros(tables.num_slots, bool)
         num_slots, device = tables.num_slots, tables.device
         # [slots] int64: tokens of each slot's request, including sampled ones.
         self._lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -86,6 +97,7 @@ class DraftColumns(Columns):
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
+        self._is_random[slot] = request.sampling_params.temperature >= MIN_TEMPERATURE
 
     def lay_out_part(self, step: StepLayout, packer: Packer) -> StepPart:
         return self.lay_out_drafts(step, packer)
@@ -102,14 +114,14 @@ class DraftColumns(Columns):
             samples=step.samples,
             first_samples=packer.add(first_samples),
             num_before=packer.add(num_before),
-            moves=None if step.token_rows is None else _token_moves(rows, step.token_rows, packer),
+            moves=None if step.token_rows is None else self._token_moves(rows, step.token_rows, packer),
         )
 
-    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+    def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
         """Write draft tokens to the token table and to `_drafts`, and move the rows to their requests' true ends.
 
         `rows` [3, rows] are as `propose_ngrams` takes them. `drafting` [rows with drafts] int64 are those that may have
-        draft tokens, at most `num_drafts`.
+        draft tokens, at most `num_drafts`, and `random` the indices in `drafting` of those with a temperature.
         """
         raise NotImplementedError
 
@@ -123,7 +135,7 @@ class DraftColumns(Columns):
     def move_tokens(self, moves: TokenMoves, arrays: list[Tensor]) -> None:
         """Propose the draft tokens of a batch, and move all its positions in the step's staged `arrays`."""
         rows, proposed = moves.of, arrays[moves.rows].view(3, -1)
-        self.propose(proposed, arrays[moves.drafting], moves.num_drafts)
+        self.propose(proposed, arrays[moves.drafting], arrays[moves.random], moves.num_drafts)
         shift = proposed[1] - arrays[rows.seq_lens]  # [rows]
         arrays[rows.seq_lens] = proposed[1]
         token_rows = arrays[moves.token_rows]
@@ -144,6 +156,18 @@ class DraftColumns(Columns):
         """
         return accept_drafts(token_ids, slots, first_samples, self._drafts, self._lengths)
 
+    def _token_moves(self, rows: Rows, token_rows: TokenRows, packer: Packer) -> TokenMoves:
+        counts, num_drafts = rows.counts, np.maximum(rows.num_samples - 1, 0)
+        drafting = np.flatnonzero(num_drafts)
+        return TokenMoves(
+            of=token_rows,
+            rows=packer.add(pad_rows(rows.slots, rows.ends, np.maximum(rows.num_samples, 1), counts.size)),
+            token_rows=packer.add(np.repeat(np.arange(counts.size), counts)),
+            drafting=packer.add(drafting),
+            random=packer.add(np.flatnonzero(self._is_random[rows.slots[drafting]])),
+            num_drafts=int(num_drafts.max()),
+        )
+
 
 class NgramDrafts(DraftColumns):
     """Drafts that followed the request's last tokens earlier in it."""
@@ -155,7 +179,7 @@ class NgramDrafts(DraftColumns):
     def before_decodes(self, columns: Tensor) -> None:
         self._propose(columns[:3])
 
-    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+    def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
         self._propose(rows)
 
     def _propose(self, rows: Tensor) -> None:
@@ -168,14 +192,3 @@ class NgramDrafts(DraftColumns):
             min_ngram=self._config.prompt_lookup_min,
             max_ngram=self._config.prompt_lookup_max,
         )
-
-
-def _token_moves(rows: Rows, token_rows: TokenRows, packer: Packer) -> TokenMoves:
-    counts, num_drafts = rows.counts, np.maximum(rows.num_samples - 1, 0)
-    return TokenMoves(
-        of=token_rows,
-        rows=packer.add(pad_rows(rows.slots, rows.ends, np.maximum(rows.num_samples, 1), counts.size)),
-        token_rows=packer.add(np.repeat(np.arange(counts.size), counts)),
-        drafting=packer.add(np.flatnonzero(num_drafts)),
-        num_drafts=int(num_drafts.max()),
-    )

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proa_engine.core.draft_ways import RANGES, TEMPERATURES, Way
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.kernels.sampling.drafts import NONE
+from proa_engine.kernels.sampling.sampling_params import KEY_HI, KEY_LO, MIN_TEMPERATURE, TEMPERATURE
+from proa_engine.kernels.sampling.sampling_reference import sample
 from proa_engine.layers.attention_metadata import AttentionMetadata, Taps, table_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.drafters.base import HiddenDrafter
@@ -29,6 +32,8 @@ from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.drafts import DraftColumns, DraftPart
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
+
+_DECAY = 0.999  # of the counts of `HiddenDrafts._matches`, by step with drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,11 @@ class HiddenDraftPart(StepPart):
         self.drafts.before_forward(arrays)
 
     def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
+        """Also return which ways to draw would have proposed the first sample, [sampling rows, ways] int64, if any row
+        has drafts."""
         results = self.drafts.after_sample(arrays, computed, token_ids)
+        if results and self.drafts.samples and isinstance(token_ids, Tensor):
+            results.append(self.columns.compare(*self.drafts.first_samples_of(arrays, self.drafts.samples, token_ids)))
         assert isinstance(computed.forward, ForwardInputs), "steps with a drafter are not replayed"
         self.columns.observe(
             computed.forward, computed.hidden, arrays[self.rows.slots], arrays[self.rows.token_positions]
@@ -65,7 +74,12 @@ class HiddenDraftPart(StepPart):
         return results
 
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
-        self.drafts.add_results(results, outputs)
+        counts, matches = results
+        self.drafts.add_results([counts], outputs)
+        for row, by_way in zip(self.drafts.sampling_rows, matches.tolist(), strict=True):
+            output = outputs.others.get(self.drafts.request_ids[row])
+            if output and output.drafts and output.drafts.proposed:
+                output.drafts = output.drafts._replace(matches=by_way)
 
 
 class HiddenDrafts(DraftColumns):
@@ -78,10 +92,13 @@ class HiddenDrafts(DraftColumns):
         drafter: HiddenDrafter,
         caches: Sequence[LayerCache],
         *,
+        ways: Sequence[Way],
+        params: Tensor,
         state_size: int,
         dtype: torch.dtype,
     ) -> None:
-        """`caches` are of the drafter's layers. The model's states have `state_size` values of type `dtype`."""
+        """`caches` are of the drafter's layers, and `params` the slots' sampling parameters (`sampling_params`). The
+        model's states have `state_size` values of type `dtype`."""
         super().__init__(tables, max_drafts)
         self._drafter = drafter
         self._caches = caches
@@ -91,6 +108,13 @@ class HiddenDrafts(DraftColumns):
         self._carry = torch.zeros(num_slots, drafter.read_size, dtype=dtype, device=device)
         # [slots] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
         self._has_carry = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._params = params
+        self._factors = torch.tensor([way.factor for way in ways], dtype=torch.float64, device=device)
+        self._ranges = torch.tensor(TEMPERATURES, dtype=torch.float64, device=device)
+        # [slots, ways] int64: what each way proposes as the first draft token of the step
+        self._first = torch.full((num_slots, len(ways)), NONE, dtype=torch.int64, device=device)
+        # [ranges of temperatures, ways]: how often each was the sample, of late
+        self._matches = torch.zeros(len(RANGES), len(ways), dtype=torch.float64, device=device)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         super().add(request, slot, edits)
@@ -106,7 +130,7 @@ class HiddenDrafts(DraftColumns):
         assert isinstance(step.token_rows, TokenRows), "steps with a drafter are not replayed"
         return HiddenDraftPart(self, self.lay_out_drafts(step, packer), step.token_rows)
 
-    def propose(self, rows: Tensor, drafting: Tensor, num_drafts: int) -> None:
+    def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
         """Nothing is read from the device, so that shapes with one `num_drafts` can be captured."""
         slots, ends, counts = rows
         ends.copy_(torch.minimum(ends, self._lengths.index_select(0, slots) + counts - 1))
@@ -117,14 +141,34 @@ class HiddenDrafts(DraftColumns):
         lengths, has_carry = self._lengths.index_select(0, slots), self._has_carry.index_select(0, slots)
         room = (counts - 1) * has_carry
         read = self._carry.index_select(0, slots)
+        temperatures = self._params[:, TEMPERATURE].index_select(0, slots)
+        best = self._matches.argmax(dim=1).index_select(0, self._range_of(temperatures))  # [rows with drafts]
         for place in range(num_drafts):
-            drafted = self._choose(self._drafter.compute_logits(read), slots, lengths + place)
+            logits, positions = self._drafter.compute_logits(read).float(), lengths + place
+            if place or not random.numel():
+                drafted = self._choose(logits, slots, positions, random, temperatures * self._factors[best])
+                by_way = drafted[:, None].expand(-1, len(self._factors))
+            else:
+                ways = [self._choose(logits, slots, positions, random, temperatures * each) for each in self._factors]
+                by_way = torch.stack(ways, dim=1)
+                drafted = by_way.gather(1, best[:, None])[:, 0]
+            if not place:
+                self._first.index_copy_(0, slots, by_way)
             drafted = torch.where(room > place, drafted, NONE)
             self._drafts[:, place].index_copy_(0, slots, drafted)
             drafted = drafted.clamp(min=0)
-            self._write_token(slots, lengths + place, drafted, counts - 1 > place)
+            self._write_token(slots, positions, drafted, counts - 1 > place)
             if place + 1 < num_drafts:
-                read = self._enter(slots, lengths + place, read, drafted, room > place + 1)
+                read = self._enter(slots, positions, read, drafted, room > place + 1)
+
+    def compare(self, slots: Tensor, token_ids: Tensor) -> Tensor:
+        """Count which ways would have proposed `token_ids` [rows] int64, the first sample of each row: 1 for those,
+        [rows, ways] int64. For rows without drafts in this step all are 0."""
+        has_drafts = self._drafts[:, 0].index_select(0, slots) != NONE
+        matches = (self._first.index_select(0, slots) == token_ids[:, None]) & has_drafts[:, None]
+        ranges = self._range_of(self._params[:, TEMPERATURE].index_select(0, slots))
+        self._matches.mul_(_DECAY).index_add_(0, ranges, matches.double())
+        return matches.long()
 
     def observe(self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, token_positions: Tensor) -> None:
         """Compute the entries of a step's tokens, which are at `token_positions` [tokens] of the token table, and keep
@@ -140,9 +184,22 @@ class HiddenDrafts(DraftColumns):
         self._carry.index_copy_(0, slots, entries.index_select(0, last))
         self._has_carry.index_fill_(0, slots, 1)
 
-    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest."""
-        return logits.argmax(dim=-1)
+    def _range_of(self, temperatures: Tensor) -> Tensor:
+        return torch.bucketize(temperatures, self._ranges, right=True)
+
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
+        """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest; in
+        the rows `random` one drawn with the noise of the request's own sample, unless the temperature is 0."""
+        chosen = logits.argmax(dim=-1)
+        if not random.numel():
+            return chosen
+        temperature = temperatures.index_select(0, random)
+        scaled = logits.index_select(0, random) / temperature.clamp(min=MIN_TEMPERATURE)[:, None].float()
+        params = self._params.index_select(0, slots.index_select(0, random))
+        key_lo, key_hi = (params[:, column].long().int() for column in (KEY_LO, KEY_HI))
+        drawn = sample(scaled, key_lo, key_hi, positions.index_select(0, random).int())
+        likeliest = chosen.index_select(0, random)
+        return chosen.index_copy_(0, random, torch.where(temperature >= MIN_TEMPERATURE, drawn, likeliest))
 
     def _write_token(self, slots: Tensor, positions: Tensor, token_ids: Tensor, has_room: Tensor) -> None:
         """Write a token of each row to the token table. A row without room writes its request's last token again."""

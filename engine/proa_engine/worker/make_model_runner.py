@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.draft_ways import WAYS
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
@@ -150,6 +151,7 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
         num_tables=1 + len(plan.caches.windows),
         has_position_deltas=images is not None and images.has_three_positions,
     )
+    sampling = SamplingColumns(tables, model_config.eos_token_ids)
     features: list[Columns] = [PromptLogprobColumns(tables, model.compute_logits, max_logprobs)]
     if model_config.pooling.kinds:
         features.append(PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size))
@@ -172,6 +174,8 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
                 config.num_speculative_tokens,
                 loaded.drafter,
                 memory.drafter_layers,
+                ways=WAYS[config.speculative_config.draft_sample_method] if config.speculative_config else (),
+                params=sampling.params,
                 state_size=model_config.hidden_size,
                 dtype=placement.dtype,
             )
@@ -182,4 +186,4 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
         features.append(StateColumns(tables, num_kept_tokens(config)))
     if loaded.loras is not None:
         features.append(LoraColumns(tables, loaded.loras))
-    return InputBatch(tables, SamplingColumns(tables, model_config.eos_token_ids), features)
+    return InputBatch(tables, sampling, features)

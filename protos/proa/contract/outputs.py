@@ -1,6 +1,6 @@
 """What an engine answers: the outputs of its steps and its load."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -131,6 +131,10 @@ class SchedulerStats:
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
     # The same by the draft's place, the first one first, as far as any was accepted.
     spec_decode_num_accepted_tokens_per_pos: Sequence[int] = field(default=(), metadata=LOCAL)
+    # By number of draft tokens: times that a step had room for so many of a request.
+    spec_decode_num_planned: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)
+    # By way to draw and range of temperatures: times that the way's first draft token was the sample.
+    spec_decode_num_matches: Mapping[tuple[int, int], int] = field(default_factory=dict, metadata=LOCAL)
     num_deferred_reqs: int = field(default=0, metadata=LOCAL)  # waiting ones that could not start if there were room
     num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
     num_encoded_images: int = field(default=0, metadata=LOCAL)

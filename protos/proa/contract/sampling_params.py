@@ -205,6 +205,7 @@ class SamplingParams:
     prompt_logprobs: int | None = _integer(None, low=0, optional=True)
     grammar: Grammar | None = None  # what the output must match
     repetition_detection: RepetitionDetectionParams | None = None
+    speculative: bool = True  # steps may verify draft tokens, which change no output
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from proa.contract import FinishReason
+from proa_engine.core.speculation import DraftCounter
+from proa_engine.core.types import Drafts
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 
@@ -48,6 +50,21 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
     assert (stats.spec_decode_num_drafts, stats.spec_decode_num_draft_tokens) == (8, 24)
     assert stats.spec_decode_num_accepted_tokens == 24
     assert stats.spec_decode_num_accepted_tokens_per_pos == (8, 8, 8)
+
+
+def test_drafts_are_counted_by_room_and_by_way_to_draw() -> None:
+    counter = DraftCounter()
+    counter.add(Drafts(3, 3, (1, 0, 1)), 2, 0.1)
+    counter.add(Drafts(3, 2, (1, 1, 1)), 2, 0.5)
+    counter.add(Drafts(1, 0), 0, 0.9)
+    assert counter.num_planned == {3: 2, 1: 1}
+    assert {key: count for key, count in counter.num_matches.items() if count} == {
+        (0, 0): 1,
+        (2, 0): 1,
+        (0, 2): 1,
+        (1, 2): 1,
+        (2, 2): 1,
+    }
 
 
 def test_nothing_is_scheduled_past_the_limit_however_many_drafts_are_accepted() -> None:
@@ -102,8 +119,8 @@ def test_a_preempted_requests_drafts_in_flight_count_before_it_is_scheduled_agai
     run.assert_complete(requests)
 
 
-@pytest.mark.parametrize("params", [{"min_tokens": 2}, {"bad_words_token_ids": ((1, 2),)}])
-def test_requests_whose_rules_count_tokens_get_no_drafts(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", [{"min_tokens": 2}, {"bad_words_token_ids": ((1, 2),)}, {"speculative": False}])
+def test_requests_whose_rules_count_tokens_and_those_that_say_so_get_no_drafts(params: dict[str, Any]) -> None:
     run = run_with_drafts(all_accepted)
     run.submit(make_request("a", range(5), max_tokens=5, **params))
     run.finish()

@@ -57,6 +57,7 @@ PARAMS = SamplingParams(
     prompt_logprobs=1,
     grammar=Grammar(text='start: "a"', start_after=(5, 6), free_if_first=(4,), repeats=True),
     repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=2, min_count=3),
+    speculative=False,
 )
 OUTPUT = EngineCoreOutput(
     request_id="r",

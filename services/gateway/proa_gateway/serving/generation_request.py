@@ -93,6 +93,7 @@ class GenerationRequest(SamplingParameters, ConstraintFields, RequestFields):
     )
     prompt_logprobs: NumLogprobs | None = None
     repetition_detection: RepetitionDetection | None = None
+    speculative: bool | None = Field(None, description="False: no draft tokens are verified, which change no output.")
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description="Tokens of the prompt to keep. -1: as many as fit."
     )

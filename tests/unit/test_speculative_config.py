@@ -1,0 +1,84 @@
+"""speculative_config has vLLM's names; what is not supported is refused in a sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.draft_ways import WAYS
+from proa_engine.json_configs import SAMPLE_METHODS, SpeculativeConfig
+from proa_engine.models import read_config
+from proa_engine.models.drafters.load import find_drafter
+from support.drafters import write_eagle3
+from support.tiny_models import make_tiny_model
+
+EAGLE3 = {"method": "eagle3", "model": "/drafter"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "speculative_config must name method"),
+        ({"method": "draft_model", "model": "m"}, "method draft_model is not supported: a drafter is one layer"),
+        ({"method": "mtp"}, "method mtp is not supported: .*; supported: ngram, eagle3"),
+        ({"method": "qwen3_5_mtp"}, "method qwen3_5_mtp is not supported: layers for further tokens"),
+        ({"method": "medusa", "model": "m"}, "method medusa is not supported: take an EAGLE-3 head"),
+        ({"method": "guess"}, "method must be one of ngram, eagle3, got guess"),
+        ({"method": "eagle3"}, "method eagle3 needs model, the folder or the hub id of the drafter"),
+        ({"method": "ngram", "model": "m"}, "model has no effect with method ngram"),
+        ({**EAGLE3, "revision": 3}, "revision must be a string, got 3"),
+        ({**EAGLE3, "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 32, got 0"),
+        ({**EAGLE3, "draft_sample_method": "best"}, "draft_sample_method must be one of auto, greedy, probabilistic"),
+        ({**EAGLE3, "rejection_sample_method": "synthetic"}, "rejection_sample_method 'synthetic' is not supported: a"),
+        ({**EAGLE3, "parallel_drafting": True}, "parallel_drafting True is not supported: draft tokens are proposed"),
+        ({**EAGLE3, "use_heterogeneous_vocab": True}, "use_heterogeneous_vocab True is not supported: the drafter has"),
+        ({**EAGLE3, "speculative_token_tree": "[(0,)]"}, "speculative_token_tree .* is not supported: .* no tree"),
+        ({**EAGLE3, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "num_speculative_tokens_per_batch_size"),
+        ({**EAGLE3, "temperature": 1}, "speculative_config has no field 'temperature'; its fields are method, "),
+    ],
+)
+def test_what_is_not_supported_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeculativeConfig.from_mapping(values)
+
+
+def test_fields_of_vllm_without_effect_are_accepted() -> None:
+    ignored = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": False, "parallel_drafting": False}
+    config = SpeculativeConfig.from_mapping({**EAGLE3, **ignored, "rejection_sample_method": "standard"})
+    assert config == SpeculativeConfig(method="eagle3", model="/drafter", num_speculative_tokens=3)
+
+
+def test_every_sample_method_has_its_ways_to_draw() -> None:
+    assert set(WAYS) == set(SAMPLE_METHODS)
+
+
+def test_ranks_that_a_drafter_cannot_have_are_refused() -> None:
+    one_rank = SpeculativeConfig.from_mapping({**EAGLE3, "draft_tensor_parallel_size": 1})
+    EngineConfig.from_options(model="m", speculative_config=one_rank)
+    with pytest.raises(ValueError, match=r"draft_tensor_parallel_size must be tensor_parallel_size \(2\)"):
+        EngineConfig.from_options(model="m", speculative_config=one_rank, tensor_parallel_size=2)
+    any_ranks = SpeculativeConfig.from_mapping(EAGLE3)
+    with pytest.raises(ValueError, match="decode_context_parallel_size must be 1 with a drafter"):
+        EngineConfig.from_options(
+            model="m", speculative_config=any_ranks, tensor_parallel_size=2, decode_context_parallel_size=2
+        )
+
+
+def test_devices_and_models_without_drafters_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    model = read_config.from_folder(folder)
+    drafter = write_eagle3(tmp_path / "drafter", folder)
+    config = EngineConfig.from_options(
+        model=str(folder), speculative_config=SpeculativeConfig(method="eagle3", model=str(drafter))
+    )
+    assert find_drafter(config, model, torch.device("cpu"))
+    with pytest.raises(ValueError, match="method eagle3 is not supported on a GPU; supported: ngram"):
+        find_drafter(config, model, torch.device("cuda"))
+    adapted = read_config.from_folder(make_tiny_model(tmp_path / "adapted", "starcoder2"))
+    with pytest.raises(ValueError, match="not supported for Starcoder2ForCausalLM, which transformers runs"):
+        find_drafter(config, adapted, torch.device("cpu"))
+    embedding = read_config.from_folder(folder, runner="pooling")
+    with pytest.raises(ValueError, match="method eagle3 needs a model that generates tokens"):
+        find_drafter(config, embedding, torch.device("cpu"))
