@@ -242,8 +242,8 @@ class EngineConfig:
 
     @property
     def drafter(self) -> SpeculativeConfig | None:
-        """`speculative_config` if draft tokens are those of a checkpoint of its own."""
-        return self.speculative_config if self.speculative_config and self.speculative_config.model else None
+        """`speculative_config` if draft tokens are those of layers that read the model's hidden states."""
+        return self.speculative_config if self.speculative_config and self.speculative_config.reads_states else None
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -9,7 +9,7 @@ from proa.tokenizer_files import SAMPLING_DEFAULTS
 
 TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
 POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
-METHODS = ("ngram", "eagle3")
+METHODS = ("ngram", "eagle3", "mtp")
 SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 32
 MAX_NGRAM = 16
@@ -38,7 +38,6 @@ _REFUSED_METHODS: Mapping[str, str] = {
     "extract_hidden_states": "it is no speculation",
     "medusa": _EAGLE3,
     "mlp_speculator": _EAGLE3,
-    "mtp": "layers for further tokens in the model's own checkpoint are not loaded",
     "ngram_gpu": "take ngram, which runs on the model's device",
     "suffix": "take ngram, which needs no library",
 }
@@ -120,23 +119,23 @@ class SpeculativeConfig(JsonConfig):
     """Which draft tokens a step verifies.
 
     `ngram`: find the request's last tokens earlier in it, as many as possible, and draft the tokens that followed their
-    latest occurrence. `eagle3`: those that a layer proposes which reads hidden states of the model.
+    latest occurrence. `eagle3`: those that a layer proposes which reads hidden states of the model. `mtp`: the same
+    with a layer of the model's own checkpoint.
     """
 
     NAME = "speculative_config"
-    method: Literal["ngram", "eagle3"]
+    method: Literal["ngram", "eagle3", "mtp"]
     num_speculative_tokens: int = 3  # maximum in one step
     model: str = ""  # of eagle3: the drafter's folder, id or URL, as --model; builtin: the built-in model's drafter
     revision: str | None = None  # of `model` on the hub
     quantization: str | None = None  # of `model`, as the model's
-    draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"  # how `model` draws: see core/draft_ways
+    draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"  # how `model` draws: see core/speculation
     draft_tensor_parallel_size: int | None = None  # the model's; None: the same
     prompt_lookup_max: int = 5  # maximum length of the n-gram looked up
     prompt_lookup_min: int = 1  # minimum length of the n-gram looked up
 
     def __post_init__(self) -> None:
-        if self.method in _REFUSED_METHODS or str(self.method).endswith("_mtp"):
-            reason = _REFUSED_METHODS.get(self.method, _REFUSED_METHODS["mtp"])
+        if reason := _REFUSED_METHODS.get(self.method):
             raise ValueError(f"method {self.method} is not supported: {reason}; supported: {', '.join(METHODS)}")
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method}")
@@ -146,7 +145,7 @@ class SpeculativeConfig(JsonConfig):
                 raise ValueError(f"{name} has no effect with method ngram, which has no drafter; remove it")
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a string, got {value!r}")
-        if self.method != "ngram" and not self.model:
+        if self.method == "eagle3" and not self.model:
             raise ValueError(f"method {self.method} needs model, the folder or the hub id of the drafter")
         if self.draft_sample_method not in SAMPLE_METHODS:
             known = ", ".join(SAMPLE_METHODS)
@@ -167,11 +166,18 @@ class SpeculativeConfig(JsonConfig):
 
     @classmethod
     def _renamed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`values` without fields of vLLM that have no choice here."""
+        """`values` without fields of vLLM that have no choice here, and with one name for `mtp`, which it names by
+        family."""
         for name, (fixed, reason) in _FIXED.items():
             if name in values and values[name] not in fixed:
                 raise ValueError(f"{name} {values[name]!r} is not supported: {reason}")
-        return {name: value for name, value in values.items() if name not in _FIXED and name not in _WITHOUT_EFFECT}
+        kept = {name: value for name, value in values.items() if name not in _FIXED and name not in _WITHOUT_EFFECT}
+        return kept | {"method": "mtp"} if str(kept.get("method")).endswith("_mtp") else kept
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether draft tokens come from layers that read the model's hidden states."""
+        return self.method != "ngram"
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from support.cache_families import make_cache_family
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
 from support.host_rounds import HOST, rounds
+from support.mtp_models import make_mtp_model
 from support.prompt_embeds import embedded, input_embeddings
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
@@ -367,6 +368,21 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
     ):
         for _ in range(2):
             assert_same(run(engine, requests()), expected)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path, family: str) -> None:
+    folder, _ = make_mtp_model(tmp_path, family)
+    with build_core(folder, **CONFIG) as engine:
+        expected = run(engine, requests())
+    config = SpeculativeConfig(method="mtp")
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(folder, poison=True, speculative_config=config, max_num_seqs=12, **CONFIG) as engine,
+    ):
+        for _ in range(2):
+            assert tokens(run(engine, requests())) == tokens(expected)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 100
 
 

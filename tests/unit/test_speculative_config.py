@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.draft_ways import WAYS
+from proa_engine.core.speculation import WAYS
 from proa_engine.json_configs import SAMPLE_METHODS, SpeculativeConfig
 from proa_engine.models import read_config
 from proa_engine.models.drafters.load import find_drafter
@@ -22,10 +22,9 @@ EAGLE3 = {"method": "eagle3", "model": "/drafter"}
     [
         ({}, "speculative_config must name method"),
         ({"method": "draft_model", "model": "m"}, "method draft_model is not supported: a drafter is one layer"),
-        ({"method": "mtp"}, "method mtp is not supported: .*; supported: ngram, eagle3"),
-        ({"method": "qwen3_5_mtp"}, "method qwen3_5_mtp is not supported: layers for further tokens"),
+        ({"method": "suffix"}, "method suffix is not supported: .*; supported: ngram, eagle3, mtp"),
         ({"method": "medusa", "model": "m"}, "method medusa is not supported: take an EAGLE-3 head"),
-        ({"method": "guess"}, "method must be one of ngram, eagle3, got guess"),
+        ({"method": "guess"}, "method must be one of ngram, eagle3, mtp, got guess"),
         ({"method": "eagle3"}, "method eagle3 needs model, the folder or the hub id of the drafter"),
         ({"method": "ngram", "model": "m"}, "model has no effect with method ngram"),
         ({**EAGLE3, "revision": 3}, "revision must be a string, got 3"),
@@ -48,6 +47,10 @@ def test_fields_of_vllm_without_effect_are_accepted() -> None:
     ignored = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": False, "parallel_drafting": False}
     config = SpeculativeConfig.from_mapping({**EAGLE3, **ignored, "rejection_sample_method": "standard"})
     assert config == SpeculativeConfig(method="eagle3", model="/drafter", num_speculative_tokens=3)
+
+
+def test_vllms_names_of_mtp_by_family_mean_mtp() -> None:
+    assert SpeculativeConfig.from_mapping({"method": "glm4_moe_mtp"}) == SpeculativeConfig(method="mtp")
 
 
 def test_every_sample_method_has_its_ways_to_draw() -> None:

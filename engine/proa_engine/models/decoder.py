@@ -95,12 +95,12 @@ class DecoderForCausalLM:
         taps = metadata.taps
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             if number in taps.layers:
-                taps.keep(number, _total(x, residual))
+                taps.keep(number, total(x, residual))
             x, residual = layer(x, residual, cache, step)
         if len(self.layers) in taps.layers:
-            taps.keep(len(self.layers), _total(x, residual))
+            taps.keep(len(self.layers), total(x, residual))
         if self.stage.count > 1:
-            return _total(x, residual)
+            return total(x, residual)
         return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
     def finish(self, result: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ class DecoderForCausalLM:
                 yield tensor
 
 
-def _total(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def total(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """The state between two layers, [T, hidden_size]."""
     return x if residual is None else x + residual
 

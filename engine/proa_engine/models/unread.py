@@ -20,7 +20,7 @@ def why_unread(name: str, config: ModelConfig, decoder: str, head: str) -> str |
     if name.rpartition(".")[2] == "position_ids":
         return "the numbers from 0 on"
     if name.startswith(("mtp.", *predictors)):
-        return "predicts further tokens, which is not served"
+        return "predicts further tokens: a drafter's (models/drafters/mtp.py)"
     if "vision_tower." in name and ".head." in name:
         return "pools an image, of which text models read every part"
     if name == f"{head}weight" and not config.has_lm_head:

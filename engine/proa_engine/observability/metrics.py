@@ -16,11 +16,11 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
-from proa_engine.core.draft_ways import RANGES, WAYS
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
-from proa_engine.metric_families import CounterByLabel, Histogram, counter, counter_by_labels, gauge, gauge_by_label
+from proa_engine.metric_families import CounterByLabel, Histogram, counter, gauge, gauge_by_label
+from proa_engine.observability.draft_metrics import accepted_drafts, draft_families
 from proa_engine.observability.stats_log import Totals
 
 PREEMPTION_BUCKETS = (0, 1, 2, 5, 10, 20)
@@ -141,7 +141,12 @@ class EngineMetrics:
     def collect(self) -> Iterator[Metric]:
         """Return all metric families. The registry calls this at each scrape."""
         with self._lock:
-            families = [*self._gauges(), *self._counters(), *self._render_drafts(), *self._render_histograms()]
+            families = [
+                *self._gauges(),
+                *self._counters(),
+                *draft_families(self._config.speculative_config, self._stats, self._labels),
+                *self._render_histograms(),
+            ]
         yield from families
         if self._grammars is not None:
             yield from self._grammars.families(self._labels)
@@ -271,7 +276,11 @@ class EngineMetrics:
             ("spec_decode_num_drafts", "Drafts verified, one per request and step.", stats.spec_decode_num_drafts),
             ("spec_decode_num_draft_tokens", "Draft tokens verified.", stats.spec_decode_num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
-            ("spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by place.", self._accepted_drafts()),
+            (
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Draft tokens accepted, by place.",
+                accepted_drafts(self._config.num_speculative_tokens, self._stats),
+            ),
             (
                 "prompt_tokens",
                 "Prompt and resumed tokens of started requests, computed or cached.",
@@ -289,33 +298,6 @@ class EngineMetrics:
         yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
         text = "Images of requests that were found encoded."
         yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
-
-    def _render_drafts(self) -> Iterator[Metric]:
-        """What the counters of vLLM's names do not tell of draft tokens."""
-        config = self._config.speculative_config
-        if not config:
-            return
-        bounds = range(1, config.num_speculative_tokens + 1)
-        text = "Draft tokens for which a step had room, by step and request."
-        planned = Histogram("proa_engine_draft_tokens_planned", text, bounds)
-        for num_tokens, count in self._stats.spec_decode_num_planned.items():
-            planned.observe(num_tokens, count)
-        yield planned.family(self._labels)
-        ways = WAYS[config.draft_sample_method] if config.model else ()
-        matches: dict[tuple[str, ...], float] = {
-            (way.name, temperatures): self._stats.spec_decode_num_matches.get((number, place), 0)
-            for number, way in enumerate(ways)
-            for place, temperatures in enumerate(RANGES)
-        }
-        text = "Times that a way to draw had the sample as its first draft token, by range of temperatures."
-        names = ("way", "temperature")
-        yield counter_by_labels("proa_engine_draft_matches", text, self._labels, names, matches)
-
-    def _accepted_drafts(self) -> CounterByLabel:
-        accepted = CounterByLabel("position", map(str, range(self._config.num_speculative_tokens)))
-        for place, count in enumerate(self._stats.spec_decode_num_accepted_tokens_per_pos):
-            accepted.counts[str(place)] = count
-        return accepted
 
     def _prompt_sources(self) -> CounterByLabel:
         sources = CounterByLabel("source")

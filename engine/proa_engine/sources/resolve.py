@@ -102,7 +102,10 @@ def resolve_model_of(config: EngineConfig) -> Path:
 
 
 def resolve_drafter(drafter: SpeculativeConfig, config: EngineConfig) -> Path:
-    """Return the folder of `drafter.model`: "builtin" is the built-in model's, others are found as models are."""
+    """Return the folder of `drafter.model`: "builtin" is the built-in model's, others are found as models are; unset,
+    it is the model's own."""
+    if not drafter.model:
+        return resolve_model_of(config)
     if drafter.model == "builtin":
         return builtin_drafter_folder()
     return resolve_model(drafter.model, drafter.revision, config.load_format, config.downloads)

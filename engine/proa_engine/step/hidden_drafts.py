@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proa_engine.core.draft_ways import RANGES, TEMPERATURES, Way
+from proa_engine.core.speculation import RANGES, TEMPERATURES, Way
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.kernels.sampling.drafts import NONE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.draft_ways import WAYS
+from proa_engine.core.speculation import WAYS
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proa_engine.core.draft_ways import RANGES, WAYS, range_of
+from proa_engine.core.speculation import RANGES, WAYS, range_of
 from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling.sampling_reference import sample
 from proa_engine.layers.attention_metadata import AttentionMetadata

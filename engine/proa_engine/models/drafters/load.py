@@ -17,7 +17,8 @@ from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.drafters.base import DrafterOptions, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.eagle3 import read_eagle3
-from proa_engine.models.weight_sources import RandomWeights, SafetensorsWeights
+from proa_engine.models.drafters.mtp import read_mtp
+from proa_engine.models.weight_sources import RandomWeights, SafetensorsWeights, tensor_names
 from proa_engine.sources.folders import missing_field, read_config
 from proa_engine.sources.resolve import resolve_drafter
 
@@ -54,11 +55,15 @@ def read_drafter(config: SpeculativeConfig, folder: Path, target: ModelConfig) -
     if not target.has_lm_head:
         raise ValueError(f"speculative_config method {config.method} needs a model that generates tokens")
     try:
+        if config.method == "mtp":
+            return read_mtp(target, tensor_names(folder))
         return read_eagle3(read_config(folder), target, config.quantization)
     except KeyError as error:
-        raise ValueError(f"speculative_config model {config.model}: {missing_field(str(error.args[0]))}") from error
+        raise ValueError(
+            f"speculative_config model {config.model or folder}: {missing_field(str(error.args[0]))}"
+        ) from error
     except ValueError as error:
-        raise ValueError(f"speculative_config model {config.model}: {error}") from error
+        raise ValueError(f"speculative_config model {config.model or folder}: {error}") from error
 
 
 def load_drafter(
@@ -80,7 +85,8 @@ def load_drafter(
     assert isinstance(model, DecoderForCausalLM), "read_drafter refuses other models"
     options = found.options
     tables = RotaryTables(target.max_position_embeddings, device)
-    context = LayerContext(options.hidden_size, parallel, tables)
+    split = target.expert_split(parallel.world_size)
+    context = LayerContext(options.hidden_size, parallel, tables, expert_parallel=bool(split and split.by_expert))
     if load_format == "dummy":
         return options.make(Weights(RandomWeights(seed, dtype, device), options.linear_method), model, context)
     with SafetensorsWeights(found.folder, dtype, device, digest) as checkpoint:

@@ -1,0 +1,37 @@
+"""Metrics of draft tokens: accepted ones by place, the room that steps had for them, and how ways to draw compare."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from proa.contract import SchedulerStats
+from proa_engine.core.speculation import RANGES, WAYS
+from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.metric_families import CounterByLabel, Histogram, counter_by_labels
+
+
+def accepted_drafts(num_speculative_tokens: int, stats: SchedulerStats) -> CounterByLabel:
+    accepted = CounterByLabel("position", map(str, range(num_speculative_tokens)))
+    for place, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos):
+        accepted.counts[str(place)] = count
+    return accepted
+
+
+def draft_families(
+    config: SpeculativeConfig | None, stats: SchedulerStats, labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """What the counters of vLLM's names do not tell."""
+    if not config:
+        return
+    text = "Draft tokens for which a step had room, by step and request."
+    planned = Histogram("proa_engine_draft_tokens_planned", text, range(1, config.num_speculative_tokens + 1))
+    for num_tokens, count in stats.spec_decode_num_planned.items():
+        planned.observe(num_tokens, count)
+    yield planned.family(labels)
+    matches: dict[tuple[str, ...], float] = {
+        (way.name, temperatures): stats.spec_decode_num_matches.get((number, place), 0)
+        for number, way in enumerate(WAYS[config.draft_sample_method] if config.reads_states else ())
+        for place, temperatures in enumerate(RANGES)
+    }
+    text = "Times that a way to draw had the sample as its first draft token, by range of temperatures."
+    yield counter_by_labels("proa_engine_draft_matches", text, labels, ("way", "temperature"), matches)
