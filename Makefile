@@ -19,6 +19,7 @@ OUT ?= build/gpu-report
 LIMIT ?= 560
 CALL ?=
 EARLIER ?=
+CAPABILITY ?= 90
 
 ##@ Use
 # The shell survives Ctrl-C, by which `proa serve` ends: make reports an error if its shell is interrupted.
@@ -96,8 +97,8 @@ gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the
 	@python3 -m benchmarks.report.gpu_report --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
 	  $(if $(STAGES),--stages $(STAGES)) $(if $(EARLIER),--earlier $(EARLIER))
 
-gpu-static: setup ## compile all kernels for Hopper, without a GPU: registers, copies in flight, launches of a step
-	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python -m benchmarks.kernels.gpu_static --out build/gpu-static
+gpu-static: setup ## compile all kernels, without a GPU: registers, copies in flight, launches of a step (CAPABILITY=90; 80, 89, 100, 120)
+	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python -m benchmarks.kernels.gpu_static --capability $(CAPABILITY) --out build/gpu-static
 
 lint: setup ## check the style of the code and of the .proto files
 	ruff check

@@ -171,13 +171,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
     },
 }
-# As most 4-bit checkpoints of these models are
+# As most 4- and 8-bit checkpoints of these models are
 _INT4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_INT = {"num_bits": 8, "type": "int", "symmetric": True}
+_INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": _INT | {"strategy": "channel"},
+            "input_activations": _INT | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
 SHAPES |= {
     f"{name} {kind}": SHAPES[name] | {"quantization_config": quantization}
     for name in ("Llama-3.1-8B", "Qwen3-30B-A3B")
-    for kind, quantization in (("int4", _INT4), ("nvfp4", _NVFP4))
+    for kind, quantization in (("int4", _INT4), ("int8", _INT8), ("nvfp4", _NVFP4))
 }
 
 

@@ -1,13 +1,15 @@
-"""What can be known of speed on a Hopper GPU without one, from kernels compiled for it.
+"""What can be known of speed on a GPU without one, from kernels compiled for it: on Hopper, or another kind.
 
     make gpu-static
+    make gpu-static CAPABILITY=100
     pip install --no-deps --target /tmp/triton triton==3.6.0
     make gpu-static PYTHONPATH=/tmp/triton
 
 Compiles every kernel variant that real models launch (`support/compiled_kernels.py`) and reports of each: registers and
 spilled bytes of a thread, shared memory, programs that a multiprocessor runs at once, asynchronous copies in flight in
-the loops that multiply matrices, and the tensor core instructions. Then, for a model's steps, launches and bytes beside
-the floor of `floors.py`. Writes kernels.json and report.md to a folder and prints the hot kernels.
+the loops that multiply matrices, and the tensor core instructions. On Hopper then, for a model's steps, launches and
+bytes beside the floor of `floors.py`. Writes kernels.json and report.md to a folder and prints the hot kernels. Fails
+if the GPU cannot run a variant, because it does not compile or takes more memory than a program has there.
 """
 
 import argparse
@@ -15,7 +17,8 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +27,16 @@ import triton
 from benchmarks.engine.floors import Card, Step, floor_seconds, parts
 from benchmarks.kernels.static_steps import CONTEXT, WORKLOADS, StepCost, StepCounter
 from benchmarks.real_shapes import SHAPES
-from support.compiled_kernels import CASES, MORE_CASES, make_pool, users
-from support.kernel_facts import KernelFacts, facts_of
-from support.shape_models import INT8
+from proa_engine.kernels.variants import Variant
+from support.compiled_kernels import CASES, MORE_CASES, cases_for, make_pool, users
+from support.kernel_facts import GPUS, HOPPER, Gpu, KernelFacts, facts_of
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": ("Qwen3-0.6B", {}),
     "Llama-3.1-8B": ("Llama-3.1-8B", {}),
     "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
     "Llama-3.1-8B int4": ("Llama-3.1-8B int4", {}),
-    "Llama-3.1-8B int8": ("Llama-3.1-8B", {"hf_overrides": {"quantization_config": INT8}}),
+    "Llama-3.1-8B int8": ("Llama-3.1-8B int8", {}),
     "Llama-3.1-8B nvfp4": ("Llama-3.1-8B nvfp4", {}),
     "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
     "Qwen3-30B-A3B int4": ("Qwen3-30B-A3B int4", {}),
@@ -53,18 +56,45 @@ _STEP_TITLES = [
 Use = tuple[KernelFacts, list[str]]  # a variant and the names of the cases that launch it
 
 
-def compile_kernels() -> list[Use]:
+@dataclass(slots=True)
+class Compiled:
+    uses: list[Use] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # a sentence for each variant that the GPU cannot run
+    num_variants: int = 0
+
+    def add(self, facts: KernelFacts | str, cases: list[str]) -> None:
+        """`facts`: a sentence if the variant does not compile."""
+        self.num_variants += 1
+        if isinstance(facts, str):
+            self.failures.append(f"{facts} ({', '.join(cases)})")
+            return
+        self.uses.append((facts, cases))
+        if facts.is_too_large:
+            memory = f"{facts.shared_bytes} bytes of shared memory, {facts.tensor_columns} columns of tensor memory"
+            self.failures.append(f"{facts.kernel} takes {memory}: {facts.constants} ({', '.join(cases)})")
+
+
+def compile_kernels(gpu: Gpu) -> Compiled:
     started = time.monotonic()
-    all_cases = [*CASES, *MORE_CASES]
-    say(started, f"finding the kernels of {len(all_cases)} engines")
-    compiled: list[Use] = []
+    cases = cases_for([*CASES, *MORE_CASES], gpu)
+    say(started, f"finding the kernels of {len(cases)} engines")
+    compiled = Compiled()
     with make_pool() as pool:
-        names = users(all_cases, pool)
-        for facts, cases in zip(pool.map(facts_of, names), names.values(), strict=True):
-            compiled.append((facts, cases))
-            if len(compiled) % 20 == 0 or len(compiled) == len(names):
-                say(started, f"compiled {len(compiled)} of {len(names)} kernels")
+        names = users(cases, pool, gpu)
+        results = pool.map(partial(try_to_compile, gpu=gpu), names)
+        for number, (facts, used_by) in enumerate(zip(results, names.values(), strict=True), start=1):
+            compiled.add(facts, used_by)
+            if number % 20 == 0 or number == len(names):
+                say(started, f"compiled {number} of {len(names)} kernels")
     return compiled
+
+
+def try_to_compile(variant: Variant, gpu: Gpu) -> KernelFacts | str:
+    """Returns a sentence in place of the facts if the variant does not compile."""
+    try:
+        return facts_of(variant, gpu)
+    except Exception as error:  # of the kernel's code, of Triton's passes, or of ptxas
+        return f"{variant.name.rpartition('.')[2]} does not compile: {type(error).__name__}: {error}"
 
 
 def say(started: float, text: str) -> None:
@@ -103,7 +133,7 @@ def count_steps() -> Iterator[tuple[str, str, StepCost]]:
 
 def step_row(name: str, workload: str, cost: StepCost) -> list[str]:
     model, settings = MODELS[name]
-    step, fp8 = Step.of_workload(workload, CONTEXT), bool(settings)  # of 8 bits, floats or integers
+    step, fp8 = Step.of_workload(workload, CONTEXT), bool(settings)
     floor_bytes = sum(part.num_bytes for part in parts(SHAPES[model], step, fp8=fp8))
     return [
         name,
@@ -122,16 +152,22 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *rows])
 
 
-def report(uses: Sequence[Use], steps: str) -> str:
+def report(gpu: Gpu, compiled: Compiled, costs: Sequence[tuple[str, str, StepCost]]) -> str:
+    num_running = compiled.num_variants - len(compiled.failures)
+    hot = [kernel_row(use) for use in compiled.uses if use[0].is_hot]
+    others = [kernel_row(use) for use in compiled.uses if not use[0].is_hot]
+    steps_title = f"## Steps: launches, and bytes beside the floor of an H200; decodes after {CONTEXT} tokens"
+    steps = [steps_title, table(_STEP_TITLES, [step_row(*cost) for cost in costs])] if costs else []
     return "\n\n".join(
         [
-            f"# Compiled for Hopper by triton {triton.__version__}",
+            f"# Compiled for {gpu.name} by triton {triton.__version__}",
+            f"{num_running} of {compiled.num_variants} variants can run there.",
+            *compiled.failures,
             "## Kernels of bfloat16 and 8-bit models",
-            table(_KERNEL_TITLES, [kernel_row(use) for use in uses if use[0].is_hot]),
-            f"## Steps: launches, and bytes beside the floor of an H200; decodes after {CONTEXT} tokens",
-            steps,
+            table(_KERNEL_TITLES, hot),
+            *steps,
             "## Other kernels",
-            table(_KERNEL_TITLES, [kernel_row(use) for use in uses if not use[0].is_hot]),
+            table(_KERNEL_TITLES, others),
         ]
     )
 
@@ -139,20 +175,28 @@ def report(uses: Sequence[Use], steps: str) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    folder: Path = parser.parse_args(argv).out
+    parser.add_argument(
+        "--capability", type=int, default=HOPPER.capability, choices=sorted(GPUS), help="compute capability times 10"
+    )
+    arguments = parser.parse_args(argv)
+    folder: Path = arguments.out
+    gpu = GPUS[arguments.capability]
     folder.mkdir(parents=True, exist_ok=True)
-    uses = compile_kernels()
-    costs = list(count_steps())
+    compiled = compile_kernels(gpu)
+    costs = list(count_steps()) if gpu is HOPPER else []
     document = {
         "triton": triton.__version__,
-        "kernels": [asdict(facts) | {"programs": facts.num_programs, "cases": cases} for facts, cases in uses],
+        "kernels": [asdict(facts) | {"programs": facts.num_programs, "cases": cases} for facts, cases in compiled.uses],
+        "failures": compiled.failures,
         "steps": [{"model": name, "step": workload} | asdict(cost) for name, workload, cost in costs],
     }
     (folder / "kernels.json").write_text(json.dumps(document, indent=1))
-    text = report(uses, table(_STEP_TITLES, [step_row(*cost) for cost in costs]))
+    text = report(gpu, compiled, costs)
     (folder / "report.md").write_text(text + "\n")
     print(text.partition("\n\n## Other")[0])
     print(f"\ngpu-static: everything is in {folder}")
+    if compiled.failures:
+        raise SystemExit(f"{len(compiled.failures)} kernels cannot run on {gpu.name}: see {folder / 'report.md'}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Run as a program, on a machine with or without a GPU: compiles for Hopper every kernel variant that engines with
 these models (more of them if tests are thorough) launch from their start on, prints what each uses, a line of JSON a
-variant, and checks that steps of any other shape launch no other.
+variant, and checks that steps of any other shape launch no other. With a compute capability as argument, 100 for 10.0,
+it does so with the smallest model, for that GPU.
 
 Must not run inside pytest: which GPU Triton compiles for is the whole process's.
 """
 
 import json
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, EncoderInput, ImageSpan, LoraSlot
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.kernels.fp8 import FP8_CAPABILITY
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.memory.kv_cache import CacheSizes, cache_groups, image_of
 from proa_engine.step.model_runner import ModelRunner
@@ -28,7 +31,7 @@ from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import LIMITED, PENALIZED
 from proa_engine.worker.warmup_steps import GREEDY, IMAGE_HASH, decode_step, finish_step, prefill_step
 from support import shape_models as models
-from support.kernel_facts import facts_of
+from support.kernel_facts import GPUS, HOPPER, Gpu, facts_of
 from support.masks import masks_of
 from support.shape_models import make_shape_model, stored_as
 from support.thorough import THOROUGH
@@ -47,6 +50,12 @@ class Case:
         drafts = self.settings.get("speculative_config")
         return 0 if drafts is None else drafts.num_speculative_tokens
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether weights or KV cache are 8-bit floats, which a GPU may lack."""
+        stored = self.model.get("quantization_config", {})
+        return "fp8" in (stored.get("quant_method"), *self.settings.values())
+
 
 _LORA = {"enable_lora": True}
 _FP8_CACHE = {"kv_cache_dtype": "fp8"}
@@ -55,6 +64,7 @@ _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculativ
 _DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
 _FOUR_RANKS = {"tensor_parallel_size": 4}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
+SMALL = Case("Qwen3-0.6B", models.QWEN3_06B)
 # Together they launch every kernel.
 CASES = [
     Case("Llama-3.1-8B", models.LLAMA_8B),
@@ -63,7 +73,7 @@ CASES = [
     Case("Llama-3.1-8B int8", stored_as(models.LLAMA_8B, models.INT8)),
     Case("Llama-3.1-8B nvfp4", stored_as(models.LLAMA_8B, models.NVFP4)),
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
-    Case("Qwen3-0.6B", models.QWEN3_06B),
+    SMALL,
     Case("Qwen3-0.6B adapters, invariant, n-gram", models.QWEN3_06B, _LORA | _INVARIANT | _NGRAM),
     Case("heads of 256, fp8 KV", models.WIDE_HEADS, _FP8_CACHE),
     Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
@@ -121,14 +131,20 @@ MORE_CASES = [
 ]
 
 
-def variants_of(case: Case) -> set[Variant]:
+def cases_for(cases: Sequence[Case], gpu: Gpu) -> list[Case]:
+    """Those that an engine does not refuse on this GPU."""
+    return [case for case in cases if gpu.capability >= FP8_CAPABILITY or not case.has_fp8]
+
+
+def variants_of(case: Case, gpu: Gpu) -> set[Variant]:
     """The variants that an engine compiles when it starts."""
+    find = partial(record, target=gpu.target, multiprocessors=gpu.multiprocessors)
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_shape_model(Path(folder), case.model))
         worker = MetaWorker(EngineConfig.from_options(**{"model": model, "dtype": "bfloat16"} | case.settings))
-        at_start = set(record(worker.run_start))
+        at_start = set(find(worker.run_start))
     loras = [BASE_MODEL, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [BASE_MODEL]
-    odd_steps = [variant for lora in loras for variant in record(partial(run_odd_steps, worker, case, lora))]
+    odd_steps = [variant for lora in loras for variant in find(partial(run_odd_steps, worker, case, lora))]
     later = {variant.name for variant in set(odd_steps) - at_start}
     assert not later, f"{case.name}: compiled while requests wait: {later}"
     return at_start
@@ -176,10 +192,10 @@ def run_images(runner: ModelRunner, image_input: ImageInput, groups: CacheGroups
             runner.prepare_inputs(finish_step(list(each.num_scheduled_tokens)))
 
 
-def users(cases: Sequence[Case], pool: Executor) -> dict[Variant, list[str]]:
+def users(cases: Sequence[Case], pool: Executor, gpu: Gpu) -> dict[Variant, list[str]]:
     """Every variant with the names of the cases that launch it, in the order of the kernels' names."""
     found: dict[Variant, list[str]] = defaultdict(list)
-    for case, variants in zip(cases, pool.map(variants_of, cases), strict=True):
+    for case, variants in zip(cases, pool.map(partial(variants_of, gpu=gpu), cases), strict=True):
         for variant in variants:
             found[variant].append(case.name)
     return dict(sorted(found.items(), key=lambda item: item[0].specialization))
@@ -190,12 +206,14 @@ def make_pool() -> Executor:
     return ProcessPoolExecutor(_NUM_PROCESSES, get_context("spawn"))
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
+    gpu = GPUS[int(argv[0])] if argv else HOPPER
+    cases = [SMALL] if argv else [*CASES, *MORE_CASES] if THOROUGH else CASES
     with make_pool() as pool:
-        names = users([*CASES, *MORE_CASES] if THOROUGH else CASES, pool)
-        for facts, cases in zip(pool.map(facts_of, names), names.values(), strict=True):
-            print(json.dumps(asdict(facts) | {"cases": cases}), flush=True)
+        names = users(cases, pool, gpu)
+        for facts, used_by in zip(pool.map(partial(facts_of, gpu=gpu), names), names.values(), strict=True):
+            print(json.dumps(asdict(facts) | {"cases": used_by}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What a kernel compiled for Hopper uses and what its loops have in flight, without a GPU, from Triton's output."""
+"""What a compiled kernel uses and what its loops have in flight, without a GPU, from Triton's output."""
 
 import json
 import re
@@ -8,16 +8,47 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triton import knobs
+from triton.backends.compiler import GPUTarget
 
 from proa_engine.kernels.variants import Variant
 
-# A multiprocessor of Hopper
-REGISTERS = 65536
-THREADS = 2048
-SHARED_BYTES = 228 * 1024
+REGISTERS = 65536  # of a multiprocessor
 RESERVED_SHARED_BYTES = 1024  # of each program
-MOST_SHARED_BYTES = SHARED_BYTES - RESERVED_SHARED_BYTES  # that one program can have
-MOST_PROGRAMS = 32
+TENSOR_COLUMNS = 512  # of tensor memory, since Blackwell
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A kind of GPU, with its multiprocessors' limits (CUDA programming guide, compute capabilities)."""
+
+    name: str
+    capability: int  # compute capability times 10
+    multiprocessors: int
+    threads: int
+    programs: int
+    shared_bytes: int
+
+    @property
+    def target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """That one program can have."""
+        return self.shared_bytes - RESERVED_SHARED_BYTES
+
+
+HOPPER = Gpu("Hopper", 90, 132, threads=2048, programs=32, shared_bytes=228 * 1024)
+GPUS = {
+    gpu.capability: gpu
+    for gpu in (
+        Gpu("an A100", 80, 108, threads=2048, programs=32, shared_bytes=164 * 1024),
+        Gpu("an L4", 89, 58, threads=1536, programs=24, shared_bytes=100 * 1024),
+        HOPPER,
+        Gpu("a B200", 100, 148, threads=2048, programs=32, shared_bytes=228 * 1024),
+        Gpu("an RTX PRO 6000 (Blackwell)", 120, 188, threads=1536, programs=24, shared_bytes=100 * 1024),
+    )
+}
 
 # Kernels whose time is that of a layer's matrix products, attention and what lies between them, but for
 # `prefill_hopper_kernel`: its copies are not those that are counted, and it is fastest with a few spilled bytes.
@@ -53,6 +84,7 @@ HOT = {
 }
 HOT_TYPES = ("*bf16", "*fp8e4nv", "*i8")  # of a kernel's first argument: of the models that are benchmarked
 
+_TENSOR_CORES = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma_async", "mma": "mma.sync"}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
 _PRODUCT = re.compile(r"\b(tt\.dot|ttng\.warp_group_dot) ")
@@ -61,6 +93,7 @@ _PRODUCT = re.compile(r"\b(tt\.dot|ttng\.warp_group_dot) ")
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     kernel: str
+    capability: int  # a key of `GPUS`
     constants: dict[str, Any]
     types: list[str]  # of the pointers, in Triton's names
     registers: int  # of a thread
@@ -68,7 +101,8 @@ class KernelFacts:
     shared_bytes: int  # of a program
     num_warps: int
     copies_in_flight: list[int]  # see `copies_in_flight`
-    tensor_cores: str  # "wgmma", "mma" or ""
+    tensor_cores: str  # "tcgen05", "wgmma", "mma" or ""
+    tensor_columns: int  # of tensor memory
 
     @property
     def is_hot(self) -> bool:
@@ -77,15 +111,21 @@ class KernelFacts:
     @property
     def num_programs(self) -> int:
         """Programs that a multiprocessor runs at once."""
+        gpu = GPUS[self.capability]
         threads = 32 * self.num_warps
         registers = -(-self.registers // 8) * 8 * threads
         shared = self.shared_bytes + RESERVED_SHARED_BYTES
-        return min(REGISTERS // registers, THREADS // threads, SHARED_BYTES // shared, MOST_PROGRAMS)
+        return min(REGISTERS // registers, gpu.threads // threads, gpu.shared_bytes // shared, gpu.programs)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the GPU cannot start a program of it."""
+        return self.shared_bytes > GPUS[self.capability].most_shared_bytes or self.tensor_columns > TENSOR_COLUMNS
 
 
-def facts_of(variant: Variant) -> KernelFacts:
-    """Compile the variant for Hopper, or load it from Triton's cache."""
-    compiled = variant.compile()
+def facts_of(variant: Variant, gpu: Gpu) -> KernelFacts:
+    """Compile the variant for a GPU, or load it from Triton's cache."""
+    compiled = variant.compile(gpu.target)
     specialization = json.loads(variant.specialization)
     names = list(specialization["signature"])
     keys = (names[position] for (position,) in specialization["constant_keys"])
@@ -93,6 +133,7 @@ def facts_of(variant: Variant) -> KernelFacts:
     ptx = compiled.asm["ptx"]
     return KernelFacts(
         kernel=variant.name.rpartition(".")[2],
+        capability=gpu.capability,
         constants=dict(zip(keys, specialization["constant_vals"], strict=True)),
         types=[kind for kind in specialization["signature"].values() if kind.startswith("*")],
         registers=registers,
@@ -100,7 +141,8 @@ def facts_of(variant: Variant) -> KernelFacts:
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
         copies_in_flight=copies_in_flight(compiled.asm["ttgir"]),
-        tensor_cores="wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "",
+        tensor_cores=next((name for name, sign in _TENSOR_CORES.items() if sign in ptx), ""),
+        tensor_columns=compiled.metadata.tmem_size or 0,
     )
 
 

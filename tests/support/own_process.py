@@ -8,10 +8,10 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 
-def run_compiling(module: str, *, timeout: float) -> str:
+def run_compiling(module: str, *arguments: str, timeout: float) -> str:
     """Run a module of the tests as a program, which must succeed within `timeout` seconds; returns what it prints."""
     result = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         capture_output=True,
         text=True,

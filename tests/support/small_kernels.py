@@ -5,16 +5,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from triton.backends.compiler import GPUTarget
-
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.worker.meta_worker import run_starts
 from support import shape_models as models
+from support.kernel_facts import GPUS
 from support.shape_models import make_shape_model
 
-L4 = GPUTarget("cuda", 89, 32)
-MULTIPROCESSORS = 58
+L4 = GPUS[89]
 MODELS = [models.WIDE_HEADS, models.WIDEST_HEADS, models.GLM_47_FLASH, models.QWEN35_35B_A3B]
 LARGEST = ("prefill_attention_kernel", "decode_attention_kernel", "latent_", "delta_rule_")
 
@@ -24,11 +22,11 @@ def main() -> None:
     for fields in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             config = EngineConfig(model=str(make_shape_model(Path(folder), fields)), dtype="bfloat16")
-            variants.update(record(partial(run_starts, config), L4, MULTIPROCESSORS))
+            variants.update(record(partial(run_starts, config), L4.target, L4.multiprocessors))
     for variant in variants:
         name = variant.name.rpartition(".")[2]
         if name.startswith(LARGEST):
-            print(name, variant.compile(L4).metadata.shared, flush=True)
+            print(name, variant.compile(L4.target).metadata.shared, flush=True)
 
 
 if __name__ == "__main__":

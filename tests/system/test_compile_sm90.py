@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.kernel_facts import MOST_SHARED_BYTES, KernelFacts, copies_in_flight
+from support.kernel_facts import KernelFacts, copies_in_flight
 from support.own_process import run_compiling
 
 AMONG_THEM = {
@@ -58,8 +58,7 @@ def test_every_variant_compiles_for_hopper_and_none_is_compiled_while_requests_w
     compiled: list[KernelFacts],
 ) -> None:
     assert {facts.kernel for facts in compiled} > AMONG_THEM
-    too_large = [facts for facts in compiled if facts.shared_bytes > MOST_SHARED_BYTES]
-    assert not too_large
+    assert not [facts for facts in compiled if facts.is_too_large]
 
 
 def test_hot_kernels_spill_no_registers(compiled: list[KernelFacts]) -> None:
