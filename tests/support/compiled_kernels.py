@@ -1,7 +1,7 @@
 """Run as a program, on a machine with or without a GPU: compiles for Hopper every kernel variant that engines with
 these models (more of them if tests are thorough) launch from their start on, prints what each uses, a line of JSON a
 variant, and checks that steps of any other shape launch no other. With a compute capability as argument, 100 for 10.0,
-it does so with the smallest model, for that GPU.
+it does so for that GPU, with the smallest model (and those with 4-bit weights, if tests are thorough).
 
 Must not run inside pytest: which GPU Triton compiles for is the whole process's.
 """
@@ -136,6 +136,11 @@ def cases_for(cases: Sequence[Case], gpu: Gpu) -> list[Case]:
     return [case for case in cases if gpu.capability >= FP8_CAPABILITY or not case.has_fp8]
 
 
+def cases_for_other_gpus() -> list[Case]:
+    with_4_bits = [case for case in CASES if case.name in ("Llama-3.1-8B nvfp4", "Llama-3.1-8B GPTQ", "gpt-oss-20b")]
+    return [SMALL, *with_4_bits] if THOROUGH else [SMALL]
+
+
 def variants_of(case: Case, gpu: Gpu) -> set[Variant]:
     """The variants that an engine compiles when it starts."""
     find = partial(record, target=gpu.target, multiprocessors=gpu.multiprocessors)
@@ -208,7 +213,7 @@ def make_pool() -> Executor:
 
 def main(argv: Sequence[str]) -> None:
     gpu = GPUS[int(argv[0])] if argv else HOPPER
-    cases = [SMALL] if argv else [*CASES, *MORE_CASES] if THOROUGH else CASES
+    cases = cases_for_other_gpus() if argv else [*CASES, *MORE_CASES] if THOROUGH else CASES
     with make_pool() as pool:
         names = users(cases, pool, gpu)
         for facts, used_by in zip(pool.map(partial(facts_of, gpu=gpu), names), names.values(), strict=True):

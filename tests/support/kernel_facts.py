@@ -115,7 +115,8 @@ class KernelFacts:
         threads = 32 * self.num_warps
         registers = -(-self.registers // 8) * 8 * threads
         shared = self.shared_bytes + RESERVED_SHARED_BYTES
-        return min(REGISTERS // registers, gpu.threads // threads, gpu.shared_bytes // shared, gpu.programs)
+        of_tensors = TENSOR_COLUMNS // self.tensor_columns if self.tensor_columns else gpu.programs
+        return min(REGISTERS // registers, gpu.threads // threads, gpu.shared_bytes // shared, of_tensors, gpu.programs)
 
     @property
     def is_too_large(self) -> bool:

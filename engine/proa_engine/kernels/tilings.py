@@ -132,6 +132,15 @@ _HOPPER = Tilings(
     scan_stages=3,
 )
 _OTHERS = replace(_HOPPER, few_rows=None)
+# A program's four products a step, one for each run of 32 packed numbers, each have sums of their own in tensor memory:
+# four columns a row with 64 outputs, eight with 128, of the 512 that all programs of a multiprocessor share.
+_BLACKWELL = replace(
+    _OTHERS,
+    packed_ints=_by_rows(64, 64, 64, 64),
+    fp4=_by_rows(64, 64, 64, 64),
+    packed_int_experts=_by_rows(64, 64, 64, 64),
+    fp4_experts=_by_rows(64, 64, 64, 64),
+)
 # A program has at most 99 KiB of shared memory, as on an L4, an L40S or an RTX card; others have 163 or more. No tile
 # of the latents' rows is in flight.
 _LITTLE_SHARED_MEMORY = replace(
@@ -146,7 +155,11 @@ _LITTLE_SHARED_MEMORY = replace(
     latent_prefill_stages=4,
     scan_stages=1,
 )
-TILINGS = {90: _HOPPER, **dict.fromkeys((86, 89, 120, 121), _LITTLE_SHARED_MEMORY)}  # by compute capability * 10
+TILINGS = {  # by compute capability * 10
+    90: _HOPPER,
+    **dict.fromkeys((100, 103), _BLACKWELL),  # of data centres: those of 12.0 and 12.1 have no tensor memory
+    **dict.fromkeys((86, 89, 120, 121), _LITTLE_SHARED_MEMORY),
+}
 
 
 def tilings_of(device: torch.device) -> Tilings:
