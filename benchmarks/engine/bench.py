@@ -7,12 +7,16 @@ the tokens of a decode, the requests of a closed loop, and how tokens are sample
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from proa_engine import LoRARequest
 
 
 class Job(NamedTuple):
@@ -110,6 +114,7 @@ class Bench:
         self._config = config
         self._vocab_size = vocab_size(config)
         self._sampling = PLAIN
+        self._adapters: Sequence[LoRARequest | None] = [None]  # requests have them in turn
         self._num_requests = 0
 
     def run(self, workload: str) -> Figure:
@@ -123,7 +128,7 @@ class Bench:
             return self.batch(*map(int, size.split("x")))
         works: dict[str, Callable[[int], Figure]]
         works = {"decode": self.decode, "closed": self.closed, "repetitive": self.repetitive}
-        works["images"] = self.images
+        works |= {"images": self.images, "adapters": self.adapters}
         return works[kind](int(size))
 
     def mixed(self) -> Figure:
@@ -136,7 +141,7 @@ class Bench:
         """Output tokens a second of requests at once, with these numbers of tokens in their prompts and outputs."""
         self._run_all([self._job(prompt, _WARM_UP_STEPS) for prompt, _ in lengths[:16]])
         seconds = [self._run_all([self._job(*each) for each in lengths]) for _ in range(rounds)]
-        return _median([sum(outputs for _, outputs in lengths) / each for each in seconds], "tokens/s")
+        return median_figure([sum(outputs for _, outputs in lengths) / each for each in seconds], "tokens/s")
 
     def decode(self, batch: int) -> Figure:
         steps = self._sizes.decode_steps
@@ -161,9 +166,22 @@ class Bench:
         self._engine.abort_request(names)
         self.drain()
 
-    def prefill(self, count: int, length: int) -> Figure:
-        rounds = [self.prefill_once(count, length) * 1e3 for _ in range(1 + self._sizes.rounds)]
-        return _median(rounds[1:], "ms")
+    def adapters(self, batch: int) -> Figure:
+        """A decode whose requests have adapters in turn, of all linear layers."""
+        from benchmarks.engine.lora import NUM_ADAPTERS, RANK, write_adapter
+        from proa_engine import LoRARequest
+
+        with tempfile.TemporaryDirectory() as name:
+            folders = [write_adapter(Path(name) / str(number), self._config, RANK) for number in range(NUM_ADAPTERS)]
+            self._adapters = [LoRARequest(each.name, number, str(each)) for number, each in enumerate(folders, start=1)]
+            figure = self.decode(batch)
+        self._adapters = [None]
+        return figure
+
+    def prefill(self, count: int, length: int, rounds: int | None = None) -> Figure:
+        """`rounds`: timed runs (default: of the sizes)."""
+        runs = [self.prefill_once(count, length) * 1e3 for _ in range(1 + (rounds or self._sizes.rounds))]
+        return median_figure(runs[1:], "ms")
 
     def prefill_once(self, count: int, length: int) -> float:
         """Seconds from before the prompts are added until all have their first token."""
@@ -256,11 +274,12 @@ class Bench:
             names.append(str(self._num_requests))
             options: dict[str, Any] = {"max_tokens": job.num_outputs, "ignore_eos": True, "detokenize": False}
             params = SamplingParams(**{**self._sampling, **options, **sampling})
-            self._engine.add_request(names[-1], {"prompt_token_ids": job.prompt}, params)
+            adapter = self._adapters[self._num_requests % len(self._adapters)]
+            self._engine.add_request(names[-1], {"prompt_token_ids": job.prompt}, params, lora_request=adapter)
         return names
 
 
-def _median(runs: Sequence[float], unit: str) -> Figure:
+def median_figure(runs: Sequence[float], unit: str) -> Figure:
     return Figure(statistics.median(runs), unit, runs=[round(each, 3) for each in runs] if len(runs) > 1 else ())
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def main() -> None:
     )
 
 
-def write_adapter(folder: Path, fields: dict[str, Any], rank: int) -> Path:
+def write_adapter(folder: Path, fields: Mapping[str, Any], rank: int) -> Path:
     hidden, inner, size = fields["hidden_size"], fields["intermediate_size"], fields["head_dim"]
     query, kv = fields["num_attention_heads"] * size, fields["num_key_value_heads"] * size
     attention = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, query)}

@@ -7,9 +7,11 @@
 - `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, their lengths in same_work.json; output tokens/s,
   including prefill, median of three runs.
 - `decode-B`: B requests after prompts of 512 tokens and 8 outputs; milliseconds a step, over 128 steps.
-- `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of three.
+- `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of three; with
+  `prefill-NxLxR` of R runs.
 - `batch-NxPxO`: N requests at once, prompts of P tokens and outputs of O; output tokens/s, including prefill.
 - `closed-C`: a closed loop of C clients, prompts of 128 tokens and outputs of 1,024; output tokens/s.
+- `adapters-B`: `decode-B` with eight adapters in turn, of rank 16 and all linear layers; needs `enable_lora`.
 - `repetitive-B`: B requests that repeat one token, so that every draft token is accepted; milliseconds a token.
 - `images-N`: N requests with an image each, all different, 640 x 480 pixels, and 107 tokens of output, as many as in
   sglang #36411; requests/s, without resizing, which the gateway does.

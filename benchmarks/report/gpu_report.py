@@ -4,9 +4,11 @@
     python3 -m benchmarks.report.gpu_report --call 2 --out second --earlier first
     python3 -m benchmarks.report.gpu_report --call 3 --out third --earlier first second
 
-Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); two fill the tables, a third one
-runs all tests, a fourth one measures the rest, a fifth one the tiers of the KV cache; without --call, everything is run
-in this order. Writes results.json after every figure, log.txt with all that was printed, and report.md.
+Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit). The first one shows that kernels
+are right, the second one runs what has never run on a GPU, the third one the tiers of the KV cache and adapters; the
+fourth and the fifth fill the tables, the sixth measures vLLM, if it is installed, beside Proa. Without --call
+everything is run in this order. Writes results.json after every figure, log.txt with all that was printed, and
+report.md.
 
 What results.json or --earlier has, of the same kind of GPU, is not measured again, and tests that passed are not run
 again; --again names exceptions. What fails, hangs or takes too long is noted, tried again by the next run, and ends
@@ -25,11 +27,23 @@ import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from benchmarks.records import Results, gpu_of, read_stages, write_json
-from benchmarks.report.report_stages import MODES, PREFLIGHT, START, Mode, Step, in_mode, small_steps, steps_of, trial
+from benchmarks.report.report_stages import (
+    MODES,
+    PREFLIGHT,
+    START,
+    Mode,
+    Step,
+    calls,
+    in_mode,
+    in_small,
+    steps_of,
+    trial,
+)
 from benchmarks.report.report_tables import report, tables, yardstick
 from benchmarks.report.watched import Outcome, run_watched
 
@@ -66,11 +80,11 @@ class Reporter:
         if not self.results.missing(step.stage, names):
             return
         checks = self.results.records(PREFLIGHT.stage)
-        if step is not PREFLIGHT and not checks.get(step.needs, {}).get("complete", False):
+        if step.stage != PREFLIGHT.stage and not checks.get(step.needs, {}).get("complete", False):
             self.say(f"{step.stage}: not run, because the preflight of {step.needs} failed")
             return
         ends = max(time.monotonic(), self._planned_end) + step.seconds
-        if step is not PREFLIGHT:
+        if step.stage != PREFLIGHT.stage:
             self._planned_end = ends
         if is_smoke and (known := self._passing_mode(step)) is not None:
             self.say(f"smoke: what failed in an earlier call passes {known.name}")
@@ -189,14 +203,20 @@ def _environment(env: dict[str, str], site: Path, scratch: Path) -> dict[str, st
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--call", type=int, choices=(1, 2, 3, 4, 5), help="a part of ten minutes (default: all)")
+    parser.add_argument(
+        "--call", type=int, choices=range(1, len(calls()) + 1), help="a part of ten minutes (default: all)"
+    )
     parser.add_argument("--stages", nargs="*", metavar="NAME", help="only these stages")
     parser.add_argument("--earlier", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of other runs")
     parser.add_argument("--again", nargs="*", default=[], metavar="STAGE/WORKLOAD", help="patterns: measure these anew")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="seconds that all of it may take (%(default)s)")
-    parser.add_argument("--small", nargs=2, type=Path, metavar=("MODEL", "TESTS"), help="a tiny model; needs no GPU")
+    parser.add_argument(
+        "--small", nargs=2, type=Path, metavar=("MODEL", "TESTS"), help="the call with tiny ones, on a CPU"
+    )
     arguments = parser.parse_args(argv)
-    steps = small_steps(*arguments.small) if arguments.small else steps_of(arguments.call)
+    steps = steps_of(arguments.call, alone=arguments.small is not None)
+    if arguments.small:
+        steps = [in_small(step, *arguments.small) for step in steps]
     if unknown := set(arguments.stages or ()) - {step.stage for step in steps}:
         names = ", ".join(dict.fromkeys(step.stage for step in steps))
         parser.error(f"there is no stage {min(unknown)}; there are {names}")
@@ -207,7 +227,8 @@ def main(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         reporter = stack.enter_context(closing(Reporter(out.resolve(), arguments.limit, scratch)))
-        reporter.run(PREFLIGHT)
+        # A machine that runs tests may be busy with others.
+        reporter.run(replace(PREFLIGHT, seconds=240.0) if arguments.small else PREFLIGHT)
         reporter.results = results = Results(out.resolve(), reporter.results.stages)
         if not arguments.small and results.missing("preflight", ["gpu", "engine"]):
             reporter.say("there is no GPU here, or something is missing that everything needs; nothing was measured")

@@ -4,6 +4,7 @@
 
 - `packages`: what the three packages and the tests depend on, by its installed version. Shown, never fatal.
 - `gpu`: a GPU, a C compiler and Python's headers, with which Triton compiles its launchers.
+- `peer`: whether there is another engine to compare with.
 - `engine`, `tests`, `http`: whether these import what they begin with. Where Python may write compiled files, they are
   there afterwards.
 
@@ -37,6 +38,7 @@ _FOR_TESTS = ("pytest>=8", "pytest-timeout>=2", "pytest-xdist>=3", "transformers
 _BENCHMARKS = (
     "engine.speed",
     "engine.engine_profile",
+    "kernels.decode_attention",
     "kernels.prefill_attention",
     "kernels.skinny_gemm",
     "report.gpu_tests",
@@ -153,12 +155,18 @@ def http() -> dict[str, Any]:
     return record
 
 
+def peer() -> dict[str, Any]:
+    """Another engine, whose own start shows whether it works: importing it takes many seconds."""
+    return {"problems": [] if importlib.util.find_spec("vllm") else ["vllm is not installed"]}
+
+
 CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
     "packages": packages,
     "gpu": gpu,
     "engine": engine,
     "tests": tests,
     "http": http,
+    "peer": peer,
 }
 
 

@@ -1,11 +1,13 @@
 """What a GPU report measures, in which order, and how long each step may take. Runs nothing.
 
-The order is that of calls of ten minutes, the most valuable figures first: two fill the tables of docs/performance.md,
-the third runs all tests, the fourth measures what has no table. The limits of a call's steps add up to at most
-`CALL_SECONDS`, and a step may also use what the steps before it left of theirs.
+The order is that of calls of ten minutes: what shows that kernels are right comes first, then what has never run on a
+GPU, the tiers of the KV cache and adapters, and last the figures of docs/performance.md and those of another engine.
+The limits of a call's steps add up to at most `CALL_SECONDS`, and a step may also use what the steps before it left of
+theirs.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +20,9 @@ _ROOT = Path(__file__).parents[2]
 NGRAM = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}'
 INVARIANT = '{"batch_invariant": true}'
 HOST = '{"kv_offloading_size": 16}'
-# Kernels before the models made of them, and those before engines. Other files come in between.
-_FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
-_LAST_TESTS = ("models", "invariance", "engine")
+LORA = '{"enable_lora": true, "max_loras": 8}'
+# Kernels before the models made of them, and those before engines. They run in the first call, other files later.
+FIRST_TESTS = ("kernels", "quantized", "few_rows", "skinny_gemm", "models", "engine")
 START = frozenset({"start", "serve-start"})  # workloads that begin with an empty Triton cache
 _DECODES = ("decode-1", "decode-64", "decode-256")
 _FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")  # of a model; the rest of its table comes after them
@@ -28,7 +30,26 @@ _OWN_MIXED = f"{OWN}mixed"
 _LONG_PREFILL = "prefill-8x8192"
 _FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
 _PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
+_RIGHT_AGAIN = tuple(f"{kind}{each}" for kind in ("profile-", OWN) for each in _DECODES)
+_NEVER_RUN = ("start", *_DECODES, "prefill-1x1024")
 _REPETITIVE = ("repetitive-1", "repetitive-64")
+# Another engine beside Proa, by one program
+_GENERATED = ("start", *_DECODES, "prefill-1x1024", "prefill-8x8192", "mixed")
+_SIDES = (
+    ("Qwen3-0.6B", "proa_engine", 55.0),
+    ("Qwen3-0.6B", "vllm", 115.0),
+    ("Llama-3.1-8B", "proa_engine", 95.0),
+    ("Llama-3.1-8B", "vllm", 150.0),
+)
+_SMALL_WORKLOADS = {
+    r"images-\d+": "decode-2",  # a tiny model reads none
+    r"prefill-\d+x\d+": "prefill-2x16",
+    r"batch-\d+x\d+x\d+": "batch-2x8x4",
+    r"http-\d+x": "http-2x",
+    r"tiers-\d+": "tiers-128",  # shorter prompts are computed again
+    r"(decode|repetitive|closed|adapters)-\d+": r"\1-2",
+    r"Llama-3.1-8B.*|Qwen3-.*B": "Qwen3-0.6B",
+}
 CALL_SECONDS = 530.0  # of the default limit of a call, 560 s: the rest is for the preflight
 
 
@@ -79,7 +100,7 @@ class Step:
 PREFLIGHT = Step(
     stage="preflight",
     program="report.preflight",
-    workloads=("packages", "gpu", "engine", "tests", "http"),
+    workloads=("packages", "gpu", "engine", "tests", "http", "peer"),
     seconds=90.0,
 )
 
@@ -96,94 +117,101 @@ def smoke() -> Step:
 def calls() -> list[tuple[Step, ...]]:
     """The steps of each call, after the smoke tests. One that was measured by an earlier call is skipped.
 
-    In the first call, one process of a model measures its figures and then profiles it. A restart finds the kernels
-    that this process has compiled.
+    In the fourth and fifth call, one process of a model measures its figures and then profiles it. A restart finds the
+    kernels that this process has compiled.
     """
     return [
         (
-            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 110),
-            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, _OWN_MIXED, *_profiles(*_FIRST_PROFILES)), 65),
-            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 90),
-            _engine("Llama-3.1-8B", ("restart",), 12),
-            _engine("Qwen3-0.6B", ("restart",), 10),
+            _tests("correctness", FIRST_TESTS, processes=14, timeout=150, seconds=205),
+            _engine("Qwen3-0.6B", _RIGHT_AGAIN, 25),
+            _engine("Llama-3.1-8B", _RIGHT_AGAIN, 35),
+            _engine("Llama-3.1-8B-fp8", ("prefill-1x1024x10",), 25),
         ),
         (
-            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 135),
-            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2", "own-http-64x1"), 75),
-            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 90),
-            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 40),
-            _engine("Llama-3.1-8B", ("closed-64", "closed-256", _OWN_MIXED), 105),
             _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),
-        ),
-        (
-            _tests("correctness", test_names(), processes=14, timeout=150, seconds=340),
-            _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
-            _engine("Qwen3-0.6B", _profiles(_LONG_PREFILL), 25),
-            _sweep("kernels.prefill_attention", 45),
-            _sweep("kernels.skinny_gemm", 65, "Llama-3.1-8B-fp8"),
-        ),
-        (
-            _over_http("Llama-3.1-8B", ("http-16x1",), 55),
-            _over_http("Qwen3-0.6B", ("http-1x1",), 45),
-            _engine("Llama-3.1-8B", ("closed-16", *_REPETITIVE), 45),
-            _engine("Qwen3-0.6B", ("closed-1", *_REPETITIVE), 40),
-            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 80),
-            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 65, INVARIANT, prefix="invariant/"),
-            _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 50, INVARIANT, prefix="invariant/"),
+            _engine("Llama-3.1-8B int4", _NEVER_RUN, 35),
+            _engine("Llama-3.1-8B nvfp4", _NEVER_RUN, 35),
+            _engine("Llama-3.1-8B int8", _NEVER_RUN, 35),
+            _engine("Qwen3-30B-A3B nvfp4", _NEVER_RUN, 45),
             _engine("Llama-3.1-8B", (*_REPETITIVE, *_DECODES[:2]), 50, NGRAM, prefix="ngram/"),
-            _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 45, NGRAM, prefix="ngram/"),
+            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 65, INVARIANT, prefix="invariant/"),
+            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 80),
+            _loading(40),
             _engine("gpt-oss-20b", _profiles(*_FIRST_PROFILES), 50, '{"max_num_seqs": 512}'),
         ),
         (
             _engine("Llama-3.1-8B", ("mixed", *_DECODES), 90, HOST, prefix="host/"),
             _engine("Qwen3-0.6B", ("mixed", *_DECODES), 70, HOST, prefix="host/"),
             _tiers("Llama-3.1-8B", 120),
-            _tiers("Qwen3-0.6B", 90),
+            _tiers("Qwen3-0.6B", 80),
             _prefill_decode("Qwen3-0.6B", 120),
-            _loading(40),
+            _engine("Llama-3.1-8B", ("adapters-1", "adapters-64", *_DECODES[:2]), 50, LORA, prefix="lora/"),
+        ),
+        (
+            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 110),
+            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, *TABLE, _OWN_MIXED, *_profiles(*_FIRST_PROFILES)), 65),
+            _engine("Llama-3.1-8B-fp8", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 90),
+            _engine("Llama-3.1-8B", ("restart",), 12),
+            _engine("Qwen3-0.6B", ("restart",), 10),
+            _engine("Qwen3-30B-A3B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 135),
+            _over_http("Qwen3-0.6B", ("serve-start", "http-64x1", "http-256x2", "own-http-64x1"), 75),
+            _sweep("kernels.decode_attention", 33, "Qwen3-30B-A3B"),
+        ),
+        (
+            _over_http("Llama-3.1-8B", ("serve-start", "http-64x1", "http-256x2"), 90),
+            _engine("Qwen3-0.6B", ("closed-64", "closed-256"), 40),
+            _engine("Llama-3.1-8B", ("closed-64", "closed-256", _OWN_MIXED), 105),
+            _tests("correctness", other_tests(), processes=14, timeout=150, seconds=140),
+            _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
+            _sweep("kernels.prefill_attention", 45),
+            _sweep("kernels.skinny_gemm", 65, "Llama-3.1-8B-fp8"),
+        ),
+        (
+            *(_generated(model, package, seconds) for model, package, seconds in _SIDES),
+            _over_http("Llama-3.1-8B", ("http-16x1",), 55),
+            _over_http("Qwen3-0.6B", ("http-1x1",), 45),
         ),
     ]
 
 
-def steps_of(call: int | None) -> list[Step]:
-    """The smoke tests, the steps of a call and then those of the calls before it, of which only what they left is run.
-    None: the steps of all calls."""
+def steps_of(call: int | None, *, alone: bool = False) -> list[Step]:
+    """The smoke tests, the steps of a call and then those of the calls before it, of which only what they left is run;
+    `alone`: without those. None: the steps of all calls."""
     in_order = calls()
     if call is not None:
-        in_order = [in_order[call - 1], *in_order[: call - 1]]
+        in_order = [in_order[call - 1], *([] if alone else in_order[: call - 1])]
     return [smoke(), *(step for steps in in_order for step in steps)]
 
 
-def small_steps(model: Path, tests: Path) -> list[Step]:
-    """The same programs on a tiny model and other tests, to see that all of it runs, on any machine."""
-    small = (f"--model={model}", "--max-model-len=128", "--small")
-    workloads = ("start", "mixed", "decode-2", "own-decode-2", "prefill-2x16", "repetitive-2", "closed-2")
-    return [
-        Step(
-            stage="correctness",
-            program="report.gpu_tests",
-            workloads=(str(tests),),
-            arguments=("--processes=1", "--timeout=5"),
-            seconds=60,
-            is_test=True,
-        ),
-        Step(
-            stage="Qwen3-0.6B",
-            program="engine.speed",
-            workloads=(*workloads, *_profiles("decode-2", "prefill-1x16")),
-            arguments=(*small, f"--options={NGRAM}"),
-            prefix="ngram/",
-            seconds=90,
-        ),
-        Step(
-            stage="Qwen3-0.6B",
-            program="http.serve",
-            workloads=("serve-start", "http-2x1", "own-http-2x1", "http-4x2"),
-            arguments=small,
-            seconds=90,
-            needs="http",
-        ),
-    ]
+def in_small(step: Step, model: Path, tests: Path) -> Step:
+    """The same program with a tiny model or other tests, to see that all of it runs, on any machine: kernels in
+    Triton's interpreter."""
+    if step.is_test:
+        return replace(step, workloads=(str(tests),), arguments=("--processes=1", "--timeout=5"), seconds=60.0)
+    given = [argument for argument in step.arguments if not argument.startswith("--model=")]
+    given = [argument.replace(HOST, '{"kv_offloading_size": 0.1}') for argument in given]
+    tiny = {
+        "engine.speed": (f"--model={model}", "--max-model-len=128", "--small"),
+        "engine.generate": (f"--model={model}", "--max-model-len=128", "--small"),
+        "http.serve": (f"--model={model}", "--max-model-len=128", "--small"),
+        "cache.kv_tiers": ("--model=builtin", "--rounds=1", "--host-gib=1"),
+        "cache.prefill_decode": ("--model=builtin", "--streams=2", "--length=64", "--seconds=2"),
+        "engine.load_weights": ("--gigabytes=0.02",),
+        "kernels.prefill_attention": ("--small",),
+        "kernels.decode_attention": ("--small",),
+        "kernels.skinny_gemm": ("--rows=2",),
+    }[step.program]
+    workloads = tuple(dict.fromkeys(_small_workload(each) for each in step.workloads))
+    mode = Mode(environment=(("TRITON_INTERPRET", "1"),)) if step.program.startswith("kernels.") else step.mode
+    return replace(step, workloads=workloads, arguments=(*given, *tiny), seconds=90.0, mode=mode)
+
+
+def _small_workload(name: str) -> str:
+    """The workload of two requests, or of another small size."""
+    for pattern, small in _SMALL_WORKLOADS.items():
+        if re.search(pattern, name):
+            return re.sub(pattern, small, name)
+    return name
 
 
 def in_mode(step: Step, mode: Mode) -> Step:
@@ -195,11 +223,10 @@ def trial(step: Step, mode: Mode, workloads: Sequence[str]) -> Step:
     return replace(step, mode=mode, prefix=f"{mode.name}/", workloads=tuple(workloads), seconds=min(step.seconds, 60.0))
 
 
-def test_names() -> list[str]:
-    """Names of the test files in tests/gpu, but for the smoke tests."""
-    names = {path.stem.removeprefix("test_gpu_") for path in (_ROOT / "tests/gpu").glob("test_gpu_*.py")} - {"smoke"}
-    between = sorted(names - {*_FIRST_TESTS, *_LAST_TESTS})
-    return [name for name in (*_FIRST_TESTS, *between, *_LAST_TESTS) if name in names]
+def other_tests() -> list[str]:
+    """Names of the test files in tests/gpu, but for the smoke tests and those of the first call."""
+    names = {path.stem.removeprefix("test_gpu_") for path in (_ROOT / "tests/gpu").glob("test_gpu_*.py")}
+    return sorted(names - {"smoke", *FIRST_TESTS})
 
 
 def _tests(stage: str, names: Sequence[str], *, processes: int, timeout: int, seconds: float) -> Step:
@@ -239,6 +266,20 @@ def _over_http(model: str, workloads: tuple[str, ...], seconds: float) -> Step:
         arguments=(f"--model={model}",),
         seconds=seconds,
         needs="http",
+    )
+
+
+def _generated(model: str, package: str, seconds: float) -> Step:
+    """Both sides of a comparison with another engine."""
+    return Step(
+        stage=model,
+        program="engine.generate",
+        workloads=_GENERATED,
+        arguments=(f"--model={model}", f"--package={package}"),
+        prefix=f"generate/{package}/",
+        seconds=seconds,
+        silence=150.0,  # another engine starts without a line
+        needs="peer" if package == "vllm" else "engine",
     )
 
 

@@ -1,8 +1,6 @@
-"""The GPU report with a tiny model on a CPU: every program of it runs, what is done is not done again, and whatever is
+"""The GPU report with a tiny model on a CPU: its programs run, what is done is not done again, and whatever is
 killed, hangs or is missing costs only its own figures."""
 
-import argparse
-import importlib
 import json
 import os
 import signal
@@ -18,8 +16,9 @@ import psutil
 import pytest
 
 from benchmarks.report.gpu_report import Reporter
-from benchmarks.report.report_stages import calls, smoke
+from benchmarks.report.report_stages import calls, in_small, smoke
 from support.shape_models import make_shape_model
+from support.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -85,30 +84,46 @@ def stages(folder: Path) -> Any:
     return json.loads((folder / "results.json").read_text())["stages"]
 
 
-def small(folder: Path, tests: str) -> list[object]:
+def small(folder: Path, tests: str, call: int) -> list[object]:
     """Arguments of a report of a tiny model and of `tests`."""
     (folder / "test_card.py").write_text(tests)
-    return ["--small", make_shape_model(folder, TINY), folder / "test_card.py"]
+    return ["--call", call, "--small", make_shape_model(folder, TINY), folder / "test_card.py"]
 
 
 @pytest.mark.timeout(400)
-def test_every_stage_is_measured_once(tmp_path: Path) -> None:
-    arguments, first, second = small(tmp_path, "def test_that_holds(): pass"), tmp_path / "1", tmp_path / "2"
+def test_every_figure_is_measured_once(tmp_path: Path) -> None:
+    arguments, first, second = small(tmp_path, "def test_that_holds(): pass", 5), tmp_path / "1", tmp_path / "2"
+    arguments += ["--stages", "correctness", "Llama-3.1-8B"]
     status, output = run("--out", first, *arguments)
     assert status == 0, output
-    figures = stages(first)["Qwen3-0.6B"]
+    figures = stages(first)["Llama-3.1-8B"]
     assert figures["problems"] == {}
     assert all(record["value"] > 0 for record in figures["records"].values() if "value" in record)
-    engine, http = {"ngram/start", "ngram/mixed", "ngram/own-decode-2"}, {"serve-start", "own-http-2x1", "http-4x2"}
-    assert set(figures["records"]) >= {"ngram/repetitive-2", *engine, *http}
-    assert figures["records"]["ngram/profile-decode-2"]["kernels"]
+    http = {"serve-start", "http-2x1", "http-2x2"}
+    assert set(figures["records"]) == http | {"closed-2", "own-mixed", "profile-prefill-2x16"}
+    assert figures["records"]["profile-prefill-2x16"]["kernels"]
     assert stages(first)["preflight"]["records"]["http"]["problems"] == []
-    status, output = run("--out", second, "--earlier", first, "--again", "Qwen3-0.6B/ngram/mixed", *arguments)
+    status, output = run("--out", second, "--earlier", first, "--again", "Llama-3.1-8B/own-mixed", *arguments)
     assert status == 0, output
-    assert "engine.speed for ngram/mixed\n" in output
+    assert "engine.speed for own-mixed\n" in output
     assert "http.serve" not in output
     assert "report.gpu_tests" not in output
-    assert set(stages(second)["Qwen3-0.6B"]["records"]) == set(figures["records"])
+    assert set(stages(second)["Llama-3.1-8B"]["records"]) == set(figures["records"])
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not THOROUGH, reason="ten minutes: make test-all")
+@pytest.mark.parametrize("call", range(1, len(calls()) + 1))
+def test_a_call_runs_from_beginning_to_end(call: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = small(tmp_path, "def test_that_holds(): pass", call)
+    status, output = run("--out", out, "--limit", 1400, *arguments)
+    assert status == 0, output
+    assert not [problem for stage in stages(out).values() for problem in stage["problems"].items()]
+    model, tests = tmp_path, tmp_path / "test_card.py"
+    steps = [in_small(step, model, tests) for step in calls()[call - 1] if step.needs != "peer"]
+    for step in steps:
+        assert set(step.names(step.workloads)) <= set(stages(out)[step.stage]["records"])
 
 
 @pytest.mark.timeout(300)
@@ -125,7 +140,7 @@ def test_a_test_that_hangs_or_breaks_the_device_costs_no_other(tmp_path: Path) -
 
 @pytest.mark.timeout(300)
 def test_what_fails_is_tried_without_graphs_and_without_dependent_launch(tmp_path: Path) -> None:
-    arguments, out = small(tmp_path, NEEDS_A_SWITCH), tmp_path / "out"
+    arguments, out = small(tmp_path, NEEDS_A_SWITCH, 1), tmp_path / "out"
     status, output = run("--out", out, "--stages", "correctness", *arguments)
     assert status == 0, output
     records, name = stages(out)["correctness"]["records"], str(tmp_path / "test_card.py")
@@ -153,7 +168,7 @@ def test_a_smoke_test_that_holds_the_interpreter_is_tried_in_other_modes(tmp_pat
 @pytest.mark.timeout(300)
 def test_a_killed_report_keeps_its_figures_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    report = start("--out", out, "--stages", "Qwen3-0.6B", *small(tmp_path, TESTS))
+    report = start("--out", out, "--stages", "Qwen3-0.6B", *small(tmp_path, TESTS, 1))
     while "Qwen3-0.6B" not in (stages(out) if (out / "results.json").is_file() else {}):
         assert report.poll() is None
         time.sleep(0.02)
@@ -173,21 +188,13 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert "torch sees no GPU" in output
 
 
-def test_every_step_has_arguments_that_its_program_takes() -> None:
-    steps = [smoke(), *(step for steps in calls() for step in steps)]
-    assert {step.stage for step in steps} >= {"correctness", "Llama-3.1-8B", "Qwen3-30B-A3B"}
-    for step in steps:
-        _, _, program, *arguments = step.command(step.workloads, Path("records.json"))
-        parser: argparse.ArgumentParser = importlib.import_module(program).parser()
-        assert parser.parse_args(arguments).workloads == list(step.workloads)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("kernels.skinny_gemm", ["--workloads", "tiny", "--rows", "2"]),
         ("kernels.prefill_attention", ["--workloads", "Qwen3-0.6B", "--small"]),
+        ("kernels.decode_attention", ["--workloads", "Qwen3-0.6B", "--small"]),
         ("report.gpu_tests", ["--workloads", "tests/gpu/test_gpu_smoke.py", "--processes=1", "--timeout=250"]),
     ],
 )

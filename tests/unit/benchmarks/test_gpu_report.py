@@ -5,17 +5,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.cache import kv_tiers, prefill_decode
-from benchmarks.engine import load_weights, speed
-from benchmarks.http import serve
+from benchmarks.engine import speed
 from benchmarks.records import Results, write_json
 from benchmarks.report.gpu_report import Reporter
-from benchmarks.report.report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
+from benchmarks.report.report_stages import (
+    CALL_SECONDS,
+    FIRST_TESTS,
+    PREFLIGHT,
+    Mode,
+    Step,
+    calls,
+    in_small,
+    smoke,
+    steps_of,
+)
 from benchmarks.report.report_tables import yardstick
 from benchmarks.report.watched import Outcome
 
@@ -39,72 +48,97 @@ def test_the_limits_of_a_call_fit_its_time() -> None:
         assert sum(step.seconds for step in call) <= CALL_SECONDS
 
 
+def test_the_first_call_shows_that_kernels_are_right() -> None:
+    tests, *others = calls()[0]
+    assert tests.stage == "correctness"
+    assert {Path(name).stem for name in tests.workloads} == {f"test_gpu_{name}" for name in FIRST_TESTS}
+    decodes = [f"{kind}decode-{batch}" for kind in ("profile-", "own-") for batch in (1, 64, 256)]
+    assert [(step.stage, list(step.workloads)) for step in others] == [
+        ("Qwen3-0.6B", decodes),
+        ("Llama-3.1-8B", decodes),
+        ("Llama-3.1-8B-fp8", ["prefill-1x1024x10"]),
+    ]
+
+
+def test_all_tests_of_kernels_models_and_engines_run_in_some_call() -> None:
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
+    steps = [smoke(), *(step for call in calls() for step in call)]
+    run = [name for step in steps if step.is_test for name in step.workloads]
+    assert sorted(run) == sorted(files)
+
+
+def test_the_second_call_runs_what_has_never_run_on_a_gpu() -> None:
+    assert {stage for stage, _ in figures(2)} == {
+        *("gpt-oss-20b", "Llama-3.1-8B int4", "Llama-3.1-8B nvfp4", "Llama-3.1-8B int8", "Qwen3-30B-A3B nvfp4"),
+        *("Llama-3.1-8B", "Qwen3-VL-8B", "loading"),
+    }
+    assert names_of(2, "Llama-3.1-8B") >= {"ngram/repetitive-64", "invariant/decode-64"}
+    assert names_of(2, "gpt-oss-20b") >= {"batch-512x1000x1000", "profile-decode-64"}
+
+
+def test_the_third_call_measures_the_tiers_of_the_kv_cache_and_adapters() -> None:
+    models = ("Llama-3.1-8B", "Qwen3-0.6B")
+    tiers = {"host/mixed", "host/decode-1", "host/decode-64", "host/decode-256", "host/tiers-1024", "host/tiers-8192"}
+    adapters = {"lora/adapters-1", "lora/adapters-64", "lora/decode-1", "lora/decode-64"}
+    assert names_of(3, models[0]) == tiers | adapters
+    assert names_of(3, models[1]) == tiers | {"streams/idle", "streams/one", "streams/two"}
+
+
 def test_a_model_starts_once_for_its_table_and_profiles() -> None:
     models = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.1-8B-fp8", "Qwen3-30B-A3B")
     profiles = {"profile-decode-1", "profile-decode-64", "profile-prefill-1x1024"}
-    first = [(step.stage, step.workloads) for step in calls()[0]]
-    in_order = [*first[:3], *((step.stage, step.workloads) for step in calls()[1][:1])]
-    assert [(stage, set(workloads) - {"own-mixed"}) for stage, workloads in in_order] == [
+    of_tables = [(step.stage, step.workloads) for step in calls()[3] if "start" in step.workloads]
+    assert [(stage, set(workloads) - {"own-mixed"}) for stage, workloads in of_tables] == [
         (model, {*speed.TABLE, *profiles}) for model in models
     ]
-    assert first[3:] == [(model, ("restart",)) for model in models[:2]]
-    for _, workloads in in_order:
+    for _, workloads in of_tables:
         assert workloads[:3] == ("start", "decode-1", "decode-64")
         assert set(workloads[-3:]) == profiles
 
 
 def test_two_calls_measure_the_sampling_that_models_have_by_default() -> None:
-    own = {each for call in (1, 2) for each in figures(call) if each[1].startswith("own-")}
+    own = {each for call in (4, 5) for each in figures(call) if each[1].startswith("own-")}
     models = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.1-8B-fp8", "Qwen3-30B-A3B")
     assert own == {
         *((model, f"own-decode-{batch}") for model in models for batch in (1, 64, 256)),
         *((model, "own-mixed") for model in models[:2]),
         ("Qwen3-0.6B", "own-http-64x1"),
     }
-    check_commands(2, {"engine.speed": speed, "http.serve": serve})
 
 
-def test_the_second_call_measures_what_the_tables_still_lack() -> None:
+def test_the_calls_measure_all_that_the_tables_have() -> None:
     http = ["serve-start", "http-64x1", "http-256x2"]
-    over_http = [each for each in figures(2) if each[1] in http]
+    over_http = [each for call in (4, 5) for each in figures(call) if each[1] in http]
     assert over_http == [(model, name) for model in ("Qwen3-0.6B", "Llama-3.1-8B") for name in http]
-    measured = {each for call in (1, 2) for each in figures(call)}
+    measured = {each for call in range(1, len(calls()) + 1) for each in figures(call)}
     wanted = {(stage, name) for stage, model in yardstick()["models"].items() for name in model}
-    missing = {name for _, name in wanted - measured} - {"title", "peer"}
-    assert missing == {"http-1x1", "http-16x1"}  # of few clients: in the fourth call
-    assert {name for _, name in figures(4)} >= missing
+    assert {name for _, name in wanted - measured} == {"title"}
 
 
-def test_the_third_call_is_correctness_and_then_profiles_of_long_prompts() -> None:
-    assert calls()[2][0].stage == "correctness"
-    assert figures(3)[:2] == [(model, "profile-prefill-8x8192") for model in ("Llama-3.1-8B", "Qwen3-0.6B")]
+def test_the_last_call_runs_another_engine_beside_proa_by_one_program() -> None:
+    for model in ("Llama-3.1-8B", "Qwen3-0.6B"):
+        names = {name for name in names_of(6, model) if name.startswith("generate/")}
+        sides = [{name for name in names if f"/{package}/" in name} for package in ("proa_engine", "vllm")]
+        assert len({frozenset(Path(name).name for name in side) for side in sides}) == 1
+        assert all(sides)
+    assert [step.needs for step in calls()[5][:4]] == ["engine", "peer", "engine", "peer"]
 
 
-def test_the_fifth_call_measures_the_tiers_of_the_kv_cache_and_loading() -> None:
-    models = ("Llama-3.1-8B", "Qwen3-0.6B")
-    decodes = {"host/mixed", "host/decode-1", "host/decode-64", "host/decode-256"}
-    streams = {"streams/idle", "streams/one", "streams/two"}
-    assert names_of(5, models[0]) == decodes | {"host/tiers-1024", "host/tiers-8192"}
-    assert names_of(5, models[1]) == names_of(5, models[0]) | streams
-    assert names_of(5, "loading") == {"ahead", "one-by-one"}
-    programs = {
-        "cache.kv_tiers": kv_tiers,
-        "cache.prefill_decode": prefill_decode,
-        "engine.speed": speed,
-        "engine.load_weights": load_weights,
-    }
-    check_commands(5, programs)
+def test_programs_read_the_commands_of_all_calls_also_with_a_tiny_model() -> None:
+    for call in range(1, len(calls()) + 1):
+        check_commands(calls()[call - 1])
+        check_commands([in_small(step, Path("model"), Path("test_card.py")) for step in calls()[call - 1]])
 
 
-def check_commands(call: int, programs: Mapping[str, Any]) -> None:
-    """The programs of a call read their commands."""
-    for step in calls()[call - 1]:
-        parsed = programs[step.program].parser().parse_args(step.command(step.workloads, Path("out.json"))[3:])
-        assert tuple(parsed.workloads) == step.workloads
+def check_commands(steps: Sequence[Step]) -> None:
+    for step in steps:
+        parser = import_module(f"benchmarks.{step.program}").parser()
+        parsed = parser.parse_args(step.command(step.workloads, Path("out.json"))[3:])
+        assert tuple(map(str, parsed.workloads)) == step.workloads
 
 
 def test_every_call_begins_with_the_smoke_tests() -> None:
-    assert all(steps_of(call)[0] == smoke() for call in (1, 2, 3, 4, 5, None))
+    assert all(steps_of(call)[0] == smoke() for call in (*range(1, len(calls()) + 1), None))
 
 
 def test_a_test_that_hangs_ends_before_the_step_of_the_smoke_tests() -> None:
