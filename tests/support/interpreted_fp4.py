@@ -1,11 +1,13 @@
 """Dense products of 4-bit floats against their references in Triton's interpreter."""
 
+from unittest import mock
+
 import torch
 
 from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
 from proa_engine.kernels.products.fp4_linear import choose_tiling, fp4_matmul
 from proa_engine.kernels.products.product_tile import new_counters
-from proa_engine.kernels.tilings import tilings_of
+from proa_engine.kernels.tilings import TILINGS, tilings_of
 from support.fp4_cases import KINDS, every_scale, fp4_case
 from support.interpreter import close
 
@@ -36,8 +38,19 @@ def check_dense_products(dtype: torch.dtype) -> None:
     for kind in KINDS:
         for rows, outputs, inputs in sizes[kind]:
             stored, bias = fp4_case(kind, outputs, inputs), torch.randn(outputs).to(dtype) if rows != 17 else None
-            x = torch.randn(rows, inputs + 16).to(dtype)[:, :inputs]
-            expected = x.double() @ stored.dequantize().double().t()
-            expected += 0 if bias is None else bias.double()
-            scale = expected.abs().max()
-            close((product(x, stored, bias) / scale).to(dtype), (expected / scale).to(dtype))
+            compare(rows, stored, bias, dtype)
+
+
+def check_products_with_the_tiles_of_a_b200(dtype: torch.dtype) -> None:
+    with mock.patch("proa_engine.kernels.products.fp4_linear.tilings_of", return_value=TILINGS[100]):
+        for rows, outputs in ((17, 72), (130, 65)):
+            compare(rows, fp4_case("nvfp4", outputs, 272), None, dtype)
+
+
+def compare(rows: int, stored: StoredFp4, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    num_inputs = 2 * stored.codes.shape[1]
+    x = torch.randn(rows, num_inputs + 16).to(dtype)[:, :num_inputs]
+    expected = x.double() @ stored.dequantize().double().t()
+    expected += 0 if bias is None else bias.double()
+    scale = expected.abs().max()
+    close((product(x, stored, bias) / scale).to(dtype), (expected / scale).to(dtype))

@@ -1,6 +1,7 @@
 """Kernels of integer weights against products by the dequantized weights in float64, in Triton's interpreter."""
 
 from dataclasses import replace
+from unittest import mock
 
 import torch
 
@@ -10,6 +11,7 @@ from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.int_weights import IntWeight, dequantize_int, pack_int
 from proa_engine.kernels.products.int_linear import int_matmul
 from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.tilings import TILINGS
 from support.interpreter import TOLERANCE, close
 from support.quantized_cases import expert_case, int_case
 
@@ -27,6 +29,12 @@ def check_matmul(dtype: torch.dtype) -> None:
     ):
         weight = int_case(outputs, inputs, bits=bits, group_size=group_size, dtype=dtype)
         compare(weight, rows, dtype, bias=torch.randn(outputs).to(dtype) if rows % 2 else None)
+
+
+def check_matmul_with_the_tiles_of_a_b200(dtype: torch.dtype) -> None:
+    with mock.patch("proa_engine.kernels.products.int_linear.tilings_of", return_value=TILINGS[100]):
+        for rows, bits in ((65, 4), (130, 8)):
+            compare(int_case(72, 160, bits=bits, group_size=32, dtype=dtype), rows, dtype)
 
 
 def check_inputs_out_of_order(dtype: torch.dtype) -> None:
