@@ -145,7 +145,7 @@ class PrefixCache:
         """Raises `AssertionError` unless exactly those of `blocks` that are marked as cached can be found by their
         hashes."""
         maps = (self.cached_blocks, *self.cached_window_blocks, self.cached_states)
-        marked = [block for block in blocks if block.cached_in is not None or block.checkpoints is not None]
+        marked = [block for block in blocks if (block.cached_in, block.checkpoints) != (None, None)]
         for cached in maps:
             of_map = {block.block_hash: block for block in marked if block.cached_in is cached}
             assert of_map == cached, "hashes and blocks differ"
