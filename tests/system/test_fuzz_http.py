@@ -145,10 +145,16 @@ def target() -> Iterator[Target]:
         target.client.close()
 
 
+@pytest.fixture(scope="module")
+def schema(target: Target) -> Any:
+    return schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+
+
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("route", ROUTES)
-def test_bodies_generated_from_the_openapi_get_a_response(target: Target, route: str, mode: GenerationMode) -> None:
-    schema = schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+def test_bodies_generated_from_the_openapi_get_a_response(
+    target: Target, schema: Any, route: str, mode: GenerationMode
+) -> None:
     operation = schema[route]["POST"]
 
     @seed(1)
