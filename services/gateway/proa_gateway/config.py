@@ -213,6 +213,14 @@ class GatewayConfig:
         "how to choose an engine for a request: by cached prompt blocks and load, by load, in turn, or by session",
         choices=POLICIES,
     )
+    session_admission: Literal["off", "retain", "wait"] = option(
+        "off",
+        "`retain`: blocks of conversations are evicted after those of other requests, as far as all fit; `wait`: turns "
+        "of the others wait for a place; both need --routing prefix",
+    )
+    session_max_wait: float = option(
+        30.0, "seconds after which a turn of a conversation goes on without a place", minimum=0
+    )
     kv_transfer_bandwidth: float = option(
         1.0,
         "GB/s at which engines are expected to fetch KV cache blocks from each other, until it is measured; 0: they "

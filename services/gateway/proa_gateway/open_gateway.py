@@ -85,7 +85,10 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             else:
                 admission.queue.add_model(engine.model_name)
 
-        router = Router(config.routing)
+        def on_room() -> None:
+            admission.session_queue.changed()
+
+        router = Router(config.routing, on_room=on_room if config.session_admission != "off" else None)
         channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         pool = EnginePool(

@@ -71,6 +71,7 @@ class _Server(uvicorn.Server):
         gateway: Gateway | None = self.lifespan.state.get("gateway")
         if gateway is not None:
             gateway.admission.queue.close()
+            gateway.admission.session_queue.close()
         await super().shutdown(sockets)
 
     def _on_signal(self) -> None:

@@ -74,7 +74,7 @@ class KVCacheManager:
             groups.num_blocks, groups.num_state_slots, num_windows=len(groups.windows), block_order=block_order
         )
         self._cache = device.cache
-        self.retention = Retention(device)
+        self.retention = Retention(device, groups.block_size)
         self._hashes = BlockHashes(hash_block or _hash_nothing, root_hash, groups.block_size)
         self.tables = BlockTables(groups, device.blocks)
         self._states = StateSlots(device.states) if device.has_states else NoStateSlots()

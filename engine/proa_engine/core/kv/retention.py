@@ -7,7 +7,7 @@ from proa_engine.core.kv.block_pool import NOBODY
 from proa_engine.core.kv.block_tables import held
 from proa_engine.core.kv.pools import Pools
 from proa_engine.core.kv.prefix_cache import Checkpoint
-from proa_engine.core.request import Request
+from proa_engine.core.request import Request, RequestStatus
 
 
 class Retention:
@@ -17,7 +17,8 @@ class Retention:
     no longer is: the next turn of its session continues at the last.
     """
 
-    def __init__(self, device: Pools) -> None:
+    def __init__(self, device: Pools, block_size: int) -> None:
+        self._block_size = block_size
         self._cache, self._blocks, self._states = device.cache, device.blocks, device.states
 
     @property
@@ -25,10 +26,16 @@ class Retention:
         return self._blocks.num_retained
 
     def keep(self, request: Request) -> None:
-        """Retain what a running request has cached, if it asks for that. Call it before the request is freed."""
+        """Retain what a running request has cached, if it asks for that. Call it before the request is freed.
+
+        Of one that was aborted only blocks of its prompt: who releases them does not know how many tokens it had.
+        """
         if request.owner == NOBODY:
             return
-        for block in held(request.tables[0]):
+        blocks = held(request.tables[0])
+        if request.status is RequestStatus.FINISHED_ABORTED:
+            blocks = blocks[: request.num_prompt_tokens // self._block_size]
+        for block in blocks:
             if block.cached_in:
                 self._blocks.retain(block, request.owner)
         if not self._cache.checkpoints:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.fair_queue import AdmissionBounds, Bound, QueuedRequest
 from proa_gateway.admission.rate_limits import Lease
 from proa_gateway.admission.request_queue import RequestQueue
+from proa_gateway.admission.session_queue import SessionQueue
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.models import KnownLora, ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
@@ -152,6 +153,7 @@ class AdmissionControl:
         )
         self.pixels = Bound(config.images.max_image_memory, "images", "bytes of unfinished requests' images")
         self.queue = RequestQueue(self.bounds, self._capacity, metrics, demand)
+        self.session_queue = SessionQueue(self.bounds, pool.engines, metrics, config.session_max_wait)
         self._metrics = metrics
         for model in config.models:
             self.queue.add_model(model)
@@ -233,6 +235,13 @@ class AdmissionGuard:
             raise pixels.error()
         pixels.total += num_bytes
         self.num_pixel_bytes += num_bytes
+
+    async def wait_for_place(self, model: str, hashes: Sequence[bytes], num_prompt_tokens: int) -> None:
+        """Wait until the conversation that a prompt with these blocks continues has a place in its engine's cache.
+        Raises `Overloaded` and `ShuttingDown`."""
+        self.request.num_tokens = self.num_choices * num_prompt_tokens
+        self.request.cost = num_prompt_tokens + self._expected_output(None)
+        await self.control.session_queue.wait(model, hashes, self.request, self._at_most(float("inf")))
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.

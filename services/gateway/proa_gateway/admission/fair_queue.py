@@ -104,8 +104,7 @@ class FairQueue:
         """Take out the request to serve next and charge its flow; None if nothing waits."""
         if not self._num_waiting:
             return None
-        level = self._levels[min(self._levels)]
-        flow = min(level.waiting.values(), key=lambda each: (each.tag, each.requests[0].number))
+        level, flow = self._next()
         request = flow.requests[0]
         level.virtual_time = max(level.virtual_time, flow.tag)
         flow.tag += request.cost / request.weight
@@ -113,11 +112,19 @@ class FairQueue:
         self._take_out(request, flow, 0)
         return request
 
+    def peek(self) -> QueuedRequest | None:
+        """The request to serve next; None if nothing waits."""
+        return self._next()[1].requests[0] if self._num_waiting else None
+
     def remove(self, request: QueuedRequest) -> None:
         """Take out a waiting request without service; its flow is not charged."""
         assert request.queue is self
         assert request.flow is not None
         self._take_out(request, request.flow, bisect_left(request.flow.requests, _order(request), key=_order))
+
+    def _next(self) -> tuple[_Level, Flow]:
+        level = self._levels[min(self._levels)]
+        return level, min(level.waiting.values(), key=lambda each: (each.tag, each.requests[0].number))
 
     def _take_out(self, request: QueuedRequest, flow: Flow, index: int) -> None:
         taken = flow.requests.pop(index)
@@ -197,6 +204,10 @@ class AdmissionBounds:
         """A queue under these bounds. It must be changed only through this object."""
         self._queues.append(FairQueue(self._arrivals))
         return self._queues[-1]
+
+    def drop_queue(self, queue: FairQueue) -> None:
+        """Forget an empty queue."""
+        self._queues.remove(queue)
 
     def admit(self, request: QueuedRequest) -> None:
         """Count a request's sequences. Raises `Overloaded`."""

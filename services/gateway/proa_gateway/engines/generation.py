@@ -115,8 +115,8 @@ class Generation:
 
     def close(self) -> None:
         """Abort all sequences that have not ended."""
-        for attempts in self._running.values():
-            attempts.cancel()
+        for sequence, attempts in self._running.items():
+            attempts.cancel(sequence.received)
         self._running.clear()
 
     # SequenceListener
@@ -133,6 +133,7 @@ class Generation:
             return
         if attempts.sent is not None:
             attempts.sent.abort()  # no-op unless the sequence was cut at a stop string
+        attempts.turn.end(sequence.received)
         if attempts.span is not None:
             attempts.span.finish()
         self._wake.set()
@@ -150,6 +151,7 @@ class Generation:
         except EngineUnavailable:
             return
         attempts.leave()
+        attempts.turn.end(sequence.received)
         try:
             self._send(sequence, attempts, pick)
         except EngineUnavailable as error:
@@ -167,6 +169,7 @@ class Generation:
         if attempts.span is not None:
             attempts.span.finish(type(error).__name__, error.message)
         attempts.span = attempts.sent = None
+        attempts.turn.end(sequence.received)
         attempts.end_fetch()
         now = self._now()
         attempts.update_progress(len(sequence.received), now)
@@ -212,7 +215,8 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        attempts.sent = engine.submit(request, sink)
+        attempts.turn = turn = engine.sessions.begin(request, attempts.hints.block_hashes)
+        attempts.sent = engine.submit(replace(request, retain=turn.retain, released=turn.released), sink)
         attempts.record_sent(engine)
 
     async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:

@@ -15,6 +15,7 @@ from proa.contract import SchedulerStats
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
+from proa_gateway.sessions.engine_sessions import Sessions
 
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 _FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
@@ -31,6 +32,7 @@ class Engine(Protocol):
     refusal: str
     load_stats: SchedulerStats
     kv_cache_usage: float
+    sessions: Sessions
 
     @property
     def model_name(self) -> str | None: ...
@@ -46,6 +48,18 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
     "vllm:num_requests_running": ("Requests in the engine's batch.", lambda one: one.load_stats.num_running_reqs),
     "vllm:num_requests_waiting": ("Requests in the engine's queue.", lambda one: one.load_stats.num_waiting_reqs),
     "vllm:kv_cache_usage_perc": ("Used fraction of the engine's KV cache, 0 to 1.", lambda one: one.kv_cache_usage),
+    "proa_gateway_session_residents": (
+        "Conversations whose blocks the engine retains for this gateway.",
+        lambda one: one.sessions.num_residents,
+    ),
+    "proa_gateway_session_capacity": (
+        "How many conversations of their mean size the engine's KV cache holds; 0: not known.",
+        lambda one: one.sessions.capacity,
+    ),
+    "proa_gateway_session_demand": (
+        "Blocks of these conversations, and of those that wait for a place, of the engine's; 1: it is full.",
+        lambda one: one.sessions.demand,
+    ),
     "proa_gateway_engine_breaker_state": (
         "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",
         lambda one: one.breaker_state,
@@ -217,6 +231,12 @@ class GatewayMetrics:
             ("model",),
             registry=registry,
         )
+        self._session_wait = histogram(
+            "proa_gateway_session_wait_seconds",
+            "Time that a turn of a conversation waited for a place in the KV cache, by how that ended.",
+            QUEUE_BUCKETS,
+            *("model", "outcome"),
+        )
         self._queue_wait = histogram(
             "proa_gateway_queue_wait_seconds",
             "Time in the gateway's queue, for requests that had to wait.",
@@ -308,6 +328,11 @@ class GatewayMetrics:
     def observe_queue_wait(self, model: str, outcome: str, seconds: float) -> None:
         """Observe a wait in the queue. `outcome`: `admitted`, `given_up` (client gone) or the code of the error."""
         self._queue_wait.labels(model, outcome).observe(seconds)
+
+    def observe_session_wait(self, model: str, outcome: str, seconds: float) -> None:
+        """Observe a turn's wait for a place in the cache. `outcome`: `place`, `visitor` (it went on without one) or
+        `given_up`."""
+        self._session_wait.labels(model, outcome).observe(seconds)
 
     def observe_retry(self) -> None:
         self._retries.inc()

@@ -9,10 +9,11 @@ from contextlib import aclosing
 from functools import partial
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello, Image, KvEvents, Lora, PromptEmbeds, extra_keys
+from proa.contract import Hello, Image, KvEvents, Lora, ModelInfo, PromptEmbeds, extra_keys
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.index import TieredIndex
 from proa_gateway.routing.policies import HashChain, RoutingHints, hash_chain, make_policy
+from proa_gateway.sessions.engine_sessions import NO_SESSIONS, EngineSessions, Sessions
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024
@@ -85,9 +86,11 @@ async def _in_batches(hashes: Sequence[bytes], apply: Callable[[str, Sequence[by
 
 
 class Router:
-    """Raises `ValueError` if `policy` is not one of `POLICIES`."""
+    """Raises `ValueError` if `policy` is not one of `POLICIES`. `on_room`: sessions keep their blocks, with a policy
+    that computes hashes; it is called when there may be room for another session."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, *, on_room: Callable[[], None] | None = None) -> None:
+        self._on_room = on_room
         self.index = TieredIndex()
         self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
@@ -113,6 +116,12 @@ class Router:
         else:
             hashes = await asyncio.to_thread(hash_blocks, *arguments)
         return RoutingHints(hashes, chain, len(token_ids), session_id, lora)
+
+    def new_sessions(self, model: ModelInfo) -> Sessions:
+        """The sessions of an engine that has connected."""
+        if self._on_room is None or not self.policy.needs_hashes:
+            return NO_SESSIONS
+        return EngineSessions(model, time.monotonic, self._on_room)
 
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe, host_weight: Callable[[], float]) -> None:
         """Keep the index up to date while an engine's session is open; cancelled when the session ends.

@@ -188,6 +188,8 @@ class Serving:
                 response_headers += self._notices.warnings(warnings)
             with trace.span("admission"):
                 job.check(model)
+                if self._config.session_admission == "wait" and len(hints) == call.num_choices == 1:
+                    await guard.wait_for_place(model.base_name, hints[0].block_hashes, job.num_tokens)
                 await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
             generation = Generation(
                 self._pool,

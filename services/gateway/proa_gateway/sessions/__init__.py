@@ -1,0 +1,1 @@
+"""Sessions, conversations of many turns, and which of them have a place in an engine's KV cache."""

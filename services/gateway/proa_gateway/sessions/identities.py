@@ -1,0 +1,77 @@
+"""Identities: finds the session that a prompt continues, without an id of the client."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from proa_gateway.sessions.session import MAX_MARKS, Means, Session
+
+MAX_SESSIONS: Final = 4096
+_MAX_OTHER_CONTINUATIONS: Final = 1
+
+
+class Identities:
+    """The sessions by the marks that their prompts have left.
+
+    A prompt that contains the mark of a session's last prompt, and is longer, is its next turn. With an older mark it
+    is too, since a client may have edited the end; but while another turn of the session runs it is a branch, a session
+    of its own. A block in which prompts of several sessions end, such as that of a system prompt, is no mark.
+    """
+
+    def __init__(self) -> None:
+        self.means = Means()  # of all sessions
+        self._sessions: dict[Session, None] = {}  # in the order of their last turns
+        self._by_mark: dict[bytes, Session] = {}
+        self._other_continuations = Counter[bytes]()  # by mark: turns that did not continue the last prompt
+
+    def find(self, hashes: Sequence[bytes]) -> Session | None:
+        """The session that a prompt with these blocks continues."""
+        mark = self._last_mark(hashes)
+        session = self._by_mark.get(mark)
+        return None if session is None or session.num_running else session
+
+    def arrive(self, hashes: Sequence[bytes]) -> Session:
+        """The session of a prompt that has come, with these blocks, at least one; a new one if it continues none."""
+        while (mark := self._last_mark(hashes)) and mark != self._by_mark[mark].marks[-1]:
+            self._other_continuations[mark] += 1
+            if self._other_continuations[mark] <= _MAX_OTHER_CONTINUATIONS:
+                break
+            self._unmark(self._by_mark[mark], mark)
+        return self.find(hashes) or Session(replace(self.means))
+
+    def mark(self, session: Session, hashes: Sequence[bytes]) -> list[Session]:
+        """The session's prompt with these blocks is sent. Returns sessions that are forgotten for it: the least
+        recently used ones without a running turn."""
+        self._sessions.pop(session, None)
+        self._sessions[session] = None
+        last = hashes[-1]
+        owner = self._by_mark.get(last)
+        if owner is not session:
+            if owner is not None:
+                self._unmark(owner, last)
+            self._by_mark[last] = session
+            session.marks.append(last)
+            if len(session.marks) > MAX_MARKS:
+                self._unmark(session, session.marks[0])
+        excess = len(self._sessions) - MAX_SESSIONS
+        idle = (each for each in self._sessions if not each.num_running and each is not session)
+        forgotten = [each for each, _ in zip(idle, range(excess), strict=False)]
+        for each in forgotten:
+            self.forget(each)
+        return forgotten
+
+    def forget(self, session: Session) -> None:
+        del self._sessions[session]
+        for block_hash in list(session.marks):
+            self._unmark(session, block_hash)
+
+    def _last_mark(self, hashes: Sequence[bytes]) -> bytes:
+        """The last block that is a mark, and not the prompt's own last one; b"" if there is none."""
+        return next((each for each in islice(reversed(hashes), 1, None) if each in self._by_mark), b"")
+
+    def _unmark(self, session: Session, block_hash: bytes) -> None:
+        session.marks.remove(block_hash)
+        del self._by_mark[block_hash]
+        self._other_continuations.pop(block_hash, None)

@@ -1,0 +1,146 @@
+"""SessionTable: the sessions of one engine, from the arrival of a turn to its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from proa_gateway.sessions.identities import Identities
+from proa_gateway.sessions.places import Places
+from proa_gateway.sessions.session import Session
+
+HEAD_SECONDS: Final = 15.0
+"""How long a session waits at the queue's head before others leave for it from the budget."""
+_MOST_SAVED: Final = 30.0  # seconds of computing
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One prompt of a session. `is_first`: no earlier prompt of the session is known."""
+
+    session: Session
+    hashes: Sequence[bytes]
+    is_first: bool
+
+
+class SessionTable:
+    """Decides which sessions keep their blocks in an engine's cache. `Places` says who fits. A session that waits takes
+    the place of idle residents once the places that these held for nothing have cost as much time as computing them
+    again will (the argument of ski rental).
+
+    A pure class: `now` is any monotonic clock, `rate` the engine's prefill rate in blocks a second. For each turn call
+    `arrive`, `admit`, `start` and `end`. One that is to wait is asked for first, by `expect`; then call `admit` and
+    `displace` for the queue's head, and `tick`, until it has a place or has waited long enough.
+    """
+
+    def __init__(self, capacity: int, *, rotation: float = 0.1) -> None:
+        """`rotation`: share of the engine's time that may be spent on computing again what was displaced for sessions
+        that have waited long."""
+        self.places = Places(capacity)
+        self._identities = Identities()
+        self._rotation = rotation
+        self._lost = 0.0  # seconds that places have cost since sessions began to wait
+        self._saved = 0.0  # seconds of the budget
+        self._ticked_at: float | None = None  # None: nobody waited
+
+    def expect(self, hashes: Sequence[bytes]) -> Turn | None:
+        """The turn that a prompt with these full blocks is going to be, to wait for a place; None for a first one."""
+        session = self._identities.find(hashes)
+        return None if session is None else Turn(session, hashes, is_first=False)
+
+    def arrive(self, hashes: Sequence[bytes], now: float) -> Turn:
+        """A prompt with these full blocks is about to be sent."""
+        session = self._identities.arrive(hashes)
+        is_first = not session.num_turns
+        session.begin(hashes, now, self._identities.means)
+        return Turn(session, hashes, is_first)
+
+    def admit(self, turn: Turn, now: float) -> bool:
+        """Whether the turn's session has a place now. Residents that will hardly come back leave for it."""
+        session, places = turn.session, self.places
+        if session.is_resident:
+            return True
+        if not places.fits(session, turn.hashes) and not (
+            places.leave_gone(now, self._identities.means) and places.fits(session, turn.hashes)
+        ):
+            return False
+        places.admit(session, turn.hashes, now)
+        return True
+
+    def displace(self, turn: Turn, now: float, rate: float, head_since: float) -> bool:
+        """Admit the turn of the queue's head, which does not fit, in the place of idle residents, if those that must
+        leave have cost enough. `head_since`: when it got to the head."""
+        session, places = turn.session, self.places
+        leaving, price = list[Session](), 0.0
+        for each in places.by_return(now):
+            leaving.append(each)
+            price += len(each.path) / rate
+            if self._fits_without(leaving, turn):
+                break
+        else:
+            self._rotate(now, rate, head_since)
+            return False
+        if price <= self._lost:
+            self._lost -= price
+        elif now - head_since >= HEAD_SECONDS and price <= self._saved:
+            self._saved -= price
+        else:
+            return False
+        for each in leaving:
+            places.leave(each)
+        places.admit(session, turn.hashes, now)
+        return True
+
+    def start(self, turn: Turn, now: float) -> None:
+        """The turn is sent. A session without a place is computed, and leaves the cache as others do."""
+        session = turn.session
+        for forgotten in self._identities.mark(session, turn.hashes):
+            if forgotten.is_resident:
+                self.places.leave(forgotten)
+        session.num_running += 1
+        self.places.move(session, turn.hashes)
+        if turn.is_first:
+            self.places.num_first_blocks += len(turn.hashes)
+        self.places.leave_outgrown()
+
+    def end(self, turn: Turn, output: Sequence[bytes], now: float) -> None:
+        """The turn has ended. `output`: blocks behind those of the prompt."""
+        session = turn.session
+        session.num_running -= 1
+        session.idle_since = now
+        if turn.is_first:
+            self.places.num_first_blocks -= len(turn.hashes)
+        if session.path is turn.hashes:
+            self.places.move(session, [*turn.hashes, *output])
+        if session.must_leave and not session.num_running:
+            self.places.leave(session)
+
+    def tick(self, now: float, *, is_waiting: bool, is_busy: bool) -> None:
+        """Count what places cost. `is_waiting`: sessions wait for places; `is_busy`: the engine has waiting prompts, so
+        another resident would gain nothing."""
+        if not is_waiting:
+            self._ticked_at, self._lost = None, 0.0
+            return
+        seconds = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        self._saved = min(self._saved + self._rotation * seconds, _MOST_SAVED)
+        if is_busy:
+            return
+        blocks = {each: len(each.path) for each in self.places.residents}
+        idle = sum(size for each, size in blocks.items() if not each.num_running)
+        self._lost += seconds * idle / max(sum(blocks.values()), 1)
+
+    def _fits_without(self, leaving: Sequence[Session], turn: Turn) -> bool:
+        """Whether the turn's session fits if these residents leave. What they share with others stays."""
+        freed = sum(len(each.path) for each in leaving)
+        limit = self.places.capacity * 0.95 - self.places.num_first_blocks
+        return len(self.places.held) - freed + len(turn.hashes) + turn.session.means.growth <= limit
+
+    def _rotate(self, now: float, rate: float, head_since: float) -> None:
+        """All residents run: the one that was admitted first leaves at its turn's end, for the budget."""
+        running = next((each for each in self.places.residents if each.num_running), None)
+        if running is None or running.must_leave or now - head_since < HEAD_SECONDS:
+            return
+        price = len(running.path) / rate
+        if price <= self._saved:
+            self._saved -= price
+            running.must_leave = True

@@ -1,0 +1,64 @@
+"""With `--session-admission retain` a gateway tells engines which blocks conversations keep, and which they give up."""
+
+from proa.blocks import hash_blocks, root_hash
+from proa.engine.v1 import core_pb2
+from support.fake_engine import FakeEngine
+from support.gateway import RunningGateway, running_gateway, until
+
+BLOCK = 16
+OUTPUT = 20  # tokens: with the block that a prompt leaves open, at least one block
+
+
+def prompt(name: int, num_blocks: int) -> list[int]:
+    """Of this many full blocks and half a block."""
+    return [name] * (BLOCK * num_blocks + BLOCK // 2)
+
+
+async def turn(gateway: RunningGateway, engine: FakeEngine, tokens: list[int]) -> core_pb2.EngineCoreRequest:
+    """Send a prompt. Return what the engine got."""
+    body = {"prompt": tokens, "max_tokens": OUTPUT, "ignore_eos": True}
+    answer = await gateway.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return engine.requests[-1]
+
+
+async def test_later_turns_of_a_conversation_retain_their_blocks() -> None:
+    async with FakeEngine() as engine, running_gateway(engine, session_admission="retain") as gateway:
+        assert not (await turn(gateway, engine, prompt(7, 3))).retain
+        assert (await turn(gateway, engine, prompt(7, 6))).retain
+        assert (await turn(gateway, engine, prompt(7, 9))).retain
+        assert not (await turn(gateway, engine, prompt(8, 9))).retain
+
+
+async def test_without_the_flag_nothing_is_retained() -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as gateway:
+        await turn(gateway, engine, prompt(7, 3))
+        assert not (await turn(gateway, engine, prompt(7, 6))).retain
+
+
+async def test_blocks_of_a_conversation_that_loses_its_place_are_released_with_those_of_its_output() -> None:
+    async with (
+        FakeEngine(num_gpu_blocks=40) as engine,
+        running_gateway(engine, session_admission="retain") as gateway,
+    ):
+        for name in (7, 8):
+            await turn(gateway, engine, prompt(name, 3))
+            await turn(gateway, engine, prompt(name, 6))
+        outgrown = await turn(gateway, engine, prompt(7, 36))
+        info = engine.info
+        tokens = [*prompt(8, 6), *engine.script(engine.requests[3]).token_ids[: OUTPUT - 1]]
+        hashes = hash_blocks(root_hash(info.model, info.revision), tokens, BLOCK)
+        assert len(hashes) > 6
+        assert outgrown.released == b"".join(hashes)
+
+
+async def test_an_engine_that_connects_again_knows_no_sessions() -> None:
+    async with FakeEngine() as engine, running_gateway(engine, session_admission="retain") as gateway:
+        await turn(gateway, engine, prompt(7, 3))
+        port = int(engine.address.rpartition(":")[2])
+        await engine.stop()
+        await until(lambda: not gateway.gateway.pool.ready)
+        await engine.start(port)
+        await until(lambda: gateway.gateway.pool.ready)
+        assert not (await turn(gateway, engine, prompt(7, 6))).retain
+        assert (await turn(gateway, engine, prompt(7, 9))).retain

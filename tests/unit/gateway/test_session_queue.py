@@ -1,0 +1,171 @@
+"""Turns of conversations wait for places in an engine's cache; only the first one is tried, and none waits for ever."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proa.contract import SchedulerStats
+from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.fair_queue import AdmissionBounds, QueuedRequest
+from proa_gateway.admission.session_queue import SessionQueue
+from proa_gateway.errors import ShuttingDown
+from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.sessions.engine_sessions import NoSessions
+from proa_gateway.sessions.session import Means, Session
+from proa_gateway.sessions.session_table import Turn
+
+
+@dataclass
+class FakeSessions(NoSessions):
+    """Every prompt is a later turn. `places`: how many more get one; `tried`: those for which one was asked."""
+
+    places: int = 0
+    tried: list[bytes] = field(default_factory=list)
+
+    def expect(self, hashes: Sequence[bytes]) -> Turn | None:  # type: ignore[override]
+        return Turn(Session(Means()), hashes, is_first=False)
+
+    def admit(self, turn: Turn) -> bool:
+        self.tried.append(turn.hashes[-1])
+        if not self.places:
+            return False
+        self.places -= 1
+        return True
+
+    def displace(self, turn: Turn, tokens_per_second: float, head_since: float) -> bool:
+        return False
+
+
+@dataclass(eq=False)
+class Engine:
+    sessions: Any = field(default_factory=FakeSessions)
+    usable: bool = True
+    model_name: str | None = "m"
+    load_stats: SchedulerStats = field(default_factory=SchedulerStats)
+
+
+class Site:
+    """A queue of one engine. `admitted`: turns that need not wait any more, in order."""
+
+    def __init__(self, max_wait: float = 60.0, max_waiting: int = 10) -> None:
+        self.engine = Engine()
+        self.bounds = AdmissionBounds(max_requests=100, max_waiting=max_waiting, max_queued_tokens=10_000)
+        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.queue = SessionQueue(self.bounds, [self.engine], self.metrics, max_wait)
+        self.caller = Caller("a")
+        self.admitted: list[str] = []
+
+    def send(self, name: str, rank: int = 0) -> "asyncio.Task[None]":
+        async def wait() -> None:
+            request = QueuedRequest(self.caller, rank=rank, num_tokens=10)
+            self.bounds.admit(request)
+            try:
+                await self.queue.wait("m", [name.encode()], request, 600.0)
+                self.admitted.append(name)
+            finally:
+                self.bounds.release(request)
+
+        return asyncio.create_task(wait())
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_a_turn_waits_until_there_is_a_place_and_only_the_first_is_tried() -> None:
+    site = Site()
+    for name in ("one", "two"):
+        site.send(name)
+    await site.settle()
+    assert site.admitted == []
+    assert site.bounds.waiting.total == 2
+    assert set(site.engine.sessions.tried) == {b"one"}
+    site.engine.sessions.places = 1
+    site.queue.changed()
+    await site.settle()
+    assert site.admitted == ["one"]
+    site.engine.sessions.places = 1
+    site.queue.changed()
+    await site.settle()
+    assert site.admitted == ["one", "two"]
+    assert site.bounds.waiting.total == 0
+
+
+async def test_a_turn_with_a_place_does_not_wait() -> None:
+    site = Site()
+    site.engine.sessions.places = 1
+    site.send("one")
+    await site.settle()
+    assert site.admitted == ["one"]
+
+
+async def test_a_waiting_session_is_served_as_a_visitor_after_its_longest_wait() -> None:
+    site = Site(max_wait=0.01)
+    await site.send("one")
+    assert site.admitted == ["one"]
+    assert site.bounds.waiting.total == 0
+
+
+async def test_the_order_is_that_of_the_fair_queue() -> None:
+    site = Site()
+    for name, rank in (("late", 1), ("early", 0)):
+        site.send(name, rank)
+    await site.settle()
+    site.engine.sessions.places = 2
+    site.queue.changed()
+    await site.settle()
+    assert site.admitted == ["early", "late"]
+
+
+@pytest.mark.parametrize("change", ["lost", "connected again"])
+async def test_no_turn_waits_for_an_engine_that_is_gone(change: str) -> None:
+    site = Site()
+    site.send("one")
+    await site.settle()
+    if change == "lost":
+        site.engine.usable = False
+    else:
+        site.engine.sessions = FakeSessions()
+    site.queue.changed()
+    await site.settle()
+    assert site.admitted == ["one"]
+
+
+async def test_a_turn_whose_client_has_gone_leaves_the_queue() -> None:
+    site = Site()
+    first, _ = site.send("one"), site.send("two")
+    await site.settle()
+    first.cancel()
+    await site.settle()
+    assert site.engine.sessions.tried[-1] == b"two"
+    assert site.bounds.waiting.total == 1
+
+
+async def test_waiting_turns_are_rejected_when_the_gateway_shuts_down() -> None:
+    site = Site()
+    waiting = site.send("one")
+    await site.settle()
+    site.queue.close()
+    with pytest.raises(ShuttingDown):
+        await waiting
+    with pytest.raises(ShuttingDown):
+        await site.send("two")
+
+
+async def test_turns_that_wait_count_in_the_bounds_of_the_queue() -> None:
+    site = Site(max_waiting=1)
+    site.send("one")
+    await site.settle()
+    with pytest.raises(Exception, match="waiting requests"):
+        await site.send("two")
+
+
+async def test_a_queue_without_turns_is_forgotten() -> None:
+    site = Site(max_wait=0.01)
+    await site.send("one")
+    await site.settle()
+    assert site.bounds._queues == []

@@ -1,0 +1,234 @@
+"""Sessions are found by the blocks of their prompts, have places in an engine's cache, and give them up for others."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from proa_gateway.sessions.identities import Identities
+from proa_gateway.sessions.places import Places
+from proa_gateway.sessions.session import MAX_MARKS, Session
+from proa_gateway.sessions.session_table import HEAD_SECONDS, SessionTable, Turn
+
+
+def path(name: str, length: int, *, shared: int = 0) -> list[bytes]:
+    """Blocks of a conversation, the first ones of all conversations."""
+    return [(f"shared {index}" if index < shared else f"{name} {index}").encode() for index in range(length)]
+
+
+def sent(identities: Identities, hashes: Sequence[bytes], *, runs: bool = False) -> Session:
+    session = identities.arrive(hashes)
+    session.begin(hashes, 0.0, identities.means)
+    identities.mark(session, hashes)
+    session.num_running += runs
+    return session
+
+
+def test_a_next_turn_is_found_without_an_id() -> None:
+    identities = Identities()
+    one, two = sent(identities, path("a", 3)), sent(identities, path("b", 3))
+    assert one is not two
+    assert identities.find(path("a", 4)) is one
+    assert identities.find(path("b", 9)) is two
+    assert identities.find(path("c", 3)) is None
+
+
+def test_a_repeated_prompt_is_no_next_turn() -> None:
+    identities = Identities()
+    sent(identities, path("a", 3))
+    assert identities.find(path("a", 3)) is None
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_turn_whose_end_was_edited_is_the_same_session_unless_that_runs(runs: bool) -> None:
+    identities = Identities()
+    session = sent(identities, path("a", 3))
+    assert sent(identities, path("a", 6), runs=runs) is session
+    edited = [*path("a", 5), b"edited", b"more"]
+    assert (identities.find(edited) is session) is not runs
+
+
+def test_a_branch_beside_a_running_turn_is_a_session_of_its_own() -> None:
+    identities = Identities()
+    session = sent(identities, path("a", 3), runs=True)
+    branch = sent(identities, [*path("a", 3), b"branch"])
+    assert branch is not session
+    assert identities.find([*path("a", 3), b"branch", b"more"]) is branch
+
+
+def test_a_block_that_ends_prompts_of_many_sessions_is_no_mark() -> None:
+    identities = Identities()
+    system = path("system", 2)
+    first = sent(identities, system)
+    for name in ("a", "b", "c", "d"):
+        sent(identities, [*system, f"{name} 1".encode(), f"{name} 2".encode()])
+    assert identities.find([*system, b"new", b"newer"]) is not first
+    assert identities.find([*system, b"a 1", b"a 2", b"a 3"])
+
+
+def test_a_session_keeps_its_newest_marks() -> None:
+    identities = Identities()
+    for length in range(1, MAX_MARKS + 10):
+        session = sent(identities, path("a", length))
+    assert len(session.marks) == MAX_MARKS
+    assert identities.find([*path("a", 5), b"else", b"more"]) is not session
+
+
+def test_what_residents_share_counts_once() -> None:
+    places = Places(100)
+    for name in ("a", "b"):
+        session = Session(Identities().means)
+        places.admit(session, path(name, 10, shared=6), 0.0)
+    assert len(places.held) == 14
+    assert places.missing(path("c", 10, shared=6)) == 4
+    places.leave(session)
+    assert places.take_released() == path("b", 10, shared=6)[6:]
+    assert len(places.held) == 10
+
+
+def test_what_a_next_turn_renders_anew_is_released() -> None:
+    places, session = Places(100), Session(Identities().means)
+    places.admit(session, path("a", 10), 0.0)
+    places.move(session, [*path("a", 7), b"new 7", b"new 8"])
+    assert places.take_released() == path("a", 10)[7:]
+
+
+class Engine:
+    """A table, and the turns that run."""
+
+    def __init__(self, capacity: int = 100, rate: float = 10.0) -> None:
+        self.table, self.rate, self.now = SessionTable(capacity), rate, 0.0
+
+    def arrive(self, hashes: Sequence[bytes]) -> Turn:
+        return self.table.arrive(hashes, self.now)
+
+    def run(self, hashes: Sequence[bytes]) -> Turn:
+        """A whole turn of a second, with a place if there is one."""
+        turn = self.arrive(hashes)
+        if not turn.is_first:
+            self.table.admit(turn, self.now)
+        self.table.start(turn, self.now)
+        self.now += 1
+        self.table.end(turn, (), self.now)
+        return turn
+
+    def resident(self, name: str, length: int) -> Session:
+        """A session with a place and this many blocks."""
+        self.run(path(name, 2))
+        session = self.run(path(name, length)).session
+        assert session.is_resident
+        return session
+
+
+def test_a_session_gets_a_place_with_its_second_turn_if_there_is_room() -> None:
+    engine = Engine()
+    assert not engine.run(path("a", 40)).session.is_resident
+    assert engine.run(path("a", 42)).session.is_resident
+    engine.run(path("b", 60))
+    assert not engine.run(path("b", 62)).session.is_resident
+
+
+def test_blocks_of_running_first_turns_are_not_given_away() -> None:
+    engine = Engine()
+    engine.run(path("a", 40))
+    first = engine.arrive(path("b", 60))
+    engine.table.start(first, engine.now)
+    assert not engine.run(path("a", 42)).session.is_resident
+    engine.table.end(first, (), engine.now)
+    assert engine.run(path("a", 44)).session.is_resident
+
+
+def test_sessions_that_hardly_come_back_leave_for_others() -> None:
+    engine = Engine()
+    gone = engine.resident("a", 60)
+    engine.run(path("b", 50))
+    engine.now += 1000
+    assert engine.run(path("b", 52)).session.is_resident
+    assert not gone.is_resident
+    assert engine.table.places.ended_size == 60
+
+
+def test_of_residents_that_outgrow_the_cache_the_last_admitted_leaves() -> None:
+    engine = Engine()
+    first, last = engine.resident("a", 40), engine.resident("b", 40)
+    assert engine.run(path("a", 70)).session is first
+    assert (first.is_resident, last.is_resident) == (True, False)
+
+
+def test_one_session_larger_than_the_cache_keeps_its_place() -> None:
+    engine = Engine()
+    session = engine.resident("a", 60)
+    engine.run(path("a", 150))
+    assert session.is_resident
+
+
+def test_idle_residents_leave_once_their_places_have_cost_their_price() -> None:
+    engine = Engine(rate=10.0)  # blocks a second: 6 seconds for the resident
+    resident = engine.resident("a", 60)
+    engine.run(path("b", 50))
+    turn = engine.arrive(path("b", 52))
+    waited = 0.0
+    engine.table.tick(engine.now, is_waiting=True, is_busy=False)
+    while not engine.table.displace(turn, engine.now, engine.rate, engine.now):
+        engine.now, waited = engine.now + 0.5, waited + 0.5
+        engine.table.tick(engine.now, is_waiting=True, is_busy=False)
+    assert waited == pytest.approx(6.0)
+    assert (resident.is_resident, turn.session.is_resident) == (False, True)
+
+
+def test_places_cost_nothing_while_the_engine_has_prompts_to_compute() -> None:
+    engine = Engine()
+    engine.resident("a", 60)
+    engine.run(path("b", 50))
+    turn = engine.arrive(path("b", 52))
+    for _ in range(100):
+        engine.table.tick(engine.now, is_waiting=True, is_busy=True)
+        engine.now += 1
+    assert not engine.table.displace(turn, engine.now, engine.rate, engine.now)
+
+
+def test_a_running_resident_leaves_at_its_turns_end_for_one_that_has_waited_long() -> None:
+    engine = Engine(rate=60.0)
+    resident = engine.resident("a", 60)
+    running = engine.arrive(path("a", 61))
+    engine.table.start(running, engine.now)
+    engine.run(path("b", 50))
+    turn, since = engine.arrive(path("b", 52)), engine.now
+    while engine.now < since + HEAD_SECONDS + 1:
+        engine.table.tick(engine.now, is_waiting=True, is_busy=True)
+        assert not engine.table.displace(turn, engine.now, engine.rate, since)
+        engine.now += 1
+    assert resident.is_resident
+    engine.table.end(running, (), engine.now)
+    assert not resident.is_resident
+    assert engine.table.admit(turn, engine.now)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_are_consistent_whatever_comes(seed: int) -> None:
+    """What is held are the residents' paths, and what is released no resident has."""
+    rng = random.Random(seed)
+    table, now = SessionTable(rng.randint(20, 200)), 0.0
+    running: list[Turn] = []
+    lengths, shared = dict.fromkeys("abcdefgh", 1), {name: rng.choice([0, 4]) for name in "abcdefgh"}
+    for _ in range(400):
+        now += rng.expovariate(1)
+        if running and rng.random() < 0.5:
+            turn = running.pop(rng.randrange(len(running)))
+            table.end(turn, [turn.hashes[-1] + b" output"] * rng.randint(0, 1), now)
+        else:
+            name = rng.choice(list(lengths))
+            lengths[name] = max(1, lengths[name] + rng.randint(-2, 8))
+            turn = table.arrive(path(name, lengths[name], shared=shared[name]), now)
+            if not turn.is_first and not table.admit(turn, now):
+                table.tick(now, is_waiting=True, is_busy=rng.random() < 0.3)
+                table.displace(turn, now, 10.0, now - rng.choice([0, 20]))
+            table.start(turn, now)
+            running.append(turn)
+        held: dict[bytes, int] = {}
+        for session in table.places.residents:
+            assert session.is_resident
+            for block_hash in session.path:
+                held[block_hash] = held.get(block_hash, 0) + 1
+        assert held == table.places.held
+        assert not set(table.places.take_released()) & held.keys()
