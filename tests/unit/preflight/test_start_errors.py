@@ -15,6 +15,7 @@ from transformers import Mamba2Config
 from proa.lora_module import LoraModule
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.models import read_config
 from proa_engine.preflight import check_start
 from support.odd_tokenizer_files import ODD_FILES, OddFile
@@ -298,6 +299,10 @@ def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path
         (
             {"model": "builtin", "enable_lora": True, "lora_modules": ["a=/nowhere"]},
             "lora_modules: there is no adapter at /nowhere",
+        ),
+        (
+            {"model": "builtin", "speculative_config": SpeculativeConfig(method="eagle3", model="/nowhere")},
+            "speculative_config: model folder /nowhere does not exist",
         ),
     ],
 )
