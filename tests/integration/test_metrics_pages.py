@@ -43,7 +43,6 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.outcome import Outcome
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.scaler.demand import Demand
-from proa_gateway.sessions.engine_sessions import NO_SESSIONS
 from support.core import CoreRun, make_request
 from support.core import hash_block as core_hash_block
 from support.fake_disk import FakeDisk
@@ -392,7 +391,7 @@ def engine(address: str, *, model_name: str | None) -> EngineClient:
         "breaker_state": BreakerState.OPEN,
         "suspect": True,
         "refusal": "",
-        "sessions": NO_SESSIONS,
+        "sessions": None,
     }
     return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
 

@@ -10,7 +10,7 @@ from proa.contract import SchedulerStats
 from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
-from proa_gateway.sessions.engine_sessions import Sessions
+from proa_gateway.sessions.engine_sessions import EngineSessions
 from proa_gateway.sessions.session_table import Turn
 
 _TICK_SECONDS: Final = 0.25
@@ -18,7 +18,7 @@ _TICK_SECONDS: Final = 0.25
 
 class Engine(Protocol):
     load_stats: SchedulerStats
-    sessions: Sessions
+    sessions: EngineSessions | None
 
     @property
     def usable(self) -> bool: ...
@@ -32,7 +32,7 @@ class _Waiting:
     """The turns that wait for one engine's places. Exists while there are some."""
 
     engine: Engine
-    sessions: Sessions  # the engine's when they came: it knows no turns any more once it has connected again
+    sessions: EngineSessions  # the engine's when they came: it knows no turns any more once it has connected again
     queue: FairQueue
     turns: dict[QueuedRequest, Turn] = field(default_factory=dict)
     head: QueuedRequest | None = None
@@ -59,9 +59,10 @@ class SessionQueue:
         """Wait until the conversation that a prompt with these blocks continues has a place, at most `seconds`. Raises
         `Overloaded` and `ShuttingDown`."""
         for engine in self._engines:
-            if engine.usable and engine.model_name == model and (turn := engine.sessions.expect(hashes)):
-                if engine in self._waiting or not engine.sessions.admit(turn):
-                    await self._wait(engine, turn, model, request, min(seconds, self._max_wait))
+            sessions = engine.sessions if engine.usable and engine.model_name == model else None
+            if sessions is not None and (turn := sessions.expect(hashes)):
+                if engine in self._waiting or not sessions.admit(turn):
+                    await self._wait(engine, sessions, turn, model, request, min(seconds, self._max_wait))
                 return
 
     def changed(self) -> None:
@@ -76,12 +77,20 @@ class SessionQueue:
             for request in waiting.turns:
                 request.end_wait(ShuttingDown("The gateway is shutting down."))
 
-    async def _wait(self, engine: Engine, turn: Turn, model: str, request: QueuedRequest, seconds: float) -> None:
+    async def _wait(
+        self,
+        engine: Engine,
+        sessions: EngineSessions,
+        turn: Turn,
+        model: str,
+        request: QueuedRequest,
+        seconds: float,
+    ) -> None:
         if self._is_closed:
             raise ShuttingDown("The gateway is shutting down.")
         waiting = self._waiting.get(engine)
         if waiting is None:
-            waiting = _Waiting(engine, engine.sessions, self._bounds.new_queue())
+            waiting = _Waiting(engine, sessions, self._bounds.new_queue())
             self._waiting[engine] = waiting
         ended = self._bounds.push(waiting.queue, request)
         waiting.turns[request] = turn

@@ -20,7 +20,7 @@ from proa_gateway.errors import (
 )
 from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.policies import RoutingHints
-from proa_gateway.sessions.engine_sessions import NO_TURN, RunningTurn
+from proa_gateway.sessions.engine_sessions import RunningTurn
 
 HEADER = "x-request-timeout"
 MAX_ATTEMPTS = 3
@@ -100,7 +100,7 @@ class RequestAttempts:
     span: AttemptSpan | None = None  # of the attempt in flight
     sent: SentRequest | None = None  # the attempt in flight
     fetching: FetchingSink | None = None  # of that attempt, if it has a KV source
-    turn: RunningTurn = NO_TURN  # of that attempt
+    turn: RunningTurn | None = None  # of a session, in that attempt
     leaving: LeavingRequest | None = None  # the attempt before, if the next one fetches the blocks of it
     resend_task: asyncio.Task[None] | None = None  # sends the next attempt, or loads the adapter first
 
@@ -185,7 +185,8 @@ class RequestAttempts:
 
     def cancel(self, received: Sequence[int]) -> None:
         """Abort the attempt in flight, which has these output tokens, and do not send another."""
-        self.turn.end(received)
+        if self.turn is not None:
+            self.turn.end(received)
         if self.resend_task is not None:
             self.resend_task.cancel()
         if self.sent is not None:

@@ -24,7 +24,7 @@ from proa_gateway.engines.session import OutputSink, SentRequest, Session
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
 from proa_gateway.routing.index import host_hit_weight
 from proa_gateway.routing.router import Router
-from proa_gateway.sessions.engine_sessions import NO_SESSIONS, Sessions
+from proa_gateway.sessions.engine_sessions import EngineSessions
 
 THRESHOLD = 5  # failures in a row
 FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
@@ -178,7 +178,7 @@ class EngineClient:
         self._deadlines = deadlines
         self._on_change = on_change
         self._open_channel = open_channel
-        self.sessions: Sessions = NO_SESSIONS
+        self.sessions: EngineSessions | None = None
         self._session: Session | None = None  # while there is one
         self._channel: grpc.aio.Channel | None = None  # while there is a session
         self._grace_ends_at = self._end_of_new_grace_period() if newly_listed else 0.0  # event loop time
@@ -386,7 +386,7 @@ class EngineClient:
                 self.on_failure()
             drained = self.state is EngineState.DRAINING
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
-            self.sessions = NO_SESSIONS
+            self.sessions = None
             self.loras.stop()
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)

@@ -133,7 +133,8 @@ class Generation:
             return
         if attempts.sent is not None:
             attempts.sent.abort()  # no-op unless the sequence was cut at a stop string
-        attempts.turn.end(sequence.received)
+        if attempts.turn is not None:
+            attempts.turn.end(sequence.received)
         if attempts.span is not None:
             attempts.span.finish()
         self._wake.set()
@@ -151,7 +152,8 @@ class Generation:
         except EngineUnavailable:
             return
         attempts.leave()
-        attempts.turn.end(sequence.received)
+        if attempts.turn is not None:
+            attempts.turn.end(sequence.received)
         try:
             self._send(sequence, attempts, pick)
         except EngineUnavailable as error:
@@ -169,7 +171,8 @@ class Generation:
         if attempts.span is not None:
             attempts.span.finish(type(error).__name__, error.message)
         attempts.span = attempts.sent = None
-        attempts.turn.end(sequence.received)
+        if attempts.turn is not None:
+            attempts.turn.end(sequence.received)
         attempts.end_fetch()
         now = self._now()
         attempts.update_progress(len(sequence.received), now)
@@ -215,8 +218,9 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        attempts.turn = turn = engine.sessions.begin(request, attempts.hints.block_hashes)
-        attempts.sent = engine.submit(replace(request, retain=turn.retain, released=turn.released), sink)
+        if engine.sessions is not None and (turn := engine.sessions.begin(request, attempts.hints.block_hashes)):
+            attempts.turn, request = turn, replace(request, retain=turn.retain, released=turn.released)
+        attempts.sent = engine.submit(request, sink)
         attempts.record_sent(engine)
 
     async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:

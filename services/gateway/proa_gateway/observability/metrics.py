@@ -15,7 +15,7 @@ from proa.contract import SchedulerStats
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
-from proa_gateway.sessions.engine_sessions import Sessions
+from proa_gateway.sessions.engine_sessions import EngineSessions
 
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 _FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
@@ -32,7 +32,7 @@ class Engine(Protocol):
     refusal: str
     load_stats: SchedulerStats
     kv_cache_usage: float
-    sessions: Sessions
+    sessions: EngineSessions | None
 
     @property
     def model_name(self) -> str | None: ...
@@ -50,15 +50,15 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
     "vllm:kv_cache_usage_perc": ("Used fraction of the engine's KV cache, 0 to 1.", lambda one: one.kv_cache_usage),
     "proa_gateway_session_residents": (
         "Conversations whose blocks the engine retains for this gateway.",
-        lambda one: one.sessions.num_residents,
+        lambda one: one.sessions.num_residents if one.sessions else 0,
     ),
     "proa_gateway_session_capacity": (
         "How many conversations of their mean size the engine's KV cache holds; 0: not known.",
-        lambda one: one.sessions.capacity,
+        lambda one: one.sessions.capacity if one.sessions else 0,
     ),
     "proa_gateway_session_demand": (
         "Blocks of these conversations, and of those that wait for a place, of the engine's; 1: it is full.",
-        lambda one: one.sessions.demand,
+        lambda one: one.sessions.demand if one.sessions else 0,
     ),
     "proa_gateway_engine_breaker_state": (
         "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",

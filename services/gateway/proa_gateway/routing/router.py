@@ -13,7 +13,7 @@ from proa.contract import Hello, Image, KvEvents, Lora, ModelInfo, PromptEmbeds,
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.index import TieredIndex
 from proa_gateway.routing.policies import HashChain, RoutingHints, hash_chain, make_policy
-from proa_gateway.sessions.engine_sessions import NO_SESSIONS, EngineSessions, Sessions
+from proa_gateway.sessions.engine_sessions import EngineSessions
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024
@@ -117,10 +117,10 @@ class Router:
             hashes = await asyncio.to_thread(hash_blocks, *arguments)
         return RoutingHints(hashes, chain, len(token_ids), session_id, lora)
 
-    def new_sessions(self, model: ModelInfo) -> Sessions:
-        """The sessions of an engine that has connected."""
+    def new_sessions(self, model: ModelInfo) -> EngineSessions | None:
+        """The sessions of an engine that has connected; None: they keep no blocks."""
         if self._on_room is None or not self.policy.needs_hashes:
-            return NO_SESSIONS
+            return None
         return EngineSessions(model, time.monotonic, self._on_room)
 
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe, host_weight: Callable[[], float]) -> None:
