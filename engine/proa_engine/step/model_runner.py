@@ -114,8 +114,7 @@ class ModelRunner:
             forward: ForwardInputs | None = None
             match inputs.rows:
                 case TokenRows() as rows:
-                    forward = self._forward_inputs(rows, arrays, received)
-                    result = self._compute(forward)
+                    forward, result = self._forward(rows, arrays, received)
                 case PromptRows(shape, values):
                     result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
                 case DecodeRows(shape, values):
@@ -153,7 +152,7 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
         """Capture the graphs that the runner has, of decodes last."""
-        self._prompt_graphs.capture(self._forward, capture)
+        self._prompt_graphs.capture(lambda rows, arrays: self._forward(rows, arrays)[1], capture)
         draws = self._stage.is_whole and not self._batch.has_drafts
         self._graphs.capture(self._decode, capture, *([self._draw] if draws else ()))
 
@@ -187,17 +186,11 @@ class ModelRunner:
             self._parallel.broadcast(sampled.token_ids)
         return sampled
 
-    def _forward(self, rows: TokenRows, arrays: Sequence[Tensor]) -> Tensor:
-        """Return the hidden states [tokens, hidden_size] of any batch."""
-        return self._compute(self._forward_inputs(rows, arrays))
-
-    def _compute(self, forward: ForwardInputs) -> Tensor:
-        return self._model(forward.inputs, forward.positions, self.caches, forward.metadata)
-
-    def _forward_inputs(
+    def _forward(
         self, rows: TokenRows, arrays: Sequence[Tensor], received: Tensor | None = None
-    ) -> ForwardInputs:
-        """Return the inputs of the layers for any batch, from what the stage before sent."""
+    ) -> tuple[ForwardInputs, Tensor]:
+        """Return the inputs of the layers and the hidden states [tokens, hidden_size] of any batch, from what the stage
+        before sent."""
         tables = self._tables
         model_inputs = received
         if model_inputs is None:
@@ -215,7 +208,7 @@ class ModelRunner:
         forward = ForwardInputs(model_inputs, arrays[rows.positions], metadata)
         for feature in rows.features:
             feature.fill(forward, arrays)
-        return forward
+        return forward, self._model(forward.inputs, forward.positions, self.caches, metadata)
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Return the hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows`
@@ -240,7 +233,7 @@ class ModelRunner:
         forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, metadata)
         for feature in self._batch.features:
             feature.fill_decodes(forward, rows, shape)
-        return self._compute(forward)
+        return self._model(forward.inputs, forward.positions, self.caches, metadata)
 
     def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.

@@ -93,7 +93,7 @@ class KVCacheManager:
         host = self.tiers.host
         stats.host_cache_usage, stats.load_bytes_per_second = host.usage, host.load_bytes_per_second
         stats.num_fetching_reqs = self.tiers.fetches.num_requests
-        stats.num_retained_blocks = self.retention.num_blocks
+        stats.num_retained_blocks = self._device.blocks.num_retained
 
     @property
     def occupancy(self) -> CacheOccupancy:

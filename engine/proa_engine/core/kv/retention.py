@@ -21,10 +21,6 @@ class Retention:
         self._block_size = block_size
         self._cache, self._blocks, self._states = device.cache, device.blocks, device.states
 
-    @property
-    def num_blocks(self) -> int:
-        return self._blocks.num_retained
-
     def keep(self, request: Request) -> None:
         """Retain what a running request has cached, if it asks for that. Call it before the request is freed.
 
