@@ -146,13 +146,28 @@ def test_python_of_a_page_runs_from_top_to_bottom(page: str, site: Site) -> None
     site.run(page, sys.executable, "-c", "\n".join(parts))
 
 
-@pytest.mark.parametrize(
-    "command", {(each.words, *each.environment.items()): each for each in SCRIPTS}.values(), ids=str
-)
-def test_each_script_runs_or_has_the_flags_that_are_shown(command: Command) -> None:
+DIFFERENT = {(each.words, *each.environment.items()): each for each in SCRIPTS}.values()
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """What each script prints for `--help`, by `str(command)`. Those with the same environment run in one process."""
+    printed: dict[str, str] = {}
+    file = tmp_path_factory.mktemp("helps") / "commands.json"
+    slow = [each for each in DIFFERENT if Path(each.words[1]).stem not in QUICK]
+    for environment in {tuple(each.environment.items()) for each in slow}:
+        commands = [each for each in slow if tuple(each.environment.items()) == environment]
+        file.write_text(json.dumps([each.words[1:] for each in commands]))
+        run([sys.executable, "tests/support/script_help.py", str(file)], ROOT, dict(environment))
+        printed |= dict(zip(map(str, commands), json.loads(file.read_text()), strict=True))
+    return printed
+
+
+@pytest.mark.parametrize("command", DIFFERENT, ids=str)
+def test_each_script_runs_or_has_the_flags_that_are_shown(command: Command, helps: Mapping[str, str]) -> None:
     if Path(command.words[1]).stem in QUICK:  # takes seconds
         assert run(command.words, ROOT, command.environment)
         return
-    printed = run([*command.words, "--help"], ROOT, command.environment)
+    printed = helps[str(command)]
     assert printed.startswith("usage: "), printed
     assert set(command.flags) <= set(re.findall(r"--[\w-]+", printed))
