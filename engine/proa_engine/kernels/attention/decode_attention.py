@@ -19,7 +19,7 @@ from proa_engine.kernels.attention.store_kv import block_stride
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 
 MIN_ROWS = 16  # of tl.dot
-WIDE_ROWS = 64  # of wgmma; in 4 warps their sums would spill registers
+WIDE_ROWS = 64  # of wgmma
 MAX_TILE = 64 * 128  # numbers of a program's queries: float32 sums of as many stay in registers
 
 
@@ -165,7 +165,7 @@ def decode_attention(
         MERGE_UNROLL=8 if merge_rows * block_d <= 1024 else 4,
         BLOCK_D=block_d,
         TILE=_tile(block_d * query.element_size()),
-        num_warps=4 if block_m < WIDE_ROWS else 8,
+        num_warps=_num_warps(block_m, block_d),
         num_stages=6,  # three for the block table, three for keys and values: two tiles of them are in flight
     )
 
@@ -173,6 +173,12 @@ def decode_attention(
 def _tile(row_bytes: int) -> int:
     """Tokens a tile: keys and values of three tiles in flight leave room for a second program on a multiprocessor."""
     return 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+
+
+def _num_warps(block_m: int, block_d: int) -> int:
+    """Eight where the queries and sums of four would spill registers."""
+    is_full = block_m > MIN_ROWS and block_m * block_d == MAX_TILE
+    return 8 if block_m >= WIDE_ROWS or is_full else 4
 
 
 @kernel(do_not_specialize=["max_items", "stride_table_request"])
