@@ -77,9 +77,9 @@ def check_replay_rows(dtype: torch.dtype) -> None:
     """Of decodes and of rows with drafts, on the device and by the reference."""
     slots, ends = torch.tensor([3, 1, 0, 5]), torch.tensor([20, 9, 0, 31])
     num_tokens, starts = torch.tensor([4, 1, 0, 1]), torch.tensor([0, 4, 8, 12, 16], dtype=torch.int32)
-    for num_kept in (None, torch.tensor([4, 0, 0, 0])):
+    for num_samples in (num_tokens, torch.tensor([2, 0, 0, 1])):
         positions = torch.tensor([90, 8, 90, 14, 90, 27, 0], dtype=torch.int32)
-        replay = make_replay(positions, slots, ends, num_tokens, num_kept, starts, width=4, num_rows=4)
+        replay = make_replay(positions, slots, ends, num_tokens, num_samples, starts, width=4, num_rows=4)
         assert replay.slots.tolist() == [3, 1, 6, 5]
         assert replay.num_pending.tolist() == [2, 0, 0, 3]
         assert replay.num_kept.tolist() == [4, 0, 0, 0]

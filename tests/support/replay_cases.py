@@ -55,7 +55,7 @@ class ReplayBatch:
 
     @property
     def replay(self) -> Replay:
-        assert self.states.replay is not None
+        assert isinstance(self.states.replay, Replay)
         return self.states.replay
 
     def own(self, row: int) -> slice:
@@ -159,7 +159,7 @@ class ConvReplay:
             num_decodes=0,
             plan=plan_states(batch.query_start_loc, batch.states) if on_cpu else None,
         )
-        assert pending is not None
+        assert isinstance(pending, PendingInputs)
         assert not out.isnan().any(), "padding has numbers"
         close(out[self._own], self.expected.out[self._own], tolerance)
         torch.testing.assert_close(cache, self.expected.cache, rtol=0, atol=0, equal_nan=True)

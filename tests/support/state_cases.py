@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proa_engine.kernels.states.delta_rule import gated_delta_rule
 from proa_engine.kernels.states.short_conv import short_conv
-from proa_engine.kernels.states.state_rows import StateRows, plan_states
+from proa_engine.kernels.states.state_rows import NO_PENDING, StateRows, plan_states
 
 NUM_SLOTS = 40
 
@@ -148,7 +148,7 @@ class DeltaCase:
             cache,
             batch.query_start_loc,
             batch.states,
-            pending=None,
+            pending=NO_PENDING,
             num_decodes=batch.num_decodes,
             batch_invariant=batch_invariant,
             plan=plan,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.states.replay_rows import make_replay
-from proa_engine.kernels.states.state_rows import Replay, StateRows
+from proa_engine.kernels.states.state_rows import NO_REPLAY, NoReplay, Replay, StateRows
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
 from proa_engine.step.decode_graphs import STATE_COLUMNS, GraphShape
@@ -29,29 +29,32 @@ class Segments(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRows:
-    """Staged indices of what `StateColumns.replay` reads, and a host value."""
+class StateInputs:
+    segments: list[int]  # staged indices: the arrays of `Segments`
 
-    slots: int  # [rows]
-    num_kept: int  # [rows]
-    num_rows: int  # see `Replay`
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        replay = self.replay(forward.metadata, arrays)
+        read, write, first_segments, segment_starts = (arrays[index].int() for index in self.segments)
+        forward.metadata.states = StateRows(read, write, first_segments, segment_starts, replay)
 
-    def replay(self, columns: "StateColumns", metadata: AttentionMetadata, arrays: Sequence[Tensor]) -> Replay:
-        slots, num_tokens = arrays[self.slots], metadata.query_start_loc.diff()
-        return columns.replay(metadata, slots, metadata.seq_lens, num_tokens, arrays[self.num_kept], self.num_rows)
+    def replay(self, metadata: AttentionMetadata, arrays: Sequence[Tensor]) -> Replay | NoReplay:
+        """Return what the step's rows compute again."""
+        return NO_REPLAY
 
 
 @dataclass(frozen=True, slots=True)
-class StateInputs:
-    columns: "StateColumns"
-    indices: list[int]  # staged: the arrays of `Segments`
-    rows: DraftRows | None  # None: the engine has no drafts
+class DraftStateInputs(StateInputs):
+    """In an engine with drafts."""
 
-    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        metadata = forward.metadata
-        replay = None if self.rows is None else self.rows.replay(self.columns, metadata, arrays)
-        read, write, first_segments, segment_starts = (arrays[index].int() for index in self.indices)
-        metadata.states = StateRows(read, write, first_segments, segment_starts, replay)
+    columns: "StateColumns"
+    slots: int  # staged index: [rows]
+    num_samples: int  # staged index: [rows]
+    num_rows: int  # see `Replay`
+
+    def replay(self, metadata: AttentionMetadata, arrays: Sequence[Tensor]) -> Replay:
+        slots, num_tokens = arrays[self.slots], metadata.query_start_loc.diff()
+        num_samples = arrays[self.num_samples]
+        return self.columns.replay(metadata, slots, metadata.seq_lens, num_tokens, num_samples, self.num_rows)
 
 
 class StateColumns(Columns):
@@ -75,10 +78,9 @@ class StateColumns(Columns):
     def lay_out(self, rows: Rows, packer: Packer) -> StateInputs:
         segments = [packer.add(array) for array in self.cut_into_segments(rows)]
         if not self._num_kept:
-            return StateInputs(self, segments, None)
-        num_kept = np.where(rows.num_samples > 1, rows.counts, 0)
+            return StateInputs(segments)
         num_rows = int(np.count_nonzero(rows.counts == np.maximum(rows.num_samples, 1)))
-        return StateInputs(self, segments, DraftRows(packer.add(rows.slots), packer.add(num_kept), num_rows))
+        return DraftStateInputs(segments, self, packer.add(rows.slots), packer.add(rows.num_samples), num_rows)
 
     def lay_out_decodes(self, rows: Rows) -> IntArray:
         segments = self.cut_into_segments(rows)
@@ -86,10 +88,11 @@ class StateColumns(Columns):
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
         read, write = columns[STATE_COLUMNS].int()
-        metadata, replay = forward.metadata, None
+        metadata = forward.metadata
+        replay: Replay | NoReplay = NO_REPLAY
         if self._num_kept:
             slots, ends, num_tokens = columns[:3]
-            replay = self.replay(metadata, slots, ends, num_tokens, None, shape.num_rows)
+            replay = self.replay(metadata, slots, ends, num_tokens, num_tokens, shape.num_rows)
         starts = first_segments = metadata.query_start_loc
         if shape.width > 1:
             first_segments = torch.arange(shape.num_rows + 1, dtype=torch.int32, device=starts.device)
@@ -101,7 +104,7 @@ class StateColumns(Columns):
         slots: Tensor,
         ends: Tensor,
         num_tokens: Tensor,
-        num_kept: Tensor | None,
+        num_samples: Tensor,
         num_rows: int,
     ) -> Replay:
         """Return what a step's rows compute again, from true ends; see `make_replay`. Can be captured."""
@@ -110,7 +113,7 @@ class StateColumns(Columns):
             slots,
             ends,
             num_tokens,
-            num_kept,
+            num_samples,
             metadata.query_start_loc,
             width=self._num_kept,
             num_rows=num_rows,

@@ -69,7 +69,7 @@ def replay(columns: StateColumns, rows: Rows, true_ends: list[int]) -> Replay:
     none = torch.empty(0)
     inputs.fill(ForwardInputs(none, none, metadata), Staging(torch.device("cpu")).ship(packer.pack()))
     assert metadata.states is not None
-    assert metadata.states.replay is not None
+    assert isinstance(metadata.states.replay, Replay)
     return metadata.states.replay
 
 

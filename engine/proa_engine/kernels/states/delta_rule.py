@@ -19,7 +19,7 @@ import triton.language as tl
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.states.delta_rule_recurrent import delta_rule_recurrent, delta_rule_reference, log_decay
-from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows
+from proa_engine.kernels.states.state_rows import NoPendingInputs, PendingInputs, StatePlan, StateRows
 from proa_engine.kernels.tilings import tilings_of
 
 CHUNK = 64
@@ -298,7 +298,7 @@ def gated_delta_rule(
     query_start_loc: torch.Tensor,
     rows: StateRows,
     *,
-    pending: PendingInputs | None,
+    pending: PendingInputs | NoPendingInputs,
     num_decodes: int,
     batch_invariant: bool,
     plan: StatePlan | None,
@@ -307,22 +307,27 @@ def gated_delta_rule(
 
     Writes the states at the ends of segments to `cache` [slots, heads, value_dim, key_dim] float32. `gates` [T, 2 *
     heads] are each head's b, then each head's a; `a_log` and `dt_bias` are [heads] float32. Value heads share key heads
-    in groups: value head h uses key head h // (heads / key heads). `pending` is set if `rows.replay` is, `plan` on a
-    CPU.
+    in groups: value head h uses key head h // (heads / key heads). `pending` belongs to `rows.replay`; `plan` is set on
+    a CPU.
     """
     if plan is not None:
         return delta_rule_reference(qkv, gates, a_log, dt_bias, cache, pending, plan)
     _, num_heads, value_dim, _ = cache.shape
-    num_rows, num_recurrent = rows.read.shape[0], 0
+    num_rows, replay = rows.read.shape[0], rows.replay
     out = torch.empty(qkv.shape[0], num_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     inputs = qkv, gates, a_log, dt_bias, cache, out
-    if rows.replay is not None:
-        num_recurrent = rows.replay.num_rows
-    elif not batch_invariant:
-        num_recurrent = num_decodes
+    num_recurrent = max(replay.num_rows, 0 if batch_invariant else num_decodes)
     if num_recurrent:
-        one_token = rows.replay is None
-        delta_rule_recurrent(*inputs, rows, query_start_loc, 0, num_recurrent, one_token=one_token, pending=pending)
+        delta_rule_recurrent(
+            *inputs,
+            rows,
+            query_start_loc,
+            0,
+            num_recurrent,
+            one_token=not replay.width,
+            replay=replay,
+            pending=pending,
+        )
     num_left = num_rows - num_recurrent
     if num_left and batch_invariant:
         delta_rule_recurrent(*inputs, rows, query_start_loc, num_recurrent, num_left, one_token=False)

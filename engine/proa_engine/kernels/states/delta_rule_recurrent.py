@@ -18,7 +18,17 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows, read_states
+from proa_engine.kernels.states.state_rows import (
+    NO_PENDING,
+    NO_REPLAY,
+    NoPendingInputs,
+    NoReplay,
+    PendingInputs,
+    Replay,
+    StatePlan,
+    StateRows,
+    read_states,
+)
 
 NORM_EPS = 1e-6
 
@@ -31,14 +41,13 @@ def delta_rule_reference(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     cache: torch.Tensor,
-    pending: PendingInputs | None,
+    pending: PendingInputs | NoPendingInputs,
     plan: StatePlan,
 ) -> torch.Tensor:
     """Arguments as those of `gated_delta_rule`."""
     _, num_heads, value_dim, key_dim = cache.shape
     num_own = len(qkv)
-    if pending is not None:
-        qkv, gates = torch.cat((qkv, pending.convolved)), torch.cat((gates, pending.beside))
+    qkv, gates = pending.behind(qkv, gates)
     num_tokens = len(qkv)
     inputs = qkv[plan.token_order].float()
     value_width = num_heads * value_dim
@@ -67,9 +76,8 @@ def delta_rule_reference(
         change = (value[tokens] - known).mul_(beta[tokens])
         state.add_(torch.mul(change[..., None], key[tokens], out=product))
         torch.sum(torch.mul(state, query[tokens], out=product), -1, out=out[tokens])
-        cut = plan.cuts.get(step)
-        if cut is not None:
-            cut.write(states, cache)
+        if step in plan.cuts:
+            plan.cuts[step].write(states, cache)
     result = torch.empty(num_tokens, value_width, dtype=qkv.dtype)
     result[plan.token_order] = out.view(num_tokens, value_width).to(qkv.dtype)
     return result[:num_own]
@@ -105,15 +113,15 @@ def delta_rule_recurrent(
     num_rows: int,
     *,
     one_token: bool,
-    pending: PendingInputs | None = None,
+    replay: Replay | NoReplay = NO_REPLAY,
+    pending: PendingInputs | NoPendingInputs = NO_PENDING,
 ) -> None:
     """Write out [T, heads * value_dim] and states of `num_rows` rows from `first_row` on.
 
-    Arguments as those of `gated_delta_rule`. `one_token`: these rows have one token each. `pending`: what these rows,
-    the first ones, compute again.
+    Arguments as those of `gated_delta_rule`. `one_token`: these rows have one token each. `replay` and `pending`: what
+    these rows, the first ones, compute again.
     """
     _, num_heads, value_dim, key_dim = cache.shape
-    replay = None if pending is None else rows.replay
     assert qkv.stride(1) == gates.stride(1) == 1
     assert cache.is_contiguous()
     assert out.is_contiguous()
@@ -125,16 +133,16 @@ def delta_rule_recurrent(
         dt_bias,
         cache,
         out,
-        None if pending is None else pending.convolved,
-        None if pending is None else pending.beside,
+        pending.convolved,
+        pending.beside,
         query_start_loc,
         rows.read,
         rows.write,
         rows.first_segments,
         rows.segment_start_loc,
-        None if replay is None else replay.num_pending,
-        None if replay is None else replay.num_kept,
-        None if replay is None else replay.starts,
+        replay.num_pending,
+        replay.num_kept,
+        replay.starts,
         first_row,
         qkv.stride(0),
         gates.stride(0),
@@ -145,7 +153,7 @@ def delta_rule_recurrent(
         VALUE_DIM=value_dim,
         BLOCK_K=next_power_of_2(key_dim),
         BLOCK_V=block_v,
-        WIDTH=0 if replay is None else replay.width,
+        WIDTH=replay.width,
         ONE_TOKEN=one_token,
         num_warps=4,
     )

@@ -14,7 +14,7 @@ def make_replay(
     slots: torch.Tensor,
     ends: torch.Tensor,
     num_tokens: torch.Tensor,
-    num_kept: torch.Tensor | None,
+    num_samples: torch.Tensor,
     query_start_loc: torch.Tensor,
     *,
     width: int,
@@ -25,12 +25,12 @@ def make_replay(
 
     positions [slots] int32: tokens before each request's state; the last one belongs to padding, which has no tokens
     and the end 0. slots, ends and num_tokens [R] are integers of any type: a row computes `num_tokens` tokens before
-    its end, which are the last ones of the row in the batch. num_kept [R] has that number in rows with drafts and 0 in
-    others; None: rows of several tokens have drafts. query_start_loc [R + 1] as in `AttentionMetadata`, the rest as in
+    its end, which are the last ones of the row in the batch. Rows with several samples, num_samples [R], have drafts.
+    query_start_loc [R + 1] as in `AttentionMetadata`, the rest as in
     `Replay`.
     """
     if slots.is_cpu and not INTERPRETED:
-        columns = _reference(positions, slots, ends, num_tokens, num_kept, query_start_loc)
+        columns = _reference(positions, slots, ends, num_tokens, num_samples, query_start_loc)
     else:
         columns = torch.empty(4, len(slots), dtype=torch.int32, device=slots.device)
         replay_rows_kernel[(cdiv(len(slots), BLOCK),)](
@@ -38,7 +38,7 @@ def make_replay(
             slots,
             ends,
             num_tokens,
-            num_kept,
+            num_samples,
             query_start_loc,
             columns,
             len(slots),
@@ -46,8 +46,8 @@ def make_replay(
             BLOCK=BLOCK,
             num_warps=4,
         )
-    of_slots, num_pending, kept, starts = columns
-    return Replay(of_slots, num_pending, kept, starts, width, num_rows)
+    of_slots, num_pending, num_kept, starts = columns
+    return Replay(of_slots, num_pending, num_kept, starts, width, num_rows)
 
 
 def _reference(
@@ -55,11 +55,10 @@ def _reference(
     slots: torch.Tensor,
     ends: torch.Tensor,
     num_tokens: torch.Tensor,
-    num_kept: torch.Tensor | None,
+    num_samples: torch.Tensor,
     query_start_loc: torch.Tensor,
 ) -> torch.Tensor:
-    if num_kept is None:
-        num_kept = torch.where(num_tokens > 1, num_tokens, 0)
+    num_kept = torch.where(num_samples > 1, num_tokens, 0)
     slots = torch.where(num_tokens > 0, slots, len(positions) - 1).long()
     first = ends - num_tokens
     num_pending = first - positions.index_select(0, slots)
@@ -69,14 +68,14 @@ def _reference(
 
 @kernel(
     do_not_specialize=["num_rows", "padding_slot"],
-    do_not_specialize_on_alignment=["slots_ptr", "ends_ptr", "num_tokens_ptr", "num_kept_ptr"],
+    do_not_specialize_on_alignment=["slots_ptr", "ends_ptr", "num_tokens_ptr", "num_samples_ptr"],
 )
 def replay_rows_kernel(
     positions_ptr,  # [padding_slot + 1] int32
     slots_ptr,  # [num_rows]
     ends_ptr,  # [num_rows]
     num_tokens_ptr,  # [num_rows]
-    num_kept_ptr,  # [num_rows], or None
+    num_samples_ptr,  # [num_rows]
     query_start_loc_ptr,  # [num_rows + 1]
     columns_ptr,  # [4, num_rows] int32: slots, num_pending, num_kept, starts
     num_rows,
@@ -89,10 +88,7 @@ def replay_rows_kernel(
     num_tokens = tl.load(num_tokens_ptr + row, mask=mask, other=0).to(tl.int32)
     end = tl.load(ends_ptr + row, mask=mask, other=0).to(tl.int32)
     slot = tl.load(slots_ptr + row, mask=mask, other=0).to(tl.int32)
-    if num_kept_ptr is None:
-        num_kept = tl.where(num_tokens > 1, num_tokens, 0)
-    else:
-        num_kept = tl.load(num_kept_ptr + row, mask=mask, other=0).to(tl.int32)
+    num_kept = tl.where(tl.load(num_samples_ptr + row, mask=mask, other=0) > 1, num_tokens, 0)
     is_padding = num_tokens == 0
     slot = tl.where(is_padding, padding_slot, slot)
     first = end - num_tokens

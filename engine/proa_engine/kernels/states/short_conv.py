@@ -14,7 +14,16 @@ import triton.language as tl
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.states.short_conv_replay import MAX_BLOCK_C, short_conv_replay
-from proa_engine.kernels.states.state_rows import PendingInputs, StatePlan, StateRows, read_states
+from proa_engine.kernels.states.state_rows import (
+    NO_PENDING,
+    NoPendingInputs,
+    NoReplay,
+    PendingInputs,
+    Replay,
+    StatePlan,
+    StateRows,
+    read_states,
+)
 
 BLOCK_T = 32
 
@@ -30,10 +39,10 @@ def short_conv(
     *,
     num_decodes: int,
     plan: StatePlan | None,
-) -> tuple[torch.Tensor, PendingInputs | None]:
+) -> tuple[torch.Tensor, PendingInputs | NoPendingInputs]:
     """x [T, C], weight [C, 4] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, 3].
 
-    With `rows.replay` also returns what the operations behind it compute again. `beside` [T, B] is what these read of
+    Also returns what the operations behind it compute again, by `rows.replay`. `beside` [T, B] is what these read of
     each token beside the convolution's output. Inputs are kept in `kept`, [slots, width, C] of x and [slots, width, B]
     of `beside`.
 
@@ -42,13 +51,13 @@ def short_conv(
     if plan is not None:
         return short_conv_reference(x, beside, weight, cache, kept, plan)
     num_tokens, num_channels = x.shape
-    num_rows, first_row, pending = rows.read.shape[0], 0, None
+    num_rows, first_row = rows.read.shape[0], rows.replay.num_rows
+    pending: PendingInputs | NoPendingInputs = NO_PENDING
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
-    if (replay := rows.replay) is not None:
-        pending = short_conv_replay(x, beside, weight, cache, kept, query_start_loc, rows, replay, out)
-        first_row = replay.num_rows
-        if first_row == num_rows:
-            return out, pending
+    if isinstance(rows.replay, Replay):
+        pending = short_conv_replay(x, beside, weight, cache, kept, query_start_loc, rows, rows.replay, out)
+    if first_row == num_rows:
+        return out, pending
     one_token = num_decodes == num_rows
     assert x.stride(1) == 1
     assert weight.is_contiguous()
@@ -84,11 +93,11 @@ def short_conv_reference(
     cache: torch.Tensor,
     kept: Sequence[torch.Tensor],
     plan: StatePlan,
-) -> tuple[torch.Tensor, PendingInputs | None]:
+) -> tuple[torch.Tensor, PendingInputs | NoPendingInputs]:
     """A token's bits depend only on its inputs: products are added in one order, and exp is used as by
     `activate_and_mul_reference`."""
-    if plan.replay is None:
-        return _convolve(x, weight, cache, plan), None
+    if isinstance(plan.replay, NoReplay):
+        return _convolve(x, weight, cache, plan), NO_PENDING
     kept_x, kept_beside = kept
     out = _convolve(torch.cat((x, plan.replay.exchange(x, kept_x))), weight, cache, plan)
     return out[: len(x)], PendingInputs(out[len(x) :], plan.replay.exchange(beside, kept_beside))

@@ -6,6 +6,7 @@ every row that is so long. Rows are ordered by their length, so the rows of a st
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -30,6 +31,16 @@ class Replay:
     num_rows: int  # the first rows of the batch, which have at most `width` tokens; the others have nothing pending
 
 
+class NoReplay:
+    """Of an engine without drafts."""
+
+    num_pending = num_kept = starts = None
+    width = num_rows = 0
+
+
+NO_REPLAY: Final = NoReplay()
+
+
 @dataclass(frozen=True, slots=True)
 class StateRows:
     """The rows of a batch, cut into segments: a layer writes the state at the end of each segment to a slot.
@@ -46,7 +57,7 @@ class StateRows:
     write: torch.Tensor  # [S] int32: slot; -1: padding, written nowhere
     first_segments: torch.Tensor  # [R + 1] int32: row r has segments first_segments[r] … first_segments[r + 1]
     segment_start_loc: torch.Tensor  # [S + 1] int32: segment s has tokens segment_start_loc[s] … [s + 1] of the batch
-    replay: Replay | None = None  # None: the engine has no drafts
+    replay: Replay | NoReplay = NO_REPLAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,20 @@ class PendingInputs:
 
     convolved: torch.Tensor  # [M, C]
     beside: torch.Tensor  # [M, B]: what the layer keeps beside the convolution's inputs
+
+    def behind(self, convolved: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs of T tokens, then these: [T + M, C] and [T + M, B]."""
+        return torch.cat((convolved, self.convolved)), torch.cat((beside, self.beside))
+
+
+class NoPendingInputs:
+    convolved = beside = None
+
+    def behind(self, convolved: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return convolved, beside
+
+
+NO_PENDING: Final = NoPendingInputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +124,12 @@ class StatePlan:
     row_counts: tuple[int, ...]  # rows of each step
     cuts: dict[int, Cut]  # by step; -1: before the first one
     read: torch.Tensor  # [R] int64: slots, in the plan's order of rows; 0 where nothing is read
-    first_rows: torch.Tensor | None  # int64, in the plan's order: rows that begin at position 0; None: none does
+    first_rows: torch.Tensor  # int64, in the plan's order: rows that begin at position 0
     conv_states: torch.Tensor  # [R, TAPS] int64: inputs that are states, in the plan's order of rows
     conv_inputs: torch.Tensor  # [N] int64: inputs that are tokens, in their order
     conv_ends: torch.Tensor  # [S, TAPS] int64: the last inputs of each segment
     conv_slots: torch.Tensor  # [S] int64: slots of `conv_ends`
-    replay: ReplayPlan | None
+    replay: ReplayPlan | NoReplay
 
 
 @dataclass(slots=True)
@@ -126,7 +151,9 @@ def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
     row_of_segment = torch.repeat_interleave(torch.arange(len(lengths)), rows.first_segments.diff().long())
     ends = rows.segment_start_loc[1:].long() - starts[row_of_segment]
     tokens = _Tokens(row_of, torch.arange(len(row_of)) - starts[row_of], lengths, rows.read.long(), ends)
-    replay = None if rows.replay is None else _add_pending(tokens, rows.replay, starts, row_of_segment)
+    replay: ReplayPlan | NoReplay = NO_REPLAY
+    if isinstance(rows.replay, Replay):
+        replay = _add_pending(tokens, rows.replay, starts, row_of_segment)
 
     lengths, row_of, step_of = tokens.lengths, tokens.row_of, tokens.step_of
     order = lengths.argsort(descending=True, stable=True)
@@ -137,7 +164,6 @@ def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
     for step, row, slot in zip((ends - 1).tolist(), rank[segment_rows].tolist(), slots.tolist(), strict=True):
         cuts.setdefault(step, []).append((row, slot))
     slots_read = tokens.read[order]
-    first_rows = (slots_read < 0).nonzero().flatten()
     first_inputs = lengths.cumsum(0) - lengths + TAPS * torch.arange(len(lengths))  # of each row, its state included
     taps = torch.arange(TAPS)
     return StatePlan(
@@ -145,7 +171,7 @@ def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
         row_counts=tuple(step_of.bincount().tolist()),
         cuts={step: _cut(pairs, len(lengths)) for step, pairs in cuts.items()},
         read=slots_read.clamp(min=0),
-        first_rows=first_rows if len(first_rows) else None,
+        first_rows=(slots_read < 0).nonzero().flatten(),
         conv_states=first_inputs[order, None] + taps,
         conv_inputs=first_inputs[row_of] + TAPS + step_of,
         conv_ends=(first_inputs[segment_rows] + ends)[:, None] + taps,
@@ -187,7 +213,4 @@ def _cut(pairs: list[tuple[int, int]], num_rows: int) -> Cut:
 
 def read_states(cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
     """The states [R, ...] of a cache [slots, ...] before the step, in the plan's order of rows."""
-    states = cache.index_select(0, plan.read)
-    if plan.first_rows is not None:
-        states.index_fill_(0, plan.first_rows, 0)
-    return states
+    return cache.index_select(0, plan.read).index_fill_(0, plan.first_rows, 0)
