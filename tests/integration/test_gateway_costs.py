@@ -32,7 +32,7 @@ def tools(count: int) -> list[dict[str, Any]]:
         (
             {"messages": [{"role": "user", "content": "a" * 4_000_000}]},
             "messages",
-            "are more than 4096 tokens",
+            "length is 4096 tokens. However, the prompt's 4000018 characters have more",
         ),
         ({f"unknown{number}": 1 for number in range(1025)}, None, "1025 unknown fields"),
     ],

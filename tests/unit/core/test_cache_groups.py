@@ -3,9 +3,6 @@
 import pytest
 
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.kv.kv_cache_manager import KVCacheManager
-from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.scheduler_config import SchedulerConfig
 from support.core import CoreRun, make_request
 
 
@@ -56,13 +53,6 @@ def test_requests_of_the_full_capacity_end(async_scheduling: bool, windows: tupl
     run.finish()
     assert capacity < run.max_model_len
     assert [len(run.tokens(name)) for name in "abc"] == [capacity + 1 - 5] * 3
-
-
-def test_drafts_are_refused_with_recurrent_states() -> None:
-    manager = KVCacheManager(groups(num_state_slots=4))
-    config = SchedulerConfig(max_model_len=64, num_speculative_tokens=2)
-    with pytest.raises(ValueError, match="speculative decoding does not support models with recurrent layers"):
-        Scheduler(config, manager)
 
 
 def test_usage_is_the_larger_share_of_blocks_and_slots() -> None:

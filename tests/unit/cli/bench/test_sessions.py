@@ -37,23 +37,19 @@ def workload(**changes: Evenly | int) -> Workload:
 
 @dataclass
 class Server:
-    """Answers each call at once; its prompts have one token a letter. `most`: the most calls at once."""
+    """Answers calls together, as many at once as `together` says. Its prompts have one token a letter."""
 
+    together: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(1))
     prompts: list[tuple[int, str]] = field(default_factory=list)
-    running: int = 0
-    most: int = 0
 
     def make_call(self, parts: Sequence[str], output_tokens: int, number: int) -> Call:
         self.prompts.append((number, "|".join(parts)))
         return Call("", orjson.dumps([number, "".join(parts), output_tokens]), {}, None)
 
     async def send(self, call: Call) -> Sample:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        await asyncio.sleep(0)
-        self.running -= 1
-        _, prompt, output_tokens = orjson.loads(call.body)
-        return Sample(0.0, ttft=0.1, prompt_tokens=len(prompt), output_tokens=output_tokens)
+        async with self.together:
+            _, prompt, output_tokens = orjson.loads(call.body)
+            return Sample(0.0, ttft=0.1, prompt_tokens=len(prompt), output_tokens=output_tokens)
 
     def prompts_of(self, session: int) -> list[str]:
         return [prompt for number, prompt in self.prompts if number == session]
@@ -91,11 +87,10 @@ async def test_sessions_share_their_beginning_and_nothing_else() -> None:
 
 
 async def test_a_session_is_the_same_whatever_runs_beside_it() -> None:
-    alone, beside = Server(), Server()
+    alone, beside = Server(), Server(asyncio.Barrier(4))
     await run(alone, load(turns=12))
     await run(beside, load(turns=12, sessions=4))
     assert [alone.prompts_of(number) for number in range(1, 5)] == [beside.prompts_of(number) for number in range(1, 5)]
-    assert (alone.most, beside.most) == (1, 4)
 
 
 async def test_the_last_session_is_as_short_as_the_number_of_turns_takes() -> None:
