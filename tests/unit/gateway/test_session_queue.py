@@ -20,13 +20,15 @@ from proa_gateway.sessions.session_table import Turn
 
 @dataclass
 class FakeSessions:
-    """Every prompt is a later turn. `places`: how many more get one; `tried`: those for which one was asked."""
+    """Every prompt is a later turn. `places`: how many more get one; `tried`: those for which one was asked.
+    `residents`: last blocks of prompts whose conversations have places."""
 
     places: int = 0
+    residents: set[bytes] = field(default_factory=set)
     tried: list[bytes] = field(default_factory=list)
 
     def expect(self, hashes: Sequence[bytes]) -> Turn | None:
-        return Turn(Session(Means()), hashes, is_first=False)
+        return Turn(Session(Means(), is_resident=hashes[-1] in self.residents), hashes, is_first=False)
 
     def admit(self, turn: Turn) -> bool:
         self.tried.append(turn.hashes[-1])
@@ -102,6 +104,15 @@ async def test_a_turn_with_a_place_does_not_wait() -> None:
     site.send("one")
     await site.settle()
     assert site.admitted == ["one"]
+
+
+async def test_conversations_with_places_do_not_wait_behind_those_without() -> None:
+    site = Site()
+    site.send("one")
+    site.engine.sessions.residents = {b"two"}
+    site.send("two")
+    await site.settle()
+    assert site.admitted == ["two"]
 
 
 async def test_a_waiting_session_is_served_as_a_visitor_after_its_longest_wait() -> None:

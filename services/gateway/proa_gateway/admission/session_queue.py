@@ -61,7 +61,7 @@ class SessionQueue:
         for engine in self._engines:
             sessions = engine.sessions if engine.usable and engine.model_name == model else None
             if sessions is not None and (turn := sessions.expect(hashes)):
-                if engine in self._waiting or not sessions.admit(turn):
+                if not turn.session.is_resident and (engine in self._waiting or not sessions.admit(turn)):
                     await self._wait(engine, sessions, turn, model, request, min(seconds, self._max_wait))
                 return
 
