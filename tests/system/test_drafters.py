@@ -113,6 +113,15 @@ def features(engine: Engine) -> HiddenDrafts:
     return found
 
 
+def settings_of(*, is_async: bool, has_hits: bool, num_blocks: int) -> dict[str, Any]:
+    return {
+        "async_scheduling": is_async,
+        "enable_prefix_caching": has_hits,
+        "num_gpu_blocks_override": num_blocks,
+        "max_num_seqs": 12,
+    }
+
+
 @pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
 def test_random_drafts_change_no_token(
     target: Path,
@@ -123,12 +132,7 @@ def test_random_drafts_change_no_token(
     has_hits: bool,
     num_blocks: int,
 ) -> None:
-    settings = {
-        "async_scheduling": is_async,
-        "enable_prefix_caching": has_hits,
-        "num_gpu_blocks_override": num_blocks,
-        "max_num_seqs": 12,
-    }
+    settings = settings_of(is_async=is_async, has_hits=has_hits, num_blocks=num_blocks)
     with build_core(
         target,
         poison=True,
@@ -155,12 +159,7 @@ def test_drafts_of_which_70_percent_are_right_change_no_token(
     has_hits: bool,
     num_blocks: int,
 ) -> None:
-    settings = {
-        "async_scheduling": is_async,
-        "enable_prefix_caching": has_hits,
-        "num_gpu_blocks_override": num_blocks,
-        "max_num_seqs": 12,
-    }
+    settings = settings_of(is_async=is_async, has_hits=has_hits, num_blocks=num_blocks)
     with (
         scripted_drafts(seven_of_ten(whole(expected, requests()))),
         build_core(target, poison=True, speculative_config=drafts(drafter, num_drafts), **CONFIG, **settings) as engine,

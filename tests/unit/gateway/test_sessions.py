@@ -78,7 +78,7 @@ def test_what_residents_share_counts_once() -> None:
     places = Places(100)
     for name in ("a", "b"):
         session = Session(Identities().means)
-        places.admit(session, path(name, 10, shared=6), 0.0)
+        places.admit(session, path(name, 10, shared=6))
     assert len(places.held) == 14
     assert places.missing(path("c", 10, shared=6)) == 4
     places.leave(session)
@@ -88,7 +88,7 @@ def test_what_residents_share_counts_once() -> None:
 
 def test_what_a_next_turn_renders_anew_is_released() -> None:
     places, session = Places(100), Session(Identities().means)
-    places.admit(session, path("a", 10), 0.0)
+    places.admit(session, path("a", 10))
     places.move(session, [*path("a", 7), b"new 7", b"new 8"])
     assert places.take_released() == path("a", 10)[7:]
 

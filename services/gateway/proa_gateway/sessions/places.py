@@ -28,6 +28,11 @@ class Places:
     num_first_blocks: int = 0  # of running first turns
     ended_size: float = 0.0  # mean blocks of sessions that have ended; 0: none has
 
+    @property
+    def limit(self) -> float:
+        """Blocks that residents may have now."""
+        return _USABLE * self.capacity - self.num_first_blocks
+
     def missing(self, path: Sequence[bytes]) -> int:
         """How many blocks of a path no resident has."""
         return len(path) - bisect_left(path, True, key=lambda block_hash: block_hash not in self.held)
@@ -35,13 +40,16 @@ class Places:
     def fits(self, session: Session, path: Sequence[bytes]) -> bool:
         """Whether there is room for one more resident with this path, and for what all are about to add."""
         growth = self._growth([*self.residents, session])
-        limit = _USABLE * self.capacity - self.num_first_blocks
-        return len(self.held) + self.missing(path) + growth <= limit
+        return len(self.held) + self.missing(path) + growth <= self.limit
 
-    def admit(self, session: Session, path: Sequence[bytes], now: float) -> None:
+    def fits_without(self, leaving: Sequence[Session], session: Session, path: Sequence[bytes]) -> bool:
+        """Whether there is room for one more resident with this path if others leave, whatever they share."""
+        freed = sum(len(each.path) for each in leaving)
+        return len(self.held) - freed + len(path) + session.means.growth <= self.limit
+
+    def admit(self, session: Session, path: Sequence[bytes]) -> None:
         self.residents[session] = None
-        session.is_resident, session.must_leave, session.admitted_at = True, False, now
-        session.path = path
+        session.is_resident, session.must_leave, session.path = True, False, path
         self._add(path)
 
     def move(self, session: Session, path: Sequence[bytes]) -> None:
@@ -69,21 +77,20 @@ class Places:
             self.leave(session, has_ended=True)
         return len(gone)
 
-    def leave_outgrown(self) -> int:
+    def leave_outgrown(self) -> None:
         """Let the last admitted residents leave, which have least to lose, until the others fit. A running one leaves
-        at its turn's end. Returns how many left."""
-        count, excess = 0, len(self.held) - int(_USABLE * self.capacity)
+        at its turn's end."""
+        usable = int(_USABLE * self.capacity)
+        excess = len(self.held) - usable
         for session in reversed(list(self.residents)):
             if excess <= 0 or len(self.residents) == 1:
                 break
             if session.num_running:
                 session.must_leave = True
                 excess -= len(session.path)
-                continue
-            self.leave(session)
-            count += 1
-            excess = min(excess, len(self.held) - int(_USABLE * self.capacity))
-        return count
+            else:
+                self.leave(session)
+                excess = min(excess, len(self.held) - usable)
 
     def take_released(self) -> list[bytes]:
         """What the engine may evict, without what was taken again since."""
@@ -104,7 +111,9 @@ class Places:
             return least
         turns = [max(self.ended_size - len(each.path), 0.0) / max(each.means.growth, 0.1) for each in sessions]
         longest = max(turns)
-        return max(least, *(self._growth_after(longest * point / _POINTS, sessions, turns) for point in range(1, 9)))
+        return max(
+            least, *(self._growth_after(longest * point / _POINTS, sessions, turns) for point in range(1, _POINTS + 1))
+        )
 
     @staticmethod
     def _growth_after(time: float, sessions: Sequence[Session], turns: Iterable[float]) -> float:

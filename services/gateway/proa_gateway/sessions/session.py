@@ -39,7 +39,6 @@ class Session:
     num_turns: int = 0
     is_resident: bool = False
     must_leave: bool = False  # when its running turn ends
-    admitted_at: float = 0.0
     idle_since: float = 0.0
 
     def idle(self, now: float) -> float:

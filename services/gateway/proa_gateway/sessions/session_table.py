@@ -63,7 +63,7 @@ class SessionTable:
             places.leave_gone(now, self._identities.means) and places.fits(session, turn.hashes)
         ):
             return False
-        places.admit(session, turn.hashes, now)
+        places.admit(session, turn.hashes)
         return True
 
     def displace(self, turn: Turn, now: float, rate: float, head_since: float) -> bool:
@@ -74,7 +74,7 @@ class SessionTable:
         for each in places.by_return(now):
             leaving.append(each)
             price += len(each.path) / rate
-            if self._fits_without(leaving, turn):
+            if places.fits_without(leaving, session, turn.hashes):
                 break
         else:
             self._rotate(now, rate, head_since)
@@ -87,7 +87,7 @@ class SessionTable:
             return False
         for each in leaving:
             places.leave(each)
-        places.admit(session, turn.hashes, now)
+        places.admit(session, turn.hashes)
         return True
 
     def start(self, turn: Turn, now: float) -> None:
@@ -128,12 +128,6 @@ class SessionTable:
         blocks = {each: len(each.path) for each in self.places.residents}
         idle = sum(size for each, size in blocks.items() if not each.num_running)
         self._lost += seconds * idle / max(sum(blocks.values()), 1)
-
-    def _fits_without(self, leaving: Sequence[Session], turn: Turn) -> bool:
-        """Whether the turn's session fits if these residents leave. What they share with others stays."""
-        freed = sum(len(each.path) for each in leaving)
-        limit = self.places.capacity * 0.95 - self.places.num_first_blocks
-        return len(self.places.held) - freed + len(turn.hashes) + turn.session.means.growth <= limit
 
     def _rotate(self, now: float, rate: float, head_since: float) -> None:
         """All residents run: the one that was admitted first leaves at its turn's end, for the budget."""
