@@ -21,7 +21,8 @@ from proa.plugins import by_package
 _OURS = ("proa", "proa-engine", "proa-gateway", "proa-protos")
 _LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface-hub", "llguidance"),
-    *("grpcio", "protobuf", "numpy", "pillow", "fastapi", "uvicorn", "aiohttp", "kubernetes", "prometheus-client"),
+    *("grpcio", "protobuf", "numpy", "pillow", "av", "soxr", "fastapi", "uvicorn", "aiohttp", "kubernetes"),
+    "prometheus-client",
 )
 _CPU_FLAGS = re.compile(r"avx2|avx512\w*|amx_\w+|avx_vnni|f16c|fma|asimd\w*|sve\w*|bf16|i8mm")
 _VARIABLES = re.compile(
