@@ -6,7 +6,7 @@ matrix of a linear layer is stored and multiplied.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -50,14 +50,27 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A view of a source under a name prefix; `/` appends to it: `weights / "mlp" / "up_proj"`."""
+    """A view of a source under a name prefix; `/` appends to it: `weights / "mlp" / "up_proj"`.
+
+    `names`: ends of names as layers have them, and as the checkpoint has them. The prefix is the checkpoint's.
+    """
 
     source: WeightSource
     method: "LinearMethod"
     prefix: str = ""
+    names: tuple[tuple[str, str], ...] = ()
 
     def __truediv__(self, name: str) -> "Weights":
-        return Weights(self.source, self.method, f"{self.prefix}.{name}" if self.prefix else name)
+        prefix = self.prefix
+        for part in name.split("."):
+            prefix = self._as_stored(f"{prefix}.{part}" if prefix else part)
+        return replace(self, prefix=prefix)
+
+    def _as_stored(self, name: str) -> str:
+        for usual, stored in self.names:
+            if name == usual or name.endswith(f".{usual}"):
+                return name.removesuffix(usual) + stored
+        return name
 
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None

@@ -40,7 +40,7 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
         model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
     if config.batch_invariant and device.type != "cpu":  # kernels of a CPU never depend on the batch
         model = make_batch_invariant(model, config.parallel.tensor_parallel_size)
-    is_latent = all(layer.cache_kind is LatentLayer for layer in model.layers)
+    is_latent = all(kind is LatentLayer for layer in model.layers for kind in layer.cache_kinds)
     if config.parallel.decode_context_parallel_size > 1 and not is_latent:
         raise ValueError("decode_context_parallel_size must be 1 for a model that has layers without latent attention")
     if config.enable_prompt_embeds:
@@ -89,7 +89,7 @@ def resolve_cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype, dev
 
 def _cache_dtype(wanted: str, model: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     if wanted == "auto":
-        has_latents = any(layer.cache_kind is LatentLayer for layer in model.layers)
+        has_latents = any(LatentLayer in layer.cache_kinds for layer in model.layers)
         return FP8 if model.fp8_kv_cache and not has_latents else dtype
     if wanted.startswith("fp8"):
         return FP8

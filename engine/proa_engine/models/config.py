@@ -87,6 +87,7 @@ class ModelClass(Protocol):
     """An architecture's class: reads its config.json, and builds the model."""
 
     defaults: Mapping[str, Any]  # fields that its config.json may omit
+    names: tuple[tuple[str, str], ...]  # as `Weights.names`
 
     @staticmethod
     def read_options(fields: Mapping[str, Any]) -> DecoderOptions:
@@ -113,7 +114,7 @@ def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> Mode
         raise ValueError("batch_invariant on a GPU is not supported with quantized weights")
     if any(layer.routed_experts for layer in config.layers):
         raise ValueError("batch_invariant on a GPU is not supported with a mixture of experts")
-    if any(layer.cache_kind is LatentLayer for layer in config.layers):  # `HeadLinear` is a batched product
+    if any(LatentLayer in layer.cache_kinds for layer in config.layers):  # `HeadLinear` is a batched product
         raise ValueError("batch_invariant on a GPU is not supported with latent attention")
     if tensor_parallel_size > 1:
         raise ValueError(

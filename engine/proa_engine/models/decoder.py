@@ -18,6 +18,7 @@ A step of Llama with T tokens, in order (`DecoderLayer`, `Attention`, `GatedMLP`
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -41,11 +42,13 @@ _OF_LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}  # packages whose 
 class DecoderForCausalLM:
     """A `CausalLM` and a `StageModel`. The constructor loads all weights of `ModelConfig.stage`.
 
-    An architecture is a derived class with `read_options`, which reads and checks its config.json, and `defaults`, the
-    fields that its config.json may omit. It overrides nothing else unless its decoder is more than its layers.
+    An architecture is a derived class with `read_options`, which reads and checks its config.json, `defaults`, the
+    fields that its config.json may omit, and `names`, as `Weights.names`. It overrides nothing else unless its decoder
+    is more than its layers.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    names: ClassVar[tuple[tuple[str, str], ...]] = ()
     embedding: VocabParallelEmbedding  # of the first pipeline stage alone, as is `norm`
     norm: RMSNorm
 
@@ -72,6 +75,9 @@ class DecoderForCausalLM:
             layer.make(inner / "layers" / str(number), context)
             for number, layer in enumerate(config.own_layers, start=stage.first)
         ]
+        ends = tuple(accumulate(len(layer.cache_layers) for layer in self.layers))
+        # Of each layer, which caches are its own. Computed once, because every step needs it.
+        self.own_caches = tuple(map(slice, (0, *ends), ends))
         if stage.is_first:
             self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
             if config.has_lm_head:
@@ -93,10 +99,10 @@ class DecoderForCausalLM:
         x, step = self.begin(inputs, positions, metadata)
         residual: torch.Tensor | None = None
         taps = metadata.taps
-        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+        for number, (layer, own) in enumerate(zip(self.layers, self.own_caches, strict=True)):
             if number in taps.layers:
                 taps.keep(number, total(x, residual))
-            x, residual = layer(x, residual, cache, step)
+            x, residual = layer(x, residual, caches[own], step)
         if len(self.layers) in taps.layers:
             taps.keep(len(self.layers), total(x, residual))
         if self.stage.count > 1:
@@ -129,7 +135,7 @@ class DecoderForCausalLM:
         return logits
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
-        return tuple(layer.cache_layer for layer in self.layers)
+        return tuple(each for layer in self.layers for each in layer.cache_layers)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         seen: set[int] = set()

@@ -1,5 +1,6 @@
 """A decoder's layer, declared by `LayerOptions`: attention and a feed-forward layer, each added to the running sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,13 +88,13 @@ PRE_NORM = NormNames(
 
 class Layer(Protocol):
     @property
-    def cache_layer(self) -> CacheLayer: ...
+    def cache_layers(self) -> tuple[CacheLayer, ...]: ...
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, caches: Sequence[LayerCache], step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [T, hidden_size]: what is still to be added to the sum `residual`, or the sum itself where that is None.
-        Returns both for the next layer; may overwrite both."""
+        `caches`: one for each of `cache_layers`. Returns both for the next layer; may overwrite both."""
         ...
 
 
@@ -110,8 +111,8 @@ class LayerDeclaration(Protocol):
         ...
 
     @property
-    def cache_kind(self) -> type[CacheLayer]:
-        """The kind of what the layer caches, or reads of an earlier layer's cache."""
+    def cache_kinds(self) -> tuple[type[CacheLayer], ...]:
+        """The kinds of what the layer caches, or reads of an earlier layer's cache."""
         ...
 
     def num_parameters(self, hidden_size: int) -> int:
@@ -138,8 +139,8 @@ class LayerOptions:
         return self.mlp.routed_experts
 
     @property
-    def cache_kind(self) -> type[CacheLayer]:
-        return self.attention.cache_kind
+    def cache_kinds(self) -> tuple[type[CacheLayer], ...]:
+        return (self.attention.cache_kind,)
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size)
@@ -166,12 +167,13 @@ class DecoderLayer:
         self.residual_scale = options.residual_scale
 
     @property
-    def cache_layer(self) -> CacheLayer:
-        return self.attention.cache_layer
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        return (self.attention.cache_layer,)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, caches: Sequence[LayerCache], step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        (cache,) = caches
         normed, residual = self.input_norm.into(self.attention.input_form, x, residual)
         x = self.attention(normed, cache, step)
         if self.attention_norm is not None:

@@ -40,10 +40,11 @@ def load_model(
     build: ModelClass = model_class(config.architecture)
     if load_format == "dummy":
         report("making random weights")
-        return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
+        source = RandomWeights(seed, dtype, device)
+        return build(config, Weights(source, config.linear_method, names=build.names), parallel)
     started = time.monotonic()
     with SafetensorsWeights(folder, dtype, device, digest) as checkpoint:
-        weights = Weights(checkpoint, config.linear_method)
+        weights = Weights(checkpoint, config.linear_method, names=build.names)
         decoder, head = ((part / "").prefix for part in text_weights(weights))
         checkpoint.begin(
             lambda name: (

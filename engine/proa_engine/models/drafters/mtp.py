@@ -112,7 +112,7 @@ def read_mtp(target: ModelConfig, names: Sequence[str]) -> MtpOptions:
         raise ValueError(
             f"method mtp needs a layer for further tokens, and the checkpoint has no {form.embedding_norm}"
         )
-    full = next(layer for layer in reversed(target.layers) if layer.cache_kind is not StateLayer)
+    full = next(layer for layer in reversed(target.layers) if StateLayer not in layer.cache_kinds)
     return MtpOptions(
         form=form,
         hidden_size=target.hidden_size,
@@ -152,13 +152,12 @@ class MtpDrafter:
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        (cache,) = caches
         embedded = self.embedding(input_ids)
         if self.first_is_masked:
             embedded = embedded * (positions > 0)[:, None]
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(read)), dim=-1)
         step = AttentionStep(metadata, positions, self.batch_invariant)
-        x, residual = self.layer(self.projection(both), None, cache, step)
+        x, residual = self.layer(self.projection(both), None, caches, step)
         y = total(x, residual)
         return self.final_norm(y) if self.reads_normed else y
 
@@ -166,7 +165,7 @@ class MtpDrafter:
         return self.compute(hidden if self.reads_normed else self.final_norm(hidden))
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
-        return (self.layer.cache_layer,)
+        return self.layer.cache_layers
 
     def parameters(self) -> Iterator[torch.Tensor]:
         yield from {id(tensor): tensor for tensor in tensors_of(self)}.values()

@@ -3,7 +3,7 @@
 The last layers may read the caches of earlier ones. Of checkpoints with other inputs, only the text model is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -57,8 +57,8 @@ class Gemma4LayerOptions:
         return None if self.experts is None else self.experts.sizes
 
     @property
-    def cache_kind(self) -> type[KeyValueLayer]:
-        return self.attention.cache_kind
+    def cache_kinds(self) -> tuple[type[KeyValueLayer], ...]:
+        return (self.attention.cache_kind,)
 
     def num_parameters(self, hidden_size: int) -> int:
         experts = 0 if self.experts is None else self.experts.sizes.num_parameters(hidden_size)
@@ -92,13 +92,14 @@ class Gemma4Layer:
         self.factor = weights.take("layer_scalar", (1,))
 
     @property
-    def cache_layer(self) -> KeyValueLayer:
-        return self.attention.cache_layer
+    def cache_layers(self) -> tuple[KeyValueLayer, ...]:
+        return (self.attention.cache_layer,)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, caches: Sequence[LayerCache], step: AttentionStep
     ) -> tuple[torch.Tensor, None]:
         """x [T, hidden_size], without a residual -> the same."""
+        (cache,) = caches
         assert residual is None
         assert isinstance(step, Gemma4Step)
         normed, x = self.input_norm.into(self.attention.input_form, x, None)
@@ -272,11 +273,12 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         last: dict[CacheLayer, int] = {}
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, Gemma4Layer)
+            (own,) = layer.cache_layers
             if layer.attention.only_reads:
-                layers.append(SharedLayer(last[layer.cache_layer]))
+                layers.append(SharedLayer(last[own]))
             else:
-                layers.append(layer.cache_layer)
-                last[layer.cache_layer] = number
+                layers.append(own)
+                last[own] = number
         return tuple(layers)
 
 

@@ -85,8 +85,8 @@ class DeepStackOptions:
         return self.layer.routed_experts
 
     @property
-    def cache_kind(self) -> type[CacheLayer]:
-        return self.layer.cache_kind
+    def cache_kinds(self) -> tuple[type[CacheLayer], ...]:
+        return self.layer.cache_kinds
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.layer.num_parameters(hidden_size)
@@ -104,13 +104,13 @@ class DeepStackLayer:
         self.place = place
 
     @property
-    def cache_layer(self) -> CacheLayer:
-        return self.layer.cache_layer
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        return self.layer.cache_layers
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, caches: Sequence[LayerCache], step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        x, residual = self.layer(x, residual, cache, step)
+        x, residual = self.layer(x, residual, caches, step)
         images = step.metadata.images
         if images is not None:
             start = self.place * x.shape[1]

@@ -43,6 +43,7 @@ class TransformersEncoder:
     ValueError with the reason if the model cannot be served."""
 
     defaults: Mapping[str, Any] = {}
+    names: tuple[tuple[str, str], ...] = ()
     read_options = staticmethod(adapter_fields.read_options)
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:

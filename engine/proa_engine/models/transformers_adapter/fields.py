@@ -112,8 +112,8 @@ class AdaptedLayer:
         return None
 
     @property
-    def cache_kind(self) -> type[KeyValueLayer]:
-        return KeyValueLayer
+    def cache_kinds(self) -> tuple[type[KeyValueLayer], ...]:
+        return (KeyValueLayer,)
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.size

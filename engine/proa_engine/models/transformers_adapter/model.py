@@ -27,6 +27,7 @@ class TransformersForCausalLM:
     model cannot be served."""
 
     defaults: Mapping[str, Any] = {}
+    names: tuple[tuple[str, str], ...] = ()
     read_options = staticmethod(adapter_fields.read_options)
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
