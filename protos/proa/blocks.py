@@ -7,8 +7,9 @@ of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
 
 with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
 Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. Behind them, a block that images
-touch has their keys (`proa.contract.image_keys`), and behind these a block with prompt embeddings has the keys of its
-own (`proa.contract.embeds_keys`). All blocks of a chain have the same number of tokens. Test vectors, in hexadecimal:
+or audios touch has their keys (`proa.contract.media_keys`), and behind these a block with prompt embeddings has the
+keys of its own (`proa.contract.embeds_keys`). All blocks of a chain have the same number of tokens. Test vectors, in
+hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9
@@ -22,6 +23,11 @@ and of hash_blocks(root, [1, 2, 9, 9, 9, 9, 3, 4, 5, 6, 7, 8], 4, ["salt"], [ima
     dbaffaa901909e6ec87ebd37df4eb63a
     851488d9db5c15ce9405ee2b9ca26298
     e766b9f4b3852f62c8da5a607d83d7e6
+
+and of hash_blocks(root, [1, 2, 3, 4], 4, extra_keys("salt", "", "", [audio])), where the audio has the same hash and no
+tokens:
+
+    b725934340c043221acf1934610d3bd2
 
 and of hash_blocks(root, [1, 0, 0, 0, 0, 0, 2, 3], 4, embeds=[hashed(embeds)]), where the embeds have the offset 1, 5
 tokens, the type FLOAT16 and the values 00 01 02 ... 13:
@@ -49,14 +55,15 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, TypeVar
 
+from proa.contract.audio import Audio
 from proa.contract.prompt_embeds import PromptEmbeds, embeds_keys
-from proa.contract.request import HASH_BYTES, Image, image_keys
+from proa.contract.request import HASH_BYTES, Image, media_keys
 
 BLOCK_HASH_VERSION: Final = 1
 """Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""
 
 _TOKEN_BYTES: Final = 4
-T = TypeVar("T", Image, PromptEmbeds)
+T = TypeVar("T", Image | Audio, PromptEmbeds)
 
 
 def root_hash(model: str, revision: str) -> bytes:
@@ -76,13 +83,13 @@ def hash_blocks(
     token_ids: Sequence[int],
     block_size: int,
     extra_keys: Sequence[bytes | str] = (),
-    images: Sequence[Image] = (),
+    media: Sequence[Image | Audio] = (),
     embeds: Sequence[PromptEmbeds] = (),
 ) -> list[bytes]:
-    """The hashes of the full blocks of these tokens, in order. The offsets of `images` and `embeds` are those in the
-    tokens; `embeds` are `hashed`."""
-    if images or embeds:
-        return _hash_with_inputs(parent, token_ids, block_size, extra_keys, images, embeds)
+    """The hashes of the full blocks of these tokens, in order. `media` are images and audios by ascending
+    offset, and `embeds` are `hashed`; their offsets are those in the tokens."""
+    if media or embeds:
+        return _hash_with_inputs(parent, token_ids, block_size, extra_keys, media, embeds)
     data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
     stride = block_size * _TOKEN_BYTES
     for end in range(stride, len(data) + 1, stride):
@@ -124,14 +131,14 @@ def _hash_with_inputs(
     token_ids: Sequence[int],
     block_size: int,
     extra_keys: Sequence[bytes | str],
-    images: Sequence[Image],
+    media: Sequence[Image | Audio],
     embeds: Sequence[PromptEmbeds],
 ) -> list[bytes]:
-    images_of, embeds_of, hashes = _by_block(images, block_size), _by_block(embeds, block_size), list[bytes]()
+    media_of, embeds_of, hashes = _by_block(media, block_size), _by_block(embeds, block_size), list[bytes]()
     for block in range(len(token_ids) // block_size):
         start, end = block * block_size, (block + 1) * block_size
-        of_images = image_keys(images_of.get(block, ()), start, end)
-        keys = (*extra_keys, *of_images, *embeds_keys(embeds_of.get(block, ()), start, end))
+        of_media = media_keys(media_of.get(block, ()), start, end)
+        keys = (*extra_keys, *of_media, *embeds_keys(embeds_of.get(block, ()), start, end))
         parent = hash_block(parent, token_ids[start:end], keys)
         hashes.append(parent)
     return hashes

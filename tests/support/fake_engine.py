@@ -21,7 +21,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from proa.blocks import BLOCK_HASH_VERSION, root_hash
-from proa.contract import extra_keys
+from proa.contract import Audio, extra_keys
+from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
 from support.prefix_cache import FakePrefixCache
@@ -165,8 +166,9 @@ class _Running:
         return len(self.request.prompt_token_ids) // 4
 
     @property
-    def extra_keys(self) -> tuple[str, ...]:
-        return extra_keys(self.request.cache_salt, self.request.lora_name, self.request.lora_digest)
+    def extra_keys(self) -> tuple[bytes | str, ...]:
+        audios = [from_pb(Audio, audio) for audio in self.request.audios]
+        return extra_keys(self.request.cache_salt, self.request.lora_name, self.request.lora_digest, audios)
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types

@@ -43,7 +43,7 @@ class FakePrefixCache:
         self._subscribers.append(subscriber)
         return subscriber.messages
 
-    def hit(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> tuple[int, int]:
+    def hit(self, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> tuple[int, int]:
         """How many tokens a request with these takes from the cache, and how many are in full blocks known to it."""
         hashes = self.hashes(token_ids, extra_keys)[: (len(token_ids) - 1) // self._block_size]
         known = self.count(hashes)
@@ -52,7 +52,7 @@ class FakePrefixCache:
         hit = next((end for end in range(known, 0, -1) if hashes[end - 1] in self.checkpoints), 0)
         return hit * self._block_size, known * self._block_size
 
-    def compute(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> int:
+    def compute(self, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> int:
         """A request joins and computes its prompt. Returns the hit, in tokens."""
         hit, known = self.hit(token_ids, extra_keys)
         hashes = self.hashes(token_ids, extra_keys)
@@ -65,7 +65,7 @@ class FakePrefixCache:
         self.store(hashes, [hashes[position // self._block_size - 1] for position in positions])
         return hit
 
-    def finish(self, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> None:
+    def finish(self, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> None:
         """A request ends with these computed tokens, prompt and output."""
         hashes = self.hashes(token_ids, extra_keys)
         self.store(hashes, hashes[-1:] if self.rule is not None else ())
@@ -83,7 +83,7 @@ class FakePrefixCache:
             del self.checkpoints[name]
         self._send(removed=b"".join(removed), checkpoints_removed=b"".join(checkpoints_removed))
 
-    def hashes(self, token_ids: Sequence[int], extra_keys: Sequence[str]) -> list[bytes]:
+    def hashes(self, token_ids: Sequence[int], extra_keys: Sequence[bytes | str]) -> list[bytes]:
         return hash_blocks(self._root, token_ids, self._block_size, extra_keys)
 
     def store(self, blocks: Iterable[bytes], checkpoints: Iterable[bytes] = ()) -> None:

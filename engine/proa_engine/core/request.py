@@ -102,7 +102,7 @@ class Request:
         self.sampling_params = params
         self.pooling_params = request.pooling_params
         # What its blocks' hashes depend on, beside their tokens.
-        self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
+        self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest, request.audios)
         self.has_cache_salt = bool(request.cache_salt)
         self.lora: Adapter | NoAdapter = NO_ADAPTER
         self.images: RequestImages | NoImages = NO_IMAGES

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from proa.contract import Image, image_keys
+from proa.contract import Image, media_keys
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.types import ImageSpan
 
@@ -59,7 +59,7 @@ class RequestImages:
     def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
         """Return the extra keys of the hash of the block with the tokens `start` … `end` - 1: `keys` and the block's
         images."""
-        return *keys, *image_keys(self._touching(start, end), start, end)
+        return *keys, *media_keys(self._touching(start, end), start, end)
 
     def limit(self, start: int, num_tokens: int) -> int:
         """Return how many of the `num_tokens` tokens from `start` the step can compute.

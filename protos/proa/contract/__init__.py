@@ -1,5 +1,6 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
+from proa.contract.audio import Audio, AudioInput, AudioLayer, WhisperPrompts, hash_audio
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import (
     EngineCoreOutput,
@@ -21,7 +22,7 @@ from proa.contract.request import (
     PoolingParams,
     PoolingTask,
     extra_keys,
-    image_keys,
+    media_keys,
 )
 from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams, choice_key
 from proa.contract.session import (
@@ -38,6 +39,9 @@ from proa.contract.session import (
 )
 
 __all__ = [
+    "Audio",
+    "AudioInput",
+    "AudioLayer",
     "CheckpointRule",
     "Draining",
     "EmbeddingType",
@@ -69,8 +73,10 @@ __all__ = [
     "SchedulerStats",
     "StructuredOutputsParams",
     "TokenLogprobs",
+    "WhisperPrompts",
     "choice_key",
     "embeds_keys",
     "extra_keys",
-    "image_keys",
+    "hash_audio",
+    "media_keys",
 ]

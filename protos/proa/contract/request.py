@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from proa.contract.audio import Audio
 from proa.contract.prompt_embeds import PromptEmbeds
 from proa.contract.sampling_params import SamplingParams
 
 HASH_BYTES: Final = 16
-"""Of the hash of an image, or of a block of tokens."""
+"""Of the hash of an image, of an audio, or of a block of tokens."""
 
 _MAX_SOURCE_RANKS = 1024
 _MAX_ADDRESS_CHARACTERS = 300  # a host name has at most 253
@@ -59,13 +60,11 @@ class ImageInput:
         return (height // self.unit) * (width // self.unit)
 
 
-def image_keys(images: Sequence[Image], start: int, end: int) -> tuple[bytes, ...]:
-    """What the hash of the block of tokens start … end - 1 has behind the other extra keys: for each image that the
-    block touches its hash, then its offset from `start` as little-endian int32."""
+def media_keys(media: Sequence[Image | Audio], start: int, end: int) -> tuple[bytes, ...]:
+    """What the hash of the block of tokens start … end - 1 has behind the other extra keys: for each image or audio
+    that the block touches, by ascending offset, its hash, then its offset from `start` as little-endian int32."""
     return tuple(
-        image.hash + struct.pack("<i", image.offset - start)
-        for image in images
-        if image.offset < end and image.end > start
+        each.hash + struct.pack("<i", each.offset - start) for each in media if each.offset < end and each.end > start
     )
 
 
@@ -148,13 +147,24 @@ class EngineCoreRequest:
     prompt_embeds: tuple[PromptEmbeds, ...] = ()  # in the place of prompt tokens, by ascending offset
     tenant: str = ""  # whose request it is: tenants have fair shares of compiled grammars; empty: the session's
     retain: bool = False  # evict what it leaves in the cache after all that is not retained, until it is released
+    audios: tuple[Audio, ...] = ()  # of the prompt, by ascending offset
     released: Sequence[bytes] = ()  # hashes of blocks that the session retains no more, in the order of their prompts
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
+    @property
+    def media(self) -> Sequence[Image | Audio]:
+        """Images and audios by ascending offset."""
+        if not self.audios:
+            return self.images
+        media: list[Image | Audio] = [*self.images, *self.audios]
+        return sorted(media, key=lambda each: each.offset)
 
-def extra_keys(cache_salt: str, lora_name: str, lora_digest: str) -> tuple[str, ...]:
+
+def extra_keys(
+    cache_salt: str, lora_name: str, lora_digest: str, audios: Sequence[Audio] = ()
+) -> tuple[bytes | str, ...]:
     """What the hash of each of a request's blocks has beside the tokens, see `proa.blocks`: nothing, the salt, or the
-    salt, which may be empty, and the name and content of the adapter."""
-    if lora_name:
-        return cache_salt, lora_name, lora_digest
-    return (cache_salt,) if cache_salt else ()
+    salt, which may be empty, and the name and content of the adapter; then the hash of each audio that has no tokens in
+    the prompt, because every token reads it."""
+    keys = (cache_salt, lora_name, lora_digest) if lora_name else (cache_salt,) if cache_salt else ()
+    return (*keys, *(each.hash for each in audios if not each.num_tokens)) if audios else keys

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from proa.contract.audio import AudioInput
 from proa.contract.outputs import SchedulerStats
 from proa.contract.request import ImageInput, PoolingTask
 
@@ -76,6 +77,7 @@ class ModelInfo:
     role: Role = Role.BOTH
     prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: it accepts none
     aliases: tuple[str, ...] = ()  # further names, beside `model_name`
+    audios: AudioInput | None = None  # None: it reads none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class Rejected:
     message: str
     retryable: bool  # another engine may accept it
     missing_images: Sequence[bytes] = ()  # hashes; it accepts the request with their pixels
+    missing_audios: Sequence[bytes] = ()  # hashes; it accepts the request with their samples
 
 
 @dataclass(frozen=True, slots=True)

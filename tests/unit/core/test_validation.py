@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from proa.contract import EngineCoreRequest, Grammar, Image, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import (
+    Audio,
+    AudioInput,
+    AudioLayer,
+    EmbeddingType,
+    EngineCoreRequest,
+    Grammar,
+    Image,
+    PoolingParams,
+    PoolingTask,
+    PromptEmbeds,
+    SamplingParams,
+)
 from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2
 from proa_engine.core.admission.validation import LengthLimits, ModelLimits, check_request
@@ -186,6 +198,84 @@ def test_rejects_images_of_another_size_than_all_images_of_the_model() -> None:
 def test_rejects_images_if_the_engine_reads_none() -> None:
     with pytest.raises(ValueError, match="this engine reads no images"):
         check_request(with_images(IMAGE), LIMITS)
+
+
+AUDIO_LIMITS = ModelLimits(
+    vocab_size=100,
+    lengths=LengthLimits(10),
+    audios=AudioInput(
+        sampling_rate=100, hop=2, pad_to=2, layers=(AudioLayer(kernel=2, stride=2),), max_samples=40, token_id=99
+    ),
+    max_audio_tokens=4,
+)
+AUDIO = Audio(hash=bytes(16), offset=1, num_tokens=2, num_samples=7, samples=bytes(28))
+
+
+def with_audios(*audios: Audio, prompt: Sequence[int] = (1, 99, 99, 2, 99, 99, 3)) -> EngineCoreRequest:
+    return replace(make_request(prompt=prompt), audios=audios)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        with_audios(AUDIO),
+        with_audios(AUDIO, replace(AUDIO, offset=4, samples=b"")),
+        with_audios(prompt=[99, 99]),
+        with_audios(replace(AUDIO, offset=0, num_tokens=4, num_samples=15, samples=b""), prompt=[99] * 4),
+    ],
+)
+def test_accepts_audios(request_: EngineCoreRequest) -> None:
+    check_request(request_, AUDIO_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (with_audios(replace(AUDIO, hash=b"")), "the hash of audio 0 must have 16 bytes, got 0"),
+        (with_audios(replace(AUDIO, num_samples=0)), "audio 0 is too short: of 0 samples the model makes no token"),
+        (with_audios(replace(AUDIO, num_samples=2)), "audio 0 is too short: of 2 samples the model makes no token"),
+        (with_audios(replace(AUDIO, num_samples=41)), "audio 0 must have at most 40 samples, got 41"),
+        (
+            with_audios(replace(AUDIO, samples=b"123")),
+            "of audio 0 must be 28 bytes of float32, or empty, got 3",
+        ),
+        (with_audios(replace(AUDIO, num_tokens=1)), "audio 0 of 7 samples has 2 tokens, got 1"),
+        (
+            with_audios(replace(AUDIO, num_tokens=5, num_samples=20, samples=b"")),
+            "audio 0 has 5 tokens, and the engine encodes audios of at most 4",
+        ),
+        (
+            with_audios(AUDIO, replace(AUDIO, offset=2)),
+            "audio 1 has the prompt's tokens from 2 to 3, which must follow the audio before it",
+        ),
+        (with_audios(replace(AUDIO, offset=2)), r"the prompt's tokens of audio 0 must all be 99, got \[2\]"),
+    ],
+)
+def test_rejects_invalid_audios(request_: EngineCoreRequest, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(request_, AUDIO_LIMITS)
+
+
+def test_a_model_with_cross_attention_reads_exactly_one_audio_without_tokens_in_the_prompt() -> None:
+    input = AudioInput(sampling_rate=100, hop=2, pad_to=40, max_samples=40, cross_attention=True)
+    limits = replace(AUDIO_LIMITS, audios=input, max_audio_tokens=0)
+    audio = replace(AUDIO, offset=0, num_tokens=0)
+    check_request(with_audios(audio), limits)
+    with pytest.raises(ValueError, match="audio 0 must have no tokens in the prompt"):
+        check_request(with_audios(AUDIO), limits)
+    for audios in ((), (audio, audio)):
+        with pytest.raises(ValueError, match=f"must have exactly one audio, got {len(audios)}"):
+            check_request(with_audios(*audios), limits)
+    with pytest.raises(ValueError, match="accepts no prefill_only requests"):
+        check_request(replace(with_audios(audio), prefill_only=True), limits)
+    embeds = PromptEmbeds(num_tokens=1, type=EmbeddingType.FLOAT32, values=bytes(4))
+    with pytest.raises(ValueError, match="accepts no prompt embeddings"):
+        check_request(replace(with_audios(audio), prompt_embeds=(embeds,)), limits)
+
+
+def test_rejects_audios_if_the_engine_reads_none() -> None:
+    with pytest.raises(ValueError, match="this engine reads no audio"):
+        check_request(with_audios(AUDIO), LIMITS)
 
 
 def test_sampling_parameters_of_a_prefill_only_request_are_not_checked() -> None:

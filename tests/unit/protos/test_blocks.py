@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
-from proa.contract import Image, image_keys
+from proa.contract import Audio, Image, extra_keys, media_keys
 from proa.contract.prompt_embeds import EmbeddingType, PromptEmbeds, hashed
 
 ROOT = root_hash("proa-builtin", "")
@@ -37,6 +37,11 @@ def test_published_vectors_of_images_hold() -> None:
     ]
 
 
+def test_published_vector_of_an_audio_that_every_token_reads_holds() -> None:
+    keys = extra_keys("salt", "", "", [Audio(hash=bytes(range(16)), num_samples=1)])
+    assert [each.hex() for each in hash_blocks(ROOT, [1, 2, 3, 4], 4, keys)] == ["b725934340c043221acf1934610d3bd2"]
+
+
 def test_published_vectors_of_embeddings_hold() -> None:
     embeds = PromptEmbeds(offset=1, num_tokens=5, type=EmbeddingType.FLOAT16, values=bytes(range(20)))
     assert [each.hex() for each in hash_blocks(ROOT, [1, 0, 0, 0, 0, 0, 2, 3], 4, embeds=[hashed(embeds)])] == [
@@ -46,19 +51,21 @@ def test_published_vectors_of_embeddings_hold() -> None:
 
 
 @given(data=st.data(), sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=4), extra_keys=keys)
-def test_images_are_in_the_hashes_of_the_blocks_that_they_touch(
+def test_images_and_audios_are_in_the_hashes_of_the_blocks_that_they_touch(
     data: st.DataObject, sizes: list[tuple[int, int]], extra_keys: list[str]
 ) -> None:
-    images, offset = list[Image](), 0
+    media, offset = list[Image | Audio](), 0
     for gap, num_tokens in sizes:
-        images.append(Image(hash=data.draw(hashes), offset=offset + gap, num_tokens=num_tokens, height=1, width=1))
+        image = Image(hash=data.draw(hashes), offset=offset + gap, num_tokens=num_tokens, height=1, width=1)
+        audio = Audio(hash=image.hash, offset=image.offset, num_tokens=num_tokens, num_samples=1)
+        media.append(image if data.draw(st.booleans()) else audio)
         offset += gap + num_tokens
     token_ids = list(range(offset + data.draw(st.integers(0, 6))))
     chain, parent = [], ROOT
     for start in range(0, len(token_ids) - 3, 4):
-        parent = hash_block(parent, token_ids[start : start + 4], [*extra_keys, *image_keys(images, start, start + 4)])
+        parent = hash_block(parent, token_ids[start : start + 4], [*extra_keys, *media_keys(media, start, start + 4)])
         chain.append(parent)
-    assert hash_blocks(ROOT, token_ids, 4, extra_keys, images) == chain
+    assert hash_blocks(ROOT, token_ids, 4, extra_keys, media) == chain
 
 
 def test_hash_is_the_documented_bytes() -> None:

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from proa.contract import (
+    Audio,
+    AudioInput,
+    AudioLayer,
     CheckpointRule,
     Draining,
     EmbeddingType,
@@ -35,6 +38,7 @@ from proa.contract import (
     SamplingParams,
     SchedulerStats,
     TokenLogprobs,
+    WhisperPrompts,
     extra_keys,
 )
 from proa.contract.pb import from_pb, to_pb
@@ -105,6 +109,36 @@ IMAGE_INPUT = ImageInput(
     max_pixels=4096,
     resample=3,
 )
+AUDIO = Audio(hash=b"0123456789abcdef", offset=4, num_tokens=1, num_samples=2, samples=bytes(8))
+WHISPER = WhisperPrompts(
+    decoder_start_token_id=50257,
+    languages={"en": 50258, "haw": 50259},
+    tasks={"transcribe": 50260},
+    no_timestamps_token_id=50261,
+    timestamp_begin_id=50262,
+    prev_sot_token_id=50263,
+    no_speech_token_id=50264,
+    suppress_tokens=(1, 2),
+    begin_suppress_tokens=(220,),
+    max_initial_timestamp_index=50,
+    max_target_positions=448,
+    is_multilingual=True,
+)
+AUDIO_INPUT = AudioInput(
+    sampling_rate=16000,
+    hop=160,
+    pad_to=320,
+    chunk=3000,
+    layers=(AudioLayer(kernel=3, stride=2, padding=1),),
+    max_samples=480000,
+    cross_attention=True,
+    token_id=8,
+    token="<audio>",
+    placeholder="<|audio|>",
+    prefix="<",
+    suffix=">",
+    whisper=WHISPER,
+)
 INFO = model_info(
     model_name="name",
     model="folder",
@@ -122,6 +156,7 @@ INFO = model_info(
     labels=("no", "yes"),
     max_loras=2,
     images=IMAGE_INPUT,
+    audios=AUDIO_INPUT,
     max_embed_len=512,
     num_host_blocks=64,
     kv_transfer=KvTransfer(fingerprint=b"\x80\xff", ports=(4711, 4712), block_bytes=4096),
@@ -148,6 +183,7 @@ REQUEST = EngineCoreRequest(
     lora_name="sql",
     lora_digest="ab",
     images=(IMAGE,),
+    audios=(AUDIO,),
     prefill_only=True,
     kv_source=KvSource(addresses=("a:1", "b:2"), num_blocks=3, wait_ms=500),
     prompt_embeds=(PromptEmbeds(offset=1, num_tokens=1, type=EmbeddingType.BFLOAT16, values=b"\xff\x00"),),
@@ -191,11 +227,22 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (LORAS, service_pb2.LoadedLoras),
     (Hello(instance_id="i", model=INFO, stats=STATS, loras=LORAS), service_pb2.Hello),
     (
-        Rejected(handle=1, code=9, message="gone", retryable=True, missing_images=[IMAGE.hash]),
+        Rejected(
+            handle=1,
+            code=9,
+            message="gone",
+            retryable=True,
+            missing_images=[IMAGE.hash],
+            missing_audios=[AUDIO.hash, b"h" * 16],
+        ),
         service_pb2.Rejected,
     ),
     (IMAGE, core_pb2.Image),
     (IMAGE_INPUT, service_pb2.ImageInput),
+    (AUDIO, core_pb2.Audio),
+    (AUDIO_INPUT, service_pb2.AudioInput),
+    (AUDIO_INPUT.layers[0], service_pb2.AudioLayer),
+    (WHISPER, service_pb2.WhisperPrompts),
     (Draining(), service_pb2.Draining),
     (KV_EVENTS, service_pb2.SubscribeKvEventsResponse),
 ]

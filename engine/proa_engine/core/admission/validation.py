@@ -4,7 +4,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
+from proa.contract import Audio, AudioInput, EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
+from proa.contract.audio import SAMPLE_BYTES
 from proa.contract.request import HASH_BYTES
 
 # Each step compares all words of several tokens with the end of the output, each padded to the longest word's length.
@@ -62,6 +63,8 @@ class ModelLimits:
     max_loras: int = 0  # different adapters in one step; 0: no adapters
     images: ImageInput | None = None  # None: the engine reads none
     max_image_tokens: int = 0  # of one image
+    audios: AudioInput | None = None  # None: the engine reads none
+    max_audio_tokens: int = 0  # of one audio
     prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: the engine accepts none
 
 
@@ -78,6 +81,7 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     if request.lora_name and not limits.max_loras:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
     check_images(request, limits)
+    check_audios(request, limits)
     check_prompt_embeds(request, limits)
 
 
@@ -145,16 +149,32 @@ def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
                 f"{limits.max_image_tokens}; make the image smaller, or start the engine with a larger "
                 "--encoder-cache-size and --max-num-batched-tokens"
             )
-        if image.offset < end or image.end > len(request.prompt_token_ids):
-            raise ValueError(
-                f"{name} has the prompt's tokens from {image.offset} to {image.end - 1}, which must follow the image "
-                f"before it and be inside the prompt of {len(request.prompt_token_ids)} tokens"
-            )
-        token_id = limits.images.token_id
-        others = set(request.prompt_token_ids[image.offset : image.end]) - {token_id}
-        if others:
-            raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
+        _check_place(name, image, end, request, limits.images.token_id)
         end = image.end
+
+
+def check_audios(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Check the lengths of audios and their places in the prompt. Hashes are not compared with the samples."""
+    if limits.audios is None:
+        if request.audios:
+            raise ValueError("this engine reads no audio: its model has no audio encoder, or it was not loaded")
+        return
+    if limits.audios.cross_attention:
+        _check_transcription(request)
+    end = 0
+    for index, audio in enumerate(request.audios):
+        name = f"audio {index}"
+        _check_audio(name, audio, limits.audios)
+        if limits.audios.cross_attention:
+            continue
+        if audio.num_tokens > limits.max_audio_tokens:
+            raise ValueError(
+                f"{name} has {audio.num_tokens} tokens, and the engine encodes audios of at most "
+                f"{limits.max_audio_tokens}; make it shorter, or start the engine with a larger --encoder-cache-size "
+                "and --max-num-batched-tokens"
+            )
+        _check_place(name, audio, end, request, limits.audios.token_id)
+        end = audio.end
 
 
 def check_prompt_embeds(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -187,8 +207,8 @@ def check_prompt_embeds(request: EngineCoreRequest, limits: ModelLimits) -> None
             )
         if any(request.prompt_token_ids[embeds.offset : embeds.end]):
             raise ValueError(f"the prompt's token ids in the place of {name} must all be 0")
-        if any(image.offset < embeds.end and image.end > embeds.offset for image in request.images):
-            raise ValueError(f"{name} overlaps an image")
+        if any(each.offset < embeds.end and each.end > embeds.offset for each in request.media):
+            raise ValueError(f"{name} overlaps an image or an audio")
         end = embeds.end
 
 
@@ -214,6 +234,48 @@ def _check_image(name: str, image: Image, images: ImageInput) -> None:
         raise ValueError(
             f"{name} of {height}x{width} pixels has {images.num_tokens(height, width)} tokens, got {image.num_tokens}"
         )
+
+
+def _check_transcription(request: EngineCoreRequest) -> None:
+    """Check a request to a model whose tokens all read one audio."""
+    if len(request.audios) != 1:
+        raise ValueError(f"a request to this model must have exactly one audio, got {len(request.audios)}")
+    if request.prefill_only:
+        raise ValueError("this model accepts no prefill_only requests: another engine would encode the audio again")
+    if request.prompt_embeds:
+        raise ValueError("this model accepts no prompt embeddings")
+
+
+def _check_audio(name: str, audio: Audio, audios: AudioInput) -> None:
+    """Check an audio's hash, length and number of tokens, without the prompt."""
+    if len(audio.hash) != HASH_BYTES:
+        raise ValueError(f"the hash of {name} must have {HASH_BYTES} bytes, got {len(audio.hash)}")
+    num_tokens = audios.num_tokens(audio.num_samples)
+    if not num_tokens:
+        raise ValueError(f"{name} is too short: of {audio.num_samples} samples the model makes no token")
+    if audio.num_samples > audios.max_samples:
+        raise ValueError(f"{name} must have at most {audios.max_samples} samples, got {audio.num_samples}")
+    if audio.samples and len(audio.samples) != audio.num_samples * SAMPLE_BYTES:
+        raise ValueError(
+            f"the samples of {name} must be {audio.num_samples * SAMPLE_BYTES} bytes of float32, or empty, got "
+            f"{len(audio.samples)}"
+        )
+    if audios.cross_attention and (audio.offset or audio.num_tokens):
+        raise ValueError(f"{name} must have no tokens in the prompt, which this model does not read audio from")
+    if not audios.cross_attention and audio.num_tokens != num_tokens:
+        raise ValueError(f"{name} of {audio.num_samples} samples has {num_tokens} tokens, got {audio.num_tokens}")
+
+
+def _check_place(name: str, media: Image | Audio, end: int, request: EngineCoreRequest, token_id: int) -> None:
+    """Check that an image or an audio has its tokens in the prompt, behind those before `end`."""
+    if media.offset < end or media.end > len(request.prompt_token_ids):
+        raise ValueError(
+            f"{name} has the prompt's tokens from {media.offset} to {media.end - 1}, which must follow the "
+            f"{name.split()[0]} before it and be inside the prompt of {len(request.prompt_token_ids)} tokens"
+        )
+    others = set(request.prompt_token_ids[media.offset : media.end]) - {token_id}
+    if others:
+        raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
 
 
 def _check_bad_words(words: Sequence[Sequence[int]], limits: ModelLimits) -> None:

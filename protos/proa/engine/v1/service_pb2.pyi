@@ -102,18 +102,20 @@ class Lora(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
-    __slots__ = ("handle", "code", "message", "retryable", "missing_images")
+    __slots__ = ("handle", "code", "message", "retryable", "missing_images", "missing_audios")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     MISSING_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_AUDIOS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
     retryable: bool
     missing_images: bytes
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_images: _Optional[bytes] = ...) -> None: ...
+    missing_audios: bytes
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_images: _Optional[bytes] = ..., missing_audios: _Optional[bytes] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()
@@ -134,7 +136,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size", "aliases")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size", "aliases", "audios")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class GetModelInfoResponse(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_EMBEDS_SIZE_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    AUDIOS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -197,7 +200,8 @@ class GetModelInfoResponse(_message.Message):
     role: Role
     prompt_embeds_size: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    audios: AudioInput
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., audios: _Optional[_Union[AudioInput, _Mapping]] = ...) -> None: ...
 
 class KvTransfer(_message.Message):
     __slots__ = ("fingerprint", "ports", "block_bytes")
@@ -232,6 +236,88 @@ class ImageInput(_message.Message):
     max_pixels: int
     resample: int
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., unit: _Optional[int] = ..., side: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., resample: _Optional[int] = ...) -> None: ...
+
+class AudioInput(_message.Message):
+    __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper")
+    SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
+    PAD_TO_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CROSS_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PLACEHOLDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    WHISPER_FIELD_NUMBER: _ClassVar[int]
+    sampling_rate: int
+    hop: int
+    pad_to: int
+    chunk: int
+    layers: _containers.RepeatedCompositeFieldContainer[AudioLayer]
+    max_samples: int
+    cross_attention: bool
+    token_id: int
+    token: str
+    placeholder: str
+    prefix: str
+    suffix: str
+    whisper: WhisperPrompts
+    def __init__(self, sampling_rate: _Optional[int] = ..., hop: _Optional[int] = ..., pad_to: _Optional[int] = ..., chunk: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[AudioLayer, _Mapping]]] = ..., max_samples: _Optional[int] = ..., cross_attention: _Optional[bool] = ..., token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., whisper: _Optional[_Union[WhisperPrompts, _Mapping]] = ...) -> None: ...
+
+class AudioLayer(_message.Message):
+    __slots__ = ("kernel", "stride", "padding")
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    kernel: int
+    stride: int
+    padding: int
+    def __init__(self, kernel: _Optional[int] = ..., stride: _Optional[int] = ..., padding: _Optional[int] = ...) -> None: ...
+
+class WhisperPrompts(_message.Message):
+    __slots__ = ("decoder_start_token_id", "languages", "tasks", "no_timestamps_token_id", "timestamp_begin_id", "prev_sot_token_id", "no_speech_token_id", "suppress_tokens", "begin_suppress_tokens", "max_initial_timestamp_index", "max_target_positions", "is_multilingual")
+    class LanguagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TasksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    DECODER_START_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NO_TIMESTAMPS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_BEGIN_ID_FIELD_NUMBER: _ClassVar[int]
+    PREV_SOT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    NO_SPEECH_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_SUPPRESS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_INITIAL_TIMESTAMP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_TARGET_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_MULTILINGUAL_FIELD_NUMBER: _ClassVar[int]
+    decoder_start_token_id: int
+    languages: _containers.ScalarMap[str, int]
+    tasks: _containers.ScalarMap[str, int]
+    no_timestamps_token_id: int
+    timestamp_begin_id: int
+    prev_sot_token_id: int
+    no_speech_token_id: int
+    suppress_tokens: _containers.RepeatedScalarFieldContainer[int]
+    begin_suppress_tokens: _containers.RepeatedScalarFieldContainer[int]
+    max_initial_timestamp_index: int
+    max_target_positions: int
+    is_multilingual: bool
+    def __init__(self, decoder_start_token_id: _Optional[int] = ..., languages: _Optional[_Mapping[str, int]] = ..., tasks: _Optional[_Mapping[str, int]] = ..., no_timestamps_token_id: _Optional[int] = ..., timestamp_begin_id: _Optional[int] = ..., prev_sot_token_id: _Optional[int] = ..., no_speech_token_id: _Optional[int] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., begin_suppress_tokens: _Optional[_Iterable[int]] = ..., max_initial_timestamp_index: _Optional[int] = ..., max_target_positions: _Optional[int] = ..., is_multilingual: _Optional[bool] = ...) -> None: ...
 
 class CheckpointRule(_message.Message):
     __slots__ = ("interval", "min_junction")

@@ -87,10 +87,10 @@ class EngineSessions:
 
     def end(self, turn: Turn, request: EngineCoreRequest, output: Sequence[int]) -> None:
         """The blocks of the output are hashed as the engine does. It has not computed the last token."""
-        keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
+        keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest, request.audios)
         tokens, known = [*request.prompt_token_ids, *output][:-1], len(turn.hashes)
-        if request.images:  # one may reach into the block in which the output begins
-            blocks = hash_blocks(self._root, tokens, self._block_size, keys, request.images)[known:]
+        if request.media:  # one may reach into the block in which the output begins
+            blocks = hash_blocks(self._root, tokens, self._block_size, keys, request.media)[known:]
         else:
             blocks = hash_blocks(turn.hashes[-1], tokens[known * self._block_size :], self._block_size, keys)
         self.table.end(turn, blocks, self._clock())
