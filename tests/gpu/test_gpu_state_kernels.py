@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support import replay_cases
-from support.state_cases import BATCHES, ConvCase, DeltaCase, conv_case, delta_case
+from support.state_cases import BATCHES, CONVS, ConvCase, ConvKind, DeltaCase, conv_case, delta_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -44,9 +44,10 @@ def seed() -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("kind", CONVS.values(), ids=CONVS.keys())
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
-def test_short_conv(rows: Any, dtype: torch.dtype) -> None:
-    check(conv_case(rows, 8192, dtype), dtype)
+def test_short_conv(rows: Any, kind: ConvKind, dtype: torch.dtype) -> None:
+    check(conv_case(rows, 8192, dtype, kind), dtype)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -64,9 +65,10 @@ def test_chunks_of_similar_keys_keep_their_digits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("kind", CONVS.values(), ids=CONVS.keys())
 @pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
-def test_replayed_short_conv(rows: Any, dtype: torch.dtype) -> None:
-    on_gpu(replay_cases.conv_replay(rows, 8192, dtype)).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+def test_replayed_short_conv(rows: Any, kind: ConvKind, dtype: torch.dtype) -> None:
+    on_gpu(replay_cases.conv_replay(rows, 8192, dtype, kind)).check(on_cpu=False, tolerance=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -1,5 +1,6 @@
 """Kernels of recurrent layers in Triton's interpreter, against naive results in float64."""
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from proa_engine.kernels import rms_norm
 from proa_engine.kernels.states.replay_rows import make_replay
 from support import replay_cases
 from support.interpreter import TOLERANCE, close
-from support.state_cases import BATCHES, DECODES, LONG, MIXED, SHORT, conv_case, delta_case
+from support.state_cases import BATCHES, CONVS, DECODES, LONG, MIXED, OF_DELTA_NETS, SHORT, conv_case, delta_case
 
 SHAPES: list[dict[str, Any]] = [
     {"key_heads": 2, "heads": 4, "key_dim": 16, "value_dim": 16},
@@ -17,8 +18,8 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def check_short_conv(dtype: torch.dtype) -> None:
-    for rows in BATCHES.values():
-        case = conv_case(rows, 300, dtype)
+    for rows, kind in product(BATCHES.values(), CONVS.values()):
+        case = conv_case(rows, 300 if kind is OF_DELTA_NETS else 37, dtype, kind)
         out, cache = case.compute(on_cpu=False)
         close(out.float(), case.expected, TOLERANCE[dtype])
         torch.testing.assert_close(cache, case.expected_cache, rtol=0, atol=0, equal_nan=True)
@@ -59,8 +60,9 @@ def check_gated_rms_norm(dtype: torch.dtype) -> None:
 
 
 def check_replayed_short_conv(dtype: torch.dtype) -> None:
-    for rows in replay_cases.BATCHES.values():
-        replay_cases.conv_replay(rows, 300, dtype).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+    for rows, kind in product(replay_cases.BATCHES.values(), CONVS.values()):
+        channels = 300 if kind is OF_DELTA_NETS else 37
+        replay_cases.conv_replay(rows, channels, dtype, kind).check(on_cpu=False, tolerance=TOLERANCE[dtype])
 
 
 def check_replayed_delta_rule(dtype: torch.dtype) -> None:

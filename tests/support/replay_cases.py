@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from proa_engine.kernels.states.conv_weights import ConvWeights
 from proa_engine.kernels.states.delta_rule import gated_delta_rule
 from proa_engine.kernels.states.short_conv import short_conv
 from proa_engine.kernels.states.state_rows import PendingInputs, Replay, StateRows, plan_states
-from support.state_cases import NUM_SLOTS, naive_delta_rule
+from support.state_cases import NUM_SLOTS, OF_DELTA_NETS, ConvKind, naive_conv, naive_delta_rule
 
 WIDTH = 5  # of kept inputs
 BESIDE = 3
@@ -141,7 +141,7 @@ class ConvReplay:
     batch: ReplayBatch
     x: Tensor
     beside: Tensor
-    weight: Tensor
+    weights: ConvWeights
     cache: Tensor
     kept: tuple[Tensor, Tensor]
     expected: Results
@@ -151,13 +151,13 @@ class ConvReplay:
         out, pending = short_conv(
             self.x,
             self.beside,
-            self.weight,
+            self.weights,
             cache,
             kept,
             batch.query_start_loc,
             batch.states,
             num_decodes=0,
-            plan=plan_states(batch.query_start_loc, batch.states) if on_cpu else None,
+            plan=plan_states(batch.query_start_loc, batch.states, self.weights.num_before) if on_cpu else None,
         )
         assert isinstance(pending, PendingInputs)
         assert not out.isnan().any(), "padding has numbers"
@@ -182,13 +182,15 @@ class ConvReplay:
         return torch.cat([torch.arange(len(self.x))[self.batch.own(row)] for row in range(len(self.batch.rows))])
 
 
-def conv_replay(rows: Sequence[ReplayRow], channels: int, dtype: torch.dtype) -> ConvReplay:
+def conv_replay(
+    rows: Sequence[ReplayRow], channels: int, dtype: torch.dtype, kind: ConvKind = OF_DELTA_NETS
+) -> ConvReplay:
     batch = batch_of(rows)
     num_tokens = int(batch.query_start_loc[-1])
     x = torch.randn(num_tokens, channels + 7).to(dtype)[:, 3:-4]
     beside = torch.randn(num_tokens, BESIDE + 2).to(dtype)[:, 1:-1]
-    weight = torch.randn(channels, 4).to(dtype)
-    cache = states_of(batch, (channels, 3), dtype)
+    weights = kind.weights(channels, dtype)
+    cache = states_of(batch, (channels, weights.num_before), dtype)
     kept = torch.full((len(rows), WIDTH, channels + BESIDE), torch.nan, dtype=dtype)
     for row, slot in enumerate(batch.replay.slots.tolist()):
         count = rows[row].num_pending
@@ -200,10 +202,10 @@ def conv_replay(rows: Sequence[ReplayRow], channels: int, dtype: torch.dtype) ->
         if not len(inputs):
             return inputs, state
         inputs = torch.cat((state, inputs.T), dim=1)
-        return F.silu((inputs.unfold(1, 4, 1) * weight.double()[:, None]).sum(2)).T, inputs[:, -3:]
+        return naive_conv(inputs, weights), inputs[:, -weights.num_before :]
 
     expected = compute_naively(batch, cache, pending, x, naive)
-    return ConvReplay(batch, x, beside, weight, cache, (kept_x, kept_beside), expected)
+    return ConvReplay(batch, x, beside, weights, cache, (kept_x, kept_beside), expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ class DeltaReplay:
             pending=PendingInputs(again[:, :width].contiguous(), again[:, width:].contiguous()),
             num_decodes=0,
             batch_invariant=batch_invariant,
-            plan=plan_states(batch.query_start_loc, batch.states) if on_cpu else None,
+            plan=plan_states(batch.query_start_loc, batch.states, 3) if on_cpu else None,
         )
         return out, cache
 

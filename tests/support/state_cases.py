@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proa_engine.kernels.states.conv_weights import ConvWeights
 from proa_engine.kernels.states.delta_rule import gated_delta_rule
 from proa_engine.kernels.states.short_conv import short_conv
 from proa_engine.kernels.states.state_rows import NO_PENDING, StateRows, plan_states
@@ -77,7 +78,7 @@ BATCHES = {"mixed": MIXED, "decodes": DECODES, "long": LONG}
 class ConvCase:
     batch: Batch
     x: Tensor  # [T, C], a view of wider rows
-    weight: Tensor
+    weights: ConvWeights
     cache: Tensor  # NaN where nothing is read
     expected: Tensor  # [T, C] float32
     expected_cache: Tensor
@@ -85,11 +86,11 @@ class ConvCase:
     def compute(self, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
         """The output, and the cache after the step."""
         cache, batch = self.cache.clone(), self.batch
-        plan = plan_states(batch.query_start_loc, batch.states) if on_cpu else None
+        plan = plan_states(batch.query_start_loc, batch.states, self.weights.num_before) if on_cpu else None
         out, _ = short_conv(
             self.x,
             self.x,
-            self.weight,
+            self.weights,
             cache,
             (),
             batch.query_start_loc,
@@ -100,29 +101,59 @@ class ConvCase:
         return out, cache
 
 
-def conv_case(rows: Sequence[Row], channels: int, dtype: torch.dtype) -> ConvCase:
+@dataclass(frozen=True, slots=True)
+class ConvKind:
+    kernel_size: int = 4
+    bias: bool = False
+    silu: bool = True
+
+    def weights(self, channels: int, dtype: torch.dtype) -> ConvWeights:
+        weight, bias = torch.randn(channels, self.kernel_size).to(dtype), torch.randn(channels).to(dtype)
+        return ConvWeights(weight, bias if self.bias else None, self.silu)
+
+
+OF_DELTA_NETS = ConvKind()
+CONVS = {
+    "delta nets": OF_DELTA_NETS,
+    "Mamba2": ConvKind(bias=True),
+    "LFM2": ConvKind(kernel_size=3, silu=False),
+    "three with a bias": ConvKind(kernel_size=3, bias=True),
+}
+
+
+def naive_conv(inputs: Tensor, weights: ConvWeights) -> Tensor:
+    """inputs [C, K - 1 + T], those before the tokens first -> [T, C] float64"""
+    kernel_size = weights.weight.shape[1]
+    total = (inputs.unfold(1, kernel_size, 1) * weights.weight.double()[:, None]).sum(2).T
+    if weights.bias is not None:
+        total = total + weights.bias.double()
+    return F.silu(total) if weights.silu else total
+
+
+def conv_case(rows: Sequence[Row], channels: int, dtype: torch.dtype, kind: ConvKind = OF_DELTA_NETS) -> ConvCase:
     batch = batch_of(rows)
     x = torch.randn(batch.num_tokens, channels + 7).to(dtype)[:, 3:-4]
-    weight = torch.randn(channels, 4).to(dtype)
-    cache = torch.full((NUM_SLOTS, channels, 3), torch.nan, dtype=dtype)
+    weights = kind.weights(channels, dtype)
+    width = weights.num_before
+    cache = torch.full((NUM_SLOTS, channels, width), torch.nan, dtype=dtype)
     expected, after, start, segment = [], [], 0, 0
     for row, lengths in enumerate(batch.row_segments):
         slot = int(batch.states.read[row])
-        state = torch.zeros(channels, 3, dtype=torch.float64)
+        state = torch.zeros(channels, width, dtype=torch.float64)
         if slot >= 0:
-            cache[slot] = torch.randn(channels, 3).to(dtype)
+            cache[slot] = torch.randn(channels, width).to(dtype)
             state = cache[slot].double()
         for length in lengths:
             inputs = torch.cat((state, x[start : start + length].double().T), dim=1)
-            expected.append(F.silu((inputs.unfold(1, 4, 1) * weight.double()[:, None]).sum(2)).T.float())
-            state = inputs[:, -3:]
+            expected.append(naive_conv(inputs, weights).float())
+            state = inputs[:, -width:]
             after.append((int(batch.states.write[segment]), state))
             start, segment = start + length, segment + 1
     expected_cache = cache.clone()
     for slot, state in after:
         if slot >= 0:
             expected_cache[slot] = state.to(dtype)
-    return ConvCase(batch, x, weight, cache, torch.cat(expected), expected_cache)
+    return ConvCase(batch, x, weights, cache, torch.cat(expected), expected_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +170,7 @@ class DeltaCase:
     def compute(self, *, on_cpu: bool, batch_invariant: bool = False) -> tuple[Tensor, Tensor]:
         """The output, and the cache after the step."""
         cache, batch = self.cache.clone(), self.batch
-        plan = plan_states(batch.query_start_loc, batch.states) if on_cpu else None
+        plan = plan_states(batch.query_start_loc, batch.states, 3) if on_cpu else None
         out = gated_delta_rule(
             self.qkv,
             self.gates,

@@ -58,6 +58,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 
 
+_LFM2 = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+# Models with other recurrent layers than gated delta nets.
+MIXERS: dict[str, dict[str, Any]] = {
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
+}
+
 # Sizes of models with latent attention.
 LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 12,
@@ -124,7 +131,7 @@ def make_tiny_model(
             "linear_value_head_dim": 24,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         }
-    settings |= MIXTURES.get(architecture, {})
+    settings |= MIXTURES.get(architecture, {}) | MIXERS.get(architecture, {})
     settings.update(overrides)
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):

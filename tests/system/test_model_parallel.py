@@ -38,6 +38,8 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
+    "lfm2": ("lfm2", {"conv_bias": True}),
+    "lfm2 moe": ("lfm2_moe", {}),
     "qwen2 moe": ("qwen2_moe", {}),
     "gpt-oss": ("gpt_oss", {"intermediate_size": 128}),
     "mixtral": ("mixtral", {}),

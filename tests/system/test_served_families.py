@@ -37,6 +37,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GptOssForCausalLM": ("gpt_oss", {}),
     "GraniteForCausalLM": ("granite", {"residual_multiplier": 0.5, "logits_scaling": 0.25}),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", LATENT | {"n_group": 1, "topk_group": 1}),
+    "Lfm2ForCausalLM": ("lfm2", {}),
+    "Lfm2MoeForCausalLM": ("lfm2_moe", {}),
     "LlamaForCausalLM": ("llama", {}),
     "Ministral3ForCausalLM": ("ministral3", {}),
     "Mistral3ForConditionalGeneration": ("ministral3", {}),

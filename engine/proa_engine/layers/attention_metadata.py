@@ -174,10 +174,11 @@ class AttentionStep:
         slots = self.metadata.tables[cache.table].slot_mapping
         return self.once(("cache rows", cache.layout), lambda: cache_rows(slots, keys.shape, keys.stride(0)))
 
-    def state_plan(self) -> StatePlan | None:
-        """Where recurrent layers read and write states; None on a GPU, which needs only `AttentionMetadata.states`."""
+    def state_plan(self, num_inputs: int) -> StatePlan | None:
+        """Where recurrent layers read and write states, as `plan_states`; None on a GPU, which needs only
+        `AttentionMetadata.states`."""
         states = self.metadata.states
         assert states is not None
         if not states.read.is_cpu:
             return None
-        return self.once(("states",), lambda: plan_states(self.metadata.query_start_loc, states))
+        return self.once(("states", num_inputs), lambda: plan_states(self.metadata.query_start_loc, states, num_inputs))

@@ -23,6 +23,7 @@ from proa_engine.layers.linear import (
 )
 from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.shares import HeadShares, Share, share_heads
+from proa_engine.layers.short_conv import take_conv
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 KERNEL_SIZE = 4  # of the convolution, tokens
@@ -112,7 +113,8 @@ class GatedDeltaNet:
         self.inputs = MergedColumnParallelLinear([*inputs, *gates] if merged else inputs)
         self.gates = None if merged else MergedColumnParallelLinear(gates)
         self.input_form = self.inputs.input_form if merged else PLAIN
-        self.conv_weight = _take_conv_weight(weights / "conv1d", options, shares)
+        key, value = shares.shared.times(options.key_dim), shares.heads.times(options.value_dim)
+        self.conv = take_conv(weights / "conv1d", (key, key, value), KERNEL_SIZE)
         heads = shares.heads.along(0)
         self.a_log = weights.take("A_log", (options.num_value_heads,), heads, torch.float32)
         self.dt_bias = weights.take("dt_bias", (options.num_value_heads,), heads, torch.float32)
@@ -123,8 +125,7 @@ class GatedDeltaNet:
 
     @property
     def cache_layer(self) -> StateLayer:
-        channels = self.conv_weight.shape[0]
-        dtype = self.conv_weight.dtype
+        channels, dtype = self.conv.num_channels, self.conv.weight.dtype
         return StateLayer(
             (
                 ((self.num_heads, self.value_dim, self.key_dim), torch.float32),
@@ -137,15 +138,15 @@ class GatedDeltaNet:
         """x [T, hidden_size] -> [T, hidden_size]; reads and writes the states of the step's rows in `cache`."""
         metadata, states = step.metadata, step.metadata.states
         assert states is not None
-        channels, width = self.conv_weight.shape[0], self.num_heads * self.value_dim
+        channels, width = self.conv.num_channels, self.num_heads * self.value_dim
         inputs = self.inputs(x)
         gates = inputs[:, channels + width :] if self.gates is None else self.gates(x)
         state_cache, conv_cache = cache.tensors
-        plan = step.state_plan()
+        plan = step.state_plan(self.conv.num_before)
         qkv, pending = short_conv(
             inputs[:, :channels],
             gates,
-            self.conv_weight,
+            self.conv,
             conv_cache,
             cache.kept,
             metadata.query_start_loc,
@@ -167,14 +168,3 @@ class GatedDeltaNet:
             plan=plan,
         )
         return self.output(gated_rms_norm(out, inputs[:, channels : channels + width], self.norm_weight, self.norm_eps))
-
-
-def _take_conv_weight(weights: Weights, options: GatedDeltaNetOptions, shares: HeadShares) -> torch.Tensor:
-    """This rank's channels of q, k and v, [channels, KERNEL_SIZE]."""
-    shape = (sum(options.widths), 1, KERNEL_SIZE)
-    key, value = shares.shared.times(options.key_dim), shares.heads.times(options.value_dim)
-    parts, start = [], 0
-    for share in (key, key, value):
-        parts.append(weights.take("weight", shape, Slice(0, start + share.start, share.length)))
-        start += share.total
-    return torch.cat(parts).view(-1, KERNEL_SIZE)

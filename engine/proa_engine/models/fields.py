@@ -127,10 +127,15 @@ def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:
 def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
     """`full_attention` or `sliding_attention` for each layer. `default`: where the field is missing."""
     types = tuple(fields.get("layer_types") or default)
-    unknown = set(types) - set(LAYER_TYPES)
-    if unknown:
-        raise ValueError(f"layer type {sorted(unknown)[0]} is not supported; supported: full and sliding attention")
+    check_layer_types(types, LAYER_TYPES)
     return types
+
+
+def check_layer_types(types: Sequence[str], supported: Sequence[str]) -> None:
+    """Raise ValueError, naming it, if one of the layers' `types` is not `supported`."""
+    for kind in types:
+        if kind not in supported:
+            raise ValueError(f"layer type {kind} is not supported; supported: {', '.join(supported)}")
 
 
 def kind(is_sliding: bool) -> str:

@@ -26,6 +26,8 @@ MODULES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "llama",
     "Glm4MoeLiteForCausalLM": "deepseek",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "llama",

@@ -9,14 +9,17 @@ import torch
 from proa_engine.kernels.states.state_rows import StateRows
 from support import replay_cases
 from support.interpreted_state_kernels import SHAPES, check_replay_rows
-from support.state_cases import BATCHES, SHORT, Batch, Row, conv_case, delta_case
+from support.state_cases import BATCHES, CONVS, SHORT, Batch, ConvKind, Row, conv_case, delta_case
 
 
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize("kind", CONVS.values(), ids=CONVS.keys())
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
-def test_short_conv_on_a_cpu_equals_naive_results(rows: Any, dtype: torch.dtype, tolerance: float) -> None:
+def test_short_conv_on_a_cpu_equals_naive_results(
+    rows: Any, kind: ConvKind, dtype: torch.dtype, tolerance: float
+) -> None:
     torch.manual_seed(0)
-    case = conv_case(rows, 37, dtype)
+    case = conv_case(rows, 37, dtype, kind)
     out, cache = case.compute(on_cpu=True)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), case.expected, rtol=tolerance, atol=tolerance)
@@ -41,7 +44,8 @@ def test_delta_rule_on_a_cpu_equals_naive_results(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_replayed_rows_on_a_cpu_equal_naive_results(rows: Any, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
-    replay_cases.conv_replay(rows, 37, dtype).check(on_cpu=True, tolerance=tolerance)
+    for kind in CONVS.values():
+        replay_cases.conv_replay(rows, 37, dtype, kind).check(on_cpu=True, tolerance=tolerance)
     for shape in SHAPES:
         replay_cases.delta_replay(rows, dtype=dtype, **shape).check(on_cpu=True, tolerance=tolerance)
 

@@ -15,7 +15,7 @@ from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
-from support.tiny_models import RECURRENT, VOCAB_SIZE, make_tiny_model
+from support.tiny_models import MIXERS, RECURRENT, VOCAB_SIZE, make_tiny_model
 
 NUM_TOKENS = 90
 
@@ -36,7 +36,7 @@ def prompts(num: int) -> list[list[int]]:
     return [rows.choices(range(VOCAB_SIZE), k=NUM_TOKENS) for _ in range(num)]
 
 
-@pytest.mark.parametrize("architecture", RECURRENT)
+@pytest.mark.parametrize("architecture", [*RECURRENT, *MIXERS])
 @torch.inference_mode()
 def test_bits_depend_neither_on_chunks_nor_on_cuts_nor_on_restarts(architecture: str, tmp_path: Path) -> None:
     paged = PagedModel(load(make_tiny_model(tmp_path, architecture)))

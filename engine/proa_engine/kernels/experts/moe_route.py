@@ -80,7 +80,10 @@ def route(
 def route_reference(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = logits.float().softmax(-1) if routing.scoring == "softmax" else logits.float().sigmoid()
+    if routing.scoring == "softmax":
+        scores = logits.float().softmax(-1)
+    else:  # with exp, for the reason given in `activate_and_mul_reference`
+        scores = logits.float().neg().exp_().add_(1).reciprocal_()
     choice = scores if correction is None else scores + correction.float()
     if routing.num_groups > 1:
         grouped = choice.unflatten(-1, (routing.num_groups, -1))

@@ -1,9 +1,9 @@
-"""Causal depthwise convolution of kernel size 4 over each row's tokens, then SiLU: the short convolution of gated delta
-nets (Yang et al. 2024, arXiv 2412.06464).
+"""Causal depthwise convolution of kernel size 3 or 4 over each row's tokens, with a bias and then SiLU if wanted: the
+short convolution of gated delta nets (Yang et al. 2024, arXiv 2412.06464), Mamba2 and LFM2.
 
-A row continues from its state, the last three inputs before it. A program of the Triton kernel computes BLOCK_T tokens
-of one row and a block of channels. The first program of a row also writes the states at the ends of its segments, since
-only it reads the state that one of them may overwrite.
+A row continues from its state, the last two or three inputs before it. A program of the Triton kernel computes BLOCK_T
+tokens of one row and a block of channels. The first program of a row also writes the states at the ends of its
+segments, since only it reads the state that one of them may overwrite.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention.prefill_attention import find_request
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.states.conv_weights import ConvWeights, convolve, load_before, load_weights
 from proa_engine.kernels.states.short_conv_replay import MAX_BLOCK_C, short_conv_replay
 from proa_engine.kernels.states.state_rows import (
     NO_PENDING,
@@ -31,7 +32,7 @@ BLOCK_T = 32
 def short_conv(
     x: torch.Tensor,
     beside: torch.Tensor,
-    weight: torch.Tensor,
+    weights: ConvWeights,
     cache: torch.Tensor,
     kept: Sequence[torch.Tensor],
     query_start_loc: torch.Tensor,
@@ -40,7 +41,7 @@ def short_conv(
     num_decodes: int,
     plan: StatePlan | None,
 ) -> tuple[torch.Tensor, PendingInputs | NoPendingInputs]:
-    """x [T, C], weight [C, 4] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, 3].
+    """x [T, C] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, K - 1], K the kernel size.
 
     Also returns what the operations behind it compute again, by `rows.replay`. `beside` [T, B] is what these read of
     each token beside the convolution's output. Inputs are kept in `kept`, [slots, width, C] of x and [slots, width, B]
@@ -49,24 +50,24 @@ def short_conv(
     `query_start_loc` and `num_decodes` as in `AttentionMetadata`; `plan` is set on a CPU.
     """
     if plan is not None:
-        return short_conv_reference(x, beside, weight, cache, kept, plan)
+        return short_conv_reference(x, beside, weights, cache, kept, plan)
     num_tokens, num_channels = x.shape
     num_rows, first_row = rows.read.shape[0], rows.replay.num_rows
     pending: PendingInputs | NoPendingInputs = NO_PENDING
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
     if isinstance(rows.replay, Replay):
-        pending = short_conv_replay(x, beside, weight, cache, kept, query_start_loc, rows, rows.replay, out)
+        pending = short_conv_replay(x, beside, weights, cache, kept, query_start_loc, rows, rows.replay, out)
     if first_row == num_rows:
         return out, pending
     one_token = num_decodes == num_rows
     assert x.stride(1) == 1
-    assert weight.is_contiguous()
     assert cache.is_contiguous()
     block_c = min(MAX_BLOCK_C, next_power_of_2(num_channels))
     blocks = num_rows if one_token else num_tokens // BLOCK_T + num_rows - first_row
     short_conv_kernel[(blocks, cdiv(num_channels, block_c))](
         x,
-        weight,
+        weights.weight,
+        weights.bias,
         cache,
         out,
         query_start_loc,
@@ -78,6 +79,7 @@ def short_conv(
         num_rows - first_row,
         x.stride(0),
         CHANNELS=num_channels,
+        **weights.constants,
         BLOCK_T=BLOCK_T,
         BLOCK_C=block_c,
         ONE_TOKEN=one_token,
@@ -89,7 +91,7 @@ def short_conv(
 def short_conv_reference(
     x: torch.Tensor,
     beside: torch.Tensor,
-    weight: torch.Tensor,
+    weights: ConvWeights,
     cache: torch.Tensor,
     kept: Sequence[torch.Tensor],
     plan: StatePlan,
@@ -97,30 +99,33 @@ def short_conv_reference(
     """A token's bits depend only on its inputs: products are added in one order, and exp is used as by
     `activate_and_mul_reference`."""
     if isinstance(plan.replay, NoReplay):
-        return _convolve(x, weight, cache, plan), NO_PENDING
+        return _convolve(x, weights, cache, plan), NO_PENDING
     kept_x, kept_beside = kept
-    out = _convolve(torch.cat((x, plan.replay.exchange(x, kept_x))), weight, cache, plan)
+    out = _convolve(torch.cat((x, plan.replay.exchange(x, kept_x))), weights, cache, plan)
     return out[: len(x)], PendingInputs(out[len(x) :], plan.replay.exchange(beside, kept_beside))
 
 
-def _convolve(x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+def _convolve(x: torch.Tensor, weights: ConvWeights, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
     """x [N, C] -> [N, C], of the plan's tokens."""
     inputs = torch.empty(len(x) + plan.conv_states.numel(), x.shape[1], dtype=x.dtype)
     inputs[plan.conv_inputs] = x
     inputs[plan.conv_states] = read_states(cache, plan).transpose(1, 2)
-    taps = weight.float().unbind(1)
-    total = inputs[plan.conv_inputs].float() * taps[3]
-    for distance in (1, 2, 3):
-        total += inputs[plan.conv_inputs - distance].float() * taps[3 - distance]
+    own, *before = reversed(weights.weight.float().unbind(1))
+    total = inputs[plan.conv_inputs].float() * own
+    for distance, weight in enumerate(before, start=1):
+        total += inputs[plan.conv_inputs - distance].float() * weight
+    if weights.bias is not None:
+        total += weights.bias.float()
     cache[plan.conv_slots] = inputs[plan.conv_ends].transpose(1, 2)
-    return torch.div(total, total.neg().exp_().add_(1)).to(x.dtype)
+    return (torch.div(total, total.neg().exp_().add_(1)) if weights.silu else total).to(x.dtype)
 
 
 @kernel(do_not_specialize=["first_row", "num_rows"])
 def short_conv_kernel(
     x_ptr,  # [num_tokens, CHANNELS]
-    weight_ptr,  # [CHANNELS, 4]
-    cache_ptr,  # [slots, CHANNELS, 3]
+    weight_ptr,  # [CHANNELS, BEFORE + 1]
+    bias_ptr,  # [CHANNELS]; None unless HAS_BIAS
+    cache_ptr,  # [slots, CHANNELS, BEFORE]
     out_ptr,  # [num_tokens, CHANNELS]
     query_start_loc_ptr,  # [first_row + num_rows + 1]
     read_ptr,  # [first_row + num_rows]
@@ -131,6 +136,9 @@ def short_conv_kernel(
     num_rows,
     stride_x_token,
     CHANNELS: tl.constexpr,
+    BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ONE_TOKEN: tl.constexpr,  # every row has one token
@@ -155,18 +163,15 @@ def short_conv_kernel(
         if first >= length:  # the grid is an upper bound
             return
     x_row = x_ptr + start.to(tl.int64) * stride_x_token + channel
-    # [BLOCK_C] each: the three inputs before a token, the latest last
     slot = tl.load(read_ptr + row).to(tl.int64)
     state_mask = mask & (first == 0) & (slot >= 0)
-    state_place = cache_ptr + (slot * CHANNELS + channel) * 3
+    third, second, latest = load_before(cache_ptr + (slot * CHANNELS + channel) * BEFORE, 1, state_mask, BEFORE)
     input_mask = mask & (first > 0)
-    before = x_row + (first - 3) * stride_x_token
-    third = tl.load(state_place, mask=state_mask, other=0.0)
-    second = tl.load(state_place + 1, mask=state_mask, other=0.0)
-    latest = tl.load(state_place + 2, mask=state_mask, other=0.0)
-    third += tl.load(before, mask=input_mask, other=0.0)
-    second += tl.load(before + stride_x_token, mask=input_mask, other=0.0)
-    latest += tl.load(before + 2 * stride_x_token, mask=input_mask, other=0.0)
+    before = x_row + (first - BEFORE) * stride_x_token
+    third_input, second_input, latest_input = load_before(before, stride_x_token, input_mask, BEFORE)
+    third += third_input
+    second += second_input
+    latest += latest_input
     if first == 0:
         tl.debug_barrier()  # a state that is overwritten has been read by all threads
         if ONE_TOKEN:
@@ -182,18 +187,17 @@ def short_conv_kernel(
             slot = tl.load(write_ptr + segment).to(tl.int64)
             last = x_row + (end - 1) * stride_x_token
             is_written = mask & (slot >= 0)
-            place = cache_ptr + (slot * CHANNELS + channel) * 3
-            old = tl.where(end == 1, second, tl.where(end == 2, latest, third))
-            new = tl.load(last - 2 * stride_x_token, mask=is_written & (end > 2), other=0.0)
-            tl.store(place, tl.where(end > 2, new, old), mask=is_written)
+            place = cache_ptr + (slot * CHANNELS + channel) * BEFORE
+            if BEFORE == 3:
+                old = tl.where(end == 1, second, tl.where(end == 2, latest, third))
+                new = tl.load(last - 2 * stride_x_token, mask=is_written & (end > 2), other=0.0)
+                tl.store(place, tl.where(end > 2, new, old), mask=is_written)
             new = tl.load(last - stride_x_token, mask=is_written & (end > 1), other=0.0)
-            tl.store(place + 1, tl.where(end > 1, new, latest), mask=is_written)
-            tl.store(place + 2, tl.load(last, mask=is_written, other=0.0), mask=is_written)
-    weight_place = weight_ptr + channel * 4
-    third_weight = tl.load(weight_place, mask=mask, other=0.0).to(tl.float32)
-    second_weight = tl.load(weight_place + 1, mask=mask, other=0.0).to(tl.float32)
-    latest_weight = tl.load(weight_place + 2, mask=mask, other=0.0).to(tl.float32)
-    own_weight = tl.load(weight_place + 3, mask=mask, other=0.0).to(tl.float32)
+            tl.store(place + (BEFORE - 2), tl.where(end > 1, new, latest), mask=is_written)
+            tl.store(place + (BEFORE - 1), tl.load(last, mask=is_written, other=0.0), mask=is_written)
+    third_weight, second_weight, latest_weight, own_weight, bias = load_weights(
+        weight_ptr, bias_ptr, channel, mask, BEFORE, HAS_BIAS
+    )
     third = third.to(tl.float32)
     second = second.to(tl.float32)
     latest = latest.to(tl.float32)
@@ -201,8 +205,8 @@ def short_conv_kernel(
     x_place = x_row + first * stride_x_token
     for _ in range(first, tl.minimum(first + BLOCK_T, length)):
         own = tl.load(x_place, mask=mask, other=0.0).to(tl.float32)
-        total = own * own_weight + latest * latest_weight + second * second_weight + third * third_weight
-        tl.store(out_place, total / (1.0 + tl.exp(-total)), mask=mask)
+        total = convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight, bias, SILU)
+        tl.store(out_place, total, mask=mask)
         x_place += stride_x_token
         out_place += CHANNELS
         third = second

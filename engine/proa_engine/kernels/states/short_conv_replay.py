@@ -8,10 +8,10 @@ block of a row also exchanges what is kept beside the convolution's inputs.
 from collections.abc import Sequence
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.states.conv_weights import ConvWeights, convolve, load_before, load_weights, store_before
 from proa_engine.kernels.states.state_rows import PendingInputs, Replay, StateRows
 
 MAX_BLOCK_C = 256
@@ -20,7 +20,7 @@ MAX_BLOCK_C = 256
 def short_conv_replay(
     x: torch.Tensor,
     beside: torch.Tensor,
-    weight: torch.Tensor,
+    weights: ConvWeights,
     cache: torch.Tensor,
     kept: Sequence[torch.Tensor],
     query_start_loc: torch.Tensor,
@@ -38,13 +38,14 @@ def short_conv_replay(
     )
     kept_x, kept_beside = kept
     assert x.stride(1) == beside.stride(1) == 1
-    assert all(each.is_contiguous() for each in (weight, cache, kept_x, kept_beside))
+    assert all(each.is_contiguous() for each in (cache, kept_x, kept_beside))
     assert kept_x.shape[1] == replay.width
     block_c = min(MAX_BLOCK_C, next_power_of_2(num_channels))
     short_conv_replay_kernel[(replay.num_rows, cdiv(num_channels, block_c))](
         x,
         beside,
-        weight,
+        weights.weight,
+        weights.bias,
         cache,
         kept_x,
         kept_beside,
@@ -63,19 +64,12 @@ def short_conv_replay(
         CHANNELS=num_channels,
         BESIDE=num_beside,
         WIDTH=replay.width,
+        **weights.constants,
         BLOCK_C=block_c,
-        BLOCK_B=next_power_of_2(num_beside),
+        BLOCK_B=next_power_of_2(max(num_beside, 1)),
         num_warps=4,
     )
     return pending
-
-
-@triton.jit
-def convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight):
-    """The output for the input `own` behind three others, all in float32. One function, so that a token that is
-    computed again has the same bits."""
-    total = own * own_weight + latest * latest_weight + second * second_weight + third * third_weight
-    return total / (1.0 + tl.exp(-total))
 
 
 @kernel(
@@ -91,8 +85,9 @@ def convolve(own, latest, second, third, own_weight, latest_weight, second_weigh
 def short_conv_replay_kernel(
     x_ptr,  # [num_tokens, CHANNELS]
     beside_ptr,  # [num_tokens, BESIDE]
-    weight_ptr,  # [CHANNELS, 4]
-    cache_ptr,  # [slots, CHANNELS, 3]
+    weight_ptr,  # [CHANNELS, BEFORE + 1]
+    bias_ptr,  # [CHANNELS]; None unless HAS_BIAS
+    cache_ptr,  # [slots, CHANNELS, BEFORE]
     kept_x_ptr,  # [requests, WIDTH, CHANNELS]
     kept_beside_ptr,  # [requests, WIDTH, BESIDE]
     out_ptr,  # [num_tokens, CHANNELS]
@@ -110,6 +105,9 @@ def short_conv_replay_kernel(
     CHANNELS: tl.constexpr,
     BESIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
@@ -124,34 +122,30 @@ def short_conv_replay_kernel(
     start = tl.load(starts_ptr + row)
     end = tl.load(query_start_loc_ptr + row + 1)
 
-    weight_place = weight_ptr + channel * 4
-    third_weight = tl.load(weight_place, mask=mask, other=0.0).to(tl.float32)
-    second_weight = tl.load(weight_place + 1, mask=mask, other=0.0).to(tl.float32)
-    latest_weight = tl.load(weight_place + 2, mask=mask, other=0.0).to(tl.float32)
-    own_weight = tl.load(weight_place + 3, mask=mask, other=0.0).to(tl.float32)
-    # [BLOCK_C] each: the three inputs before a token, the latest last
+    third_weight, second_weight, latest_weight, own_weight, bias = load_weights(
+        weight_ptr, bias_ptr, channel, mask, BEFORE, HAS_BIAS
+    )
     slot = tl.load(read_ptr + row).to(tl.int64)
-    place = cache_ptr + (slot * CHANNELS + channel) * 3
-    third = tl.load(place, mask=mask & (slot >= 0), other=0.0).to(tl.float32)
-    second = tl.load(place + 1, mask=mask & (slot >= 0), other=0.0).to(tl.float32)
-    latest = tl.load(place + 2, mask=mask & (slot >= 0), other=0.0).to(tl.float32)
+    place = cache_ptr + (slot * CHANNELS + channel) * BEFORE
+    third, second, latest = load_before(place, 1, mask & (slot >= 0), BEFORE)
+    third = third.to(tl.float32)
+    second = second.to(tl.float32)
+    latest = latest.to(tl.float32)
     kept_place = kept_x_ptr + first_kept * CHANNELS + channel
     out_place = pending_out_ptr + row * (WIDTH * CHANNELS) + channel
     for index in range(0, num_pending):
         own = tl.load(kept_place + index * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-        total = convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight)
+        total = convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight, bias, SILU)
         tl.store(out_place + index * CHANNELS, total, mask=mask)
         third = second
         second = latest
         latest = own
     tl.debug_barrier()  # the state and the kept inputs that are overwritten have been read by all threads
     slot = tl.load(write_ptr + row).to(tl.int64)
-    place = cache_ptr + (slot * CHANNELS + channel) * 3
+    place = cache_ptr + (slot * CHANNELS + channel) * BEFORE
     is_written = mask & (slot >= 0)
     if num_kept > 0:
-        tl.store(place, third, mask=is_written)
-        tl.store(place + 1, second, mask=is_written)
-        tl.store(place + 2, latest, mask=is_written)
+        store_before(place, third, second, latest, is_written, BEFORE)
     row_start = tl.load(query_start_loc_ptr + row)
     out_place = out_ptr + row_start.to(tl.int64) * CHANNELS + channel
     for _ in range(row_start, start):
@@ -161,7 +155,7 @@ def short_conv_replay_kernel(
     for _ in range(start, end):
         own = tl.load(x_place, mask=mask, other=0.0).to(tl.float32)
         tl.store(kept_place, own, mask=mask & (num_kept > 0))
-        total = convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight)
+        total = convolve(own, latest, second, third, own_weight, latest_weight, second_weight, third_weight, bias, SILU)
         tl.store(out_place, total, mask=mask)
         x_place += stride_x_token
         kept_place += CHANNELS
@@ -170,9 +164,7 @@ def short_conv_replay_kernel(
         second = latest
         latest = own
     if num_kept == 0:
-        tl.store(place, third, mask=is_written)
-        tl.store(place + 1, second, mask=is_written)
-        tl.store(place + 2, latest, mask=is_written)
+        store_before(place, third, second, latest, is_written, BEFORE)
     if tl.program_id(1) == 0:
         column = tl.arange(0, BLOCK_B)
         kept_values = kept_beside_ptr + first_kept * BESIDE + column

@@ -10,8 +10,6 @@ from typing import Final
 
 import torch
 
-TAPS = 3  # inputs before a token that the convolution reads
-
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -117,7 +115,7 @@ class StatePlan:
     """Computed once a step, used by every recurrent layer. R rows, N tokens, S segments whose states are written.
 
     The tokens are those of the batch, then the pending ones, row by row. The convolution sees them row by row, with
-    `TAPS` inputs before each row, the state: N + TAPS * R inputs in all.
+    K inputs before each row, the state: N + K * R inputs in all. A convolution of kernel size 4 reads K = 3.
     """
 
     token_order: torch.Tensor  # [N] int64: tokens by step
@@ -125,9 +123,9 @@ class StatePlan:
     cuts: dict[int, Cut]  # by step; -1: before the first one
     read: torch.Tensor  # [R] int64: slots, in the plan's order of rows; 0 where nothing is read
     first_rows: torch.Tensor  # int64, in the plan's order: rows that begin at position 0
-    conv_states: torch.Tensor  # [R, TAPS] int64: inputs that are states, in the plan's order of rows
+    conv_states: torch.Tensor  # [R, K] int64: inputs that are states, in the plan's order of rows
     conv_inputs: torch.Tensor  # [N] int64: inputs that are tokens, in their order
-    conv_ends: torch.Tensor  # [S, TAPS] int64: the last inputs of each segment
+    conv_ends: torch.Tensor  # [S, K] int64: the last inputs of each segment
     conv_slots: torch.Tensor  # [S] int64: slots of `conv_ends`
     replay: ReplayPlan | NoReplay
 
@@ -143,8 +141,8 @@ class _Tokens:
     ends: torch.Tensor  # [S] int64: tokens of the row before the end of each segment
 
 
-def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
-    """`query_start_loc` as in `AttentionMetadata`."""
+def plan_states(query_start_loc: torch.Tensor, rows: StateRows, num_inputs: int) -> StatePlan:
+    """`query_start_loc` as in `AttentionMetadata`; `num_inputs`: before a token, that the convolution reads."""
     starts = query_start_loc.long()
     lengths = starts.diff()
     row_of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -164,17 +162,19 @@ def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
     for step, row, slot in zip((ends - 1).tolist(), rank[segment_rows].tolist(), slots.tolist(), strict=True):
         cuts.setdefault(step, []).append((row, slot))
     slots_read = tokens.read[order]
-    first_inputs = lengths.cumsum(0) - lengths + TAPS * torch.arange(len(lengths))  # of each row, its state included
-    taps = torch.arange(TAPS)
+    first_inputs = (
+        lengths.cumsum(0) - lengths + num_inputs * torch.arange(len(lengths))
+    )  # of each row, its state included
+    before = torch.arange(num_inputs)
     return StatePlan(
         token_order=(step_of * len(lengths) + rank[row_of]).argsort(),
         row_counts=tuple(step_of.bincount().tolist()),
         cuts={step: _cut(pairs, len(lengths)) for step, pairs in cuts.items()},
         read=slots_read.clamp(min=0),
         first_rows=(slots_read < 0).nonzero().flatten(),
-        conv_states=first_inputs[order, None] + taps,
-        conv_inputs=first_inputs[row_of] + TAPS + step_of,
-        conv_ends=(first_inputs[segment_rows] + ends)[:, None] + taps,
+        conv_states=first_inputs[order, None] + before,
+        conv_inputs=first_inputs[row_of] + num_inputs + step_of,
+        conv_ends=(first_inputs[segment_rows] + ends)[:, None] + before,
         conv_slots=slots,
         replay=replay,
     )

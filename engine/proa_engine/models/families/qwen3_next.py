@@ -64,9 +64,7 @@ def _layer_types(fields: read.Fields) -> tuple[str, ...]:
     types = fields.get("layer_types") or [
         LAYER_TYPES[(number + 1) % interval == 0] for number in range(fields["num_hidden_layers"])
     ]
-    for kind in types:
-        if kind not in LAYER_TYPES:
-            raise ValueError(f"layer type {kind} is not supported; supported: {', '.join(LAYER_TYPES)}")
+    read.check_layer_types(types, LAYER_TYPES)
     return tuple(types)
 
 
