@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support import replay_cases
+from support.ssd_cases import SsdShape, ssd_case, ssd_replay
 from support.state_cases import BATCHES, CONVS, ConvCase, ConvKind, DeltaCase, conv_case, delta_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -17,6 +18,11 @@ SHAPES: list[dict[str, Any]] = [
     {"key_heads": 2, "heads": 6, "key_dim": 64, "value_dim": 64},
     {"key_heads": 1, "heads": 3, "key_dim": 20, "value_dim": 36},
     {"key_heads": 2, "heads": 6, "key_dim": 16, "value_dim": 24},
+]
+SSD_SHAPES = [
+    SsdShape(heads=64, groups=8, head_dim=64, state_size=128),  # Nemotron 3 Nano
+    SsdShape(heads=48, groups=1, head_dim=64, state_size=128),  # Granite 4 Tiny
+    SsdShape(heads=6, groups=3, head_dim=36, state_size=20),
 ]
 
 
@@ -57,6 +63,24 @@ def test_delta_rule(rows: Any, shape: dict[str, Any], dtype: torch.dtype) -> Non
     case = delta_case(rows, dtype=dtype, **shape)
     check(case, dtype)
     check(case, dtype, batch_invariant=True)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SSD_SHAPES)
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
+def test_ssd(rows: Any, shape: SsdShape, dtype: torch.dtype) -> None:
+    case = on_gpu(ssd_case(rows, shape, dtype))
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype])
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SSD_SHAPES)
+@pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
+def test_replayed_ssd(rows: Any, shape: SsdShape, dtype: torch.dtype) -> None:
+    case = on_gpu(ssd_replay(rows, shape, dtype))
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype])
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -44,6 +44,7 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
     "qwen3_5_moe_text": {},
     "deepseek_v3": LATENT,
+    "granitemoehybrid": {},
     "lfm2": {},
     "lfm2_moe": {},
 }

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from proa_engine.kernels import rms_norm
+from proa_engine.kernels import gated_group_norm, rms_norm
 from proa_engine.kernels.states.replay_rows import make_replay
-from support import replay_cases
+from support import replay_cases, ssd_cases
 from support.interpreter import TOLERANCE, close
+from support.ssd_cases import ssd_case, ssd_replay
 from support.state_cases import BATCHES, CONVS, DECODES, LONG, MIXED, OF_DELTA_NETS, SHORT, conv_case, delta_case
 
 SHAPES: list[dict[str, Any]] = [
@@ -73,6 +74,39 @@ def check_replayed_delta_rule(dtype: torch.dtype) -> None:
 def check_invariant_replayed_delta_rule(dtype: torch.dtype) -> None:
     case = replay_cases.delta_replay(replay_cases.MIXED, dtype=dtype, **SHAPES[0])
     case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)
+
+
+def check_ssd(dtype: torch.dtype) -> None:
+    for rows in (MIXED, DECODES):
+        ssd_case(rows, ssd_cases.SHAPES[0], dtype).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+    ssd_case(LONG, ssd_cases.SHAPES[1], dtype).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+
+
+def check_states_of_strong_decays(dtype: torch.dtype) -> None:
+    """Decays over a chunk are differences of one sum, so that states keep their digits."""
+    case = ssd_case(LONG, ssd_cases.SHAPES[0], torch.float32, decay=30.0)
+    _, cache = case.compute(on_cpu=False)
+    torch.testing.assert_close(cache, case.expected_cache, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def check_invariant_ssd(dtype: torch.dtype) -> None:
+    case = ssd_case(SHORT, ssd_cases.SHAPES[1], dtype)
+    case.check(on_cpu=False, tolerance=TOLERANCE[dtype], batch_invariant=True)
+
+
+def check_replayed_ssd(dtype: torch.dtype) -> None:
+    for rows, shape in zip(replay_cases.BATCHES.values(), ssd_cases.SHAPES, strict=True):
+        ssd_replay(rows, shape, dtype).check(on_cpu=False, tolerance=TOLERANCE[dtype])
+
+
+def check_gated_group_norm(dtype: torch.dtype) -> None:
+    x, gate = torch.randn(5, 3 * 20).to(dtype), torch.randn(5, 90).to(dtype)[:, 7:67]
+    weight = torch.randn(60).to(dtype)
+    values = (x.double() * torch.nn.functional.silu(gate.double())).view(5, 3, 20)
+    expected = values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = (expected.flatten(1) * weight.double()).to(dtype)
+    close(gated_group_norm.gated_group_norm_reference(x, gate, weight, 20, 1e-6), expected)
+    close(gated_group_norm.gated_group_norm(x, gate, weight, 20, 1e-6), expected)
 
 
 def check_replay_rows(dtype: torch.dtype) -> None:

@@ -136,6 +136,16 @@ def rows_of(batch: ReplayBatch, values: Tensor, *, on_cpu: bool) -> list[Tensor]
     return [rows[index, :count] if index < len(rows) else values[:0] for index, count in enumerate(counts)]
 
 
+def as_pending(batch: ReplayBatch, by_row: Sequence[Tensor], *, on_cpu: bool) -> Tensor:
+    """The values of each row as a field of `PendingInputs` has them, NaN where there are none."""
+    if on_cpu:
+        return torch.cat(list(by_row))
+    again = by_row[0].new_full((batch.replay.num_rows, WIDTH, by_row[0].shape[1]), torch.nan)
+    for row, values in enumerate(by_row[: batch.replay.num_rows]):
+        again[row, : len(values)] = values
+    return again.flatten(0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class ConvReplay:
     batch: ReplayBatch
@@ -222,12 +232,7 @@ class DeltaReplay:
     def compute(self, *, on_cpu: bool, batch_invariant: bool = False) -> tuple[Tensor, Tensor]:
         """The output, and the cache after the step."""
         batch, cache, width = self.batch, self.cache.clone(), self.qkv.shape[1]
-        again = torch.cat(self.pending)
-        if not on_cpu:
-            again = torch.full((batch.replay.num_rows, WIDTH, again.shape[1]), torch.nan, dtype=again.dtype)
-            for row, values in enumerate(self.pending[: batch.replay.num_rows]):
-                again[row, : len(values)] = values
-            again = again.flatten(0, 1)
+        again = as_pending(batch, self.pending, on_cpu=on_cpu)
         out = gated_delta_rule(
             self.qkv,
             self.gates,

@@ -59,9 +59,27 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 _LFM2 = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+_MAMBA2_LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+_GRANITE4 = {
+    "num_hidden_layers": 3,
+    "layer_types": _MAMBA2_LAYERS,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 48,
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 # Models with other recurrent layers than gated delta nets.
 MIXERS: dict[str, dict[str, Any]] = {
     "lfm2": _LFM2,
+    "granitemoehybrid": _GRANITE4,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
 }
 

@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GlmForCausalLM": ("glm", {}),
     "GptOssForCausalLM": ("gpt_oss", {}),
     "GraniteForCausalLM": ("granite", {"residual_multiplier": 0.5, "logits_scaling": 0.25}),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", {}),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", LATENT | {"n_group": 1, "topk_group": 1}),
     "Lfm2ForCausalLM": ("lfm2", {}),
     "Lfm2MoeForCausalLM": ("lfm2_moe", {}),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.gated_group_norm import gated_group_norm, gated_values
 from proa_engine.kernels.products.skinny_gemm import Activation, InputForm, PlainRows, unnormed_rows
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
 from proa_engine.layers.parallel import ParallelContext
@@ -71,6 +72,31 @@ class ShardedNorm:
             squares = torch.zeros_like(squares)
         squares = self.parallel.all_reduce(squares)
         return (values * torch.rsqrt(squares / self.share.total + self.eps) * self.weight).to(x.dtype)
+
+
+class GatedGroupNorm:
+    """RMSNorm of x * silu(gate) over each group of values, of which a rank holds some, or a part of one."""
+
+    def __init__(
+        self, weights: Weights, values: Share, groups: Share, options: NormOptions, parallel: ParallelContext
+    ) -> None:
+        self.weight = options.take_weight(weights, values.total, values.along(0))
+        self.eps = options.eps
+        self.groups = groups
+        self.group_size = values.total // groups.total
+        self.parallel = parallel
+
+    def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x, gate [T, this rank's values] -> the same shape"""
+        if self.groups.total >= self.parallel.world_size:  # so every rank has whole groups
+            return gated_group_norm(x, gate, self.weight, self.group_size, self.eps)
+        values = gated_values(x, gate)
+        squares = values.new_zeros(len(x), self.groups.total)
+        own = squares[:, self.groups.start : self.groups.start + 1]
+        own.copy_(torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_())
+        squares = self.parallel.all_reduce(squares)
+        own = squares[:, self.groups.start : self.groups.start + 1]
+        return values.mul_(torch.rsqrt(own / self.group_size + self.eps)).mul_(self.weight).to(x.dtype)
 
 
 class ResidualSum:

@@ -3,6 +3,7 @@
 Raises ValueError, naming the field, for what is not supported.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ Fields = Mapping[str, Any]
 
 ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MIXER_TYPES = ("linear_attention", "full_attention")
+_OLDER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 SCALING_FIELDS = (
     "factor",
@@ -136,6 +139,22 @@ def check_layer_types(types: Sequence[str], supported: Sequence[str]) -> None:
     for kind in types:
         if kind not in supported:
             raise ValueError(f"layer type {kind} is not supported; supported: {', '.join(supported)}")
+
+
+def mixer_types(types: Sequence[str]) -> list[str]:
+    """The types of layers by their present names."""
+    return [_OLDER_TYPES.get(kind, kind) for kind in types]
+
+
+def step_limit(fields: Fields) -> tuple[float, float]:
+    """The least and the greatest time step of Mamba2. `time_step_min` is not a limit: it is for drawing weights.
+
+    Infinity is stored as JSON's extension, as a string, or as `transformers` 5 does.
+    """
+    least, greatest = fields.get("time_step_limit") or (0.0, math.inf)
+    if isinstance(greatest, Mapping):
+        greatest = greatest["__float__"]
+    return float(least), float(greatest)
 
 
 def kind(is_sliding: bool) -> str:

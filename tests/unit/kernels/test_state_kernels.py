@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from proa_engine.kernels.states.state_rows import StateRows
-from support import replay_cases
+from support import replay_cases, ssd_cases
 from support.interpreted_state_kernels import SHAPES, check_replay_rows
+from support.ssd_cases import SsdShape, ssd_case, ssd_replay
 from support.state_cases import BATCHES, CONVS, SHORT, Batch, ConvKind, Row, conv_case, delta_case
 
 
@@ -40,6 +41,14 @@ def test_delta_rule_on_a_cpu_equals_naive_results(
     torch.testing.assert_close(cache, case.expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize("shape", ssd_cases.SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_ssd_on_a_cpu_equals_naive_results(rows: Any, shape: SsdShape, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    ssd_case(rows, shape, dtype).check(on_cpu=True, tolerance=tolerance)
+
+
 @pytest.mark.parametrize("rows", replay_cases.BATCHES.values(), ids=replay_cases.BATCHES.keys())
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_replayed_rows_on_a_cpu_equal_naive_results(rows: Any, dtype: torch.dtype, tolerance: float) -> None:
@@ -48,6 +57,8 @@ def test_replayed_rows_on_a_cpu_equal_naive_results(rows: Any, dtype: torch.dtyp
         replay_cases.conv_replay(rows, 37, dtype, kind).check(on_cpu=True, tolerance=tolerance)
     for shape in SHAPES:
         replay_cases.delta_replay(rows, dtype=dtype, **shape).check(on_cpu=True, tolerance=tolerance)
+    for ssd_shape in ssd_cases.SHAPES:
+        ssd_replay(rows, ssd_shape, dtype).check(on_cpu=True, tolerance=tolerance)
 
 
 def test_pending_tokens_on_a_cpu_are_counted_from_true_ends() -> None:
@@ -60,7 +71,8 @@ def test_bits_on_a_cpu_depend_neither_on_the_batch_nor_on_cuts(dtype: torch.dtyp
     rows = (*SHORT, Row((31, 1)))
     delta = delta_case(rows, key_heads=1, heads=3, key_dim=20, value_dim=12, dtype=dtype)
     conv = conv_case(rows, 37, dtype)
-    together = delta.compute(on_cpu=True), conv.compute(on_cpu=True)
+    state_space = ssd_case(rows, ssd_cases.SHAPES[1], dtype)
+    together = [each.compute(on_cpu=True) for each in (delta, conv, state_space)]
     for row, segments in enumerate(delta.batch.row_segments):
         start = int(delta.batch.query_start_loc[row])
         part = slice(start, start + sum(segments))
@@ -73,6 +85,10 @@ def test_bits_on_a_cpu_depend_neither_on_the_batch_nor_on_cuts(dtype: torch.dtyp
             out, state = stepwise(replace(conv, x=conv.x[part]), conv.batch.states, row, step)
             assert torch.equal(out, together[1][0][part])
             assert torch.equal(state, last_state(together[1][1], conv.batch.states, row))
+            of_row = replace(state_space, xbc=state_space.xbc[part], dt=state_space.dt[part])
+            out, state = stepwise(of_row, state_space.batch.states, row, step)
+            assert torch.equal(out, together[2][0][part])
+            assert torch.equal(state, last_state(together[2][1], state_space.batch.states, row))
 
 
 def last_state(cache: torch.Tensor, states: StateRows, row: int) -> torch.Tensor:
@@ -82,7 +98,7 @@ def last_state(cache: torch.Tensor, states: StateRows, row: int) -> torch.Tensor
 def stepwise(case: Any, states: StateRows, row: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one row alone, `tokens` a step; returns its output and its last state."""
     slot = int(states.read[row])
-    fields = ("qkv", "gates") if hasattr(case, "qkv") else ("x",)
+    fields = [name for name in ("qkv", "gates", "x", "xbc", "dt") if hasattr(case, name)]
     parts = [getattr(case, name).split(tokens) for name in fields]
     outs, cache = [], case.cache
     for part in zip(*parts, strict=True):

@@ -86,6 +86,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
     ),
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
+    "granite 4": ("granitemoehybrid", {}),
+    "granite 4 without experts, with rotation and biases, one group": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "time_step_limit": [0.01, 0.5],
+        },
+    ),
+    "granite 4 of attention alone": ("granitemoehybrid", {"layer_types": ["full_attention"] * 3}),
     "lfm2": ("lfm2", {}),
     "lfm2, biases, four inputs, an adjusted width": (
         "lfm2",

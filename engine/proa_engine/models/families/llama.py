@@ -79,20 +79,6 @@ class MixtralForCausalLM(DecoderForCausalLM):
         return equal_layers(fields, mlp=experts, window=fields.get("sliding_window"))
 
 
-class GraniteForCausalLM(DecoderForCausalLM):
-    """Granite 3: Llama with factors of the embeddings, the attention scores, the residuals and the logits."""
-
-    @staticmethod
-    def read_options(fields: read.Fields) -> DecoderOptions:
-        scale, residual_scale = fields.get("attention_multiplier", 1.0), fields.get("residual_multiplier", 1.0)
-        return replace(
-            equal_layers(fields, scale=scale, residual_scale=residual_scale),
-            embedding_scale=fields.get("embedding_multiplier", 1.0),
-            scales_prompt_embeds=True,
-            logits_scale=1 / fields.get("logits_scaling", 1.0),
-        )
-
-
 class Phi3ForCausalLM(DecoderForCausalLM):
     """Phi-3 and Phi-4: Llama whose checkpoint has q, k and v in one matrix, gate and up in another; maybe a window."""
 

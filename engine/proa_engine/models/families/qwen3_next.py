@@ -13,8 +13,6 @@ from proa_engine.models.families.qwen import dense_layers, shared_expert_moe, sp
 from proa_engine.models.families.qwen_vision import QwenVisionOptions, read_qwen_vision
 from proa_engine.models.image_files import ImageFiles
 
-LAYER_TYPES = ("linear_attention", "full_attention")
-
 
 class Qwen3NextForCausalLM(DecoderForCausalLM):
     """Qwen3-Next (80B-A3B): gated delta nets in most layers, attention with an output gate in the others, and
@@ -62,9 +60,9 @@ def _gated_delta_net(fields: read.Fields, *, by_key_head: bool) -> GatedDeltaNet
 def _layer_types(fields: read.Fields) -> tuple[str, ...]:
     interval = fields["full_attention_interval"]
     types = fields.get("layer_types") or [
-        LAYER_TYPES[(number + 1) % interval == 0] for number in range(fields["num_hidden_layers"])
+        read.MIXER_TYPES[(number + 1) % interval == 0] for number in range(fields["num_hidden_layers"])
     ]
-    read.check_layer_types(types, LAYER_TYPES)
+    read.check_layer_types(types, read.MIXER_TYPES)
     return tuple(types)
 
 
