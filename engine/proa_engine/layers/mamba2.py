@@ -70,7 +70,7 @@ class Mamba2Options:
         """This rank's rows of z, x, B, C and dt. Those of one rank are one slice, which formats that store blocks of
         rows need not cut."""
         shares = self.shares(context.parallel)
-        parts = (shares.heads.times(self.head_dim), *self.convolved(shares), shares.heads)
+        parts: tuple[Share, ...] = (shares.heads.times(self.head_dim), *self.convolved(shares), shares.heads)
         names: tuple[str, ...] = ("z", "x", "b", "c", "dt")
         if context.parallel.world_size == 1:
             total = sum(part.total for part in parts)
