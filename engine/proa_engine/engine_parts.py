@@ -17,10 +17,10 @@ from proa_engine.core.admission.validation import LengthLimits, ModelLimits
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
+from proa_engine.core.media import Media, MediaStore
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -141,7 +141,7 @@ def assemble_engine(
         manager,
         grammars=grammars,
         loras=loras,
-        images=make_images(config, images),
+        media=make_media(config, images),
     )
     core = EngineCore(scheduler, trace_steps(executor))
     if started.mover is not None:
@@ -218,12 +218,12 @@ def scheduler_config(config: EngineConfig, started: StartedRanks) -> SchedulerCo
     )
 
 
-def make_images(config: EngineConfig, images: ImageConfig | None) -> Images | None:
+def make_media(config: EngineConfig, images: ImageConfig | None) -> Media | None:
     """None if the engine reads no images."""
     if images is None:
         return None
-    return Images(
-        ImageStore(int(config.images.mm_processor_cache_gb * 2**30)),
+    return Media(
+        MediaStore(int(config.images.mm_processor_cache_gb * 2**30)),
         EncoderCache(config.num_encoder_cache_tokens(images.input), config.max_num_batched_tokens),
         attends_within=images.attends_within,
     )

@@ -23,7 +23,6 @@ from proa.contract import (
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
@@ -31,11 +30,13 @@ from proa_engine.core.kv.no_host_tier import NoHostTier
 from proa_engine.core.kv.prefix_cache import BlockHashFunction
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras
+from proa_engine.core.media import CrossAttention, Media, MediaStore
 from proa_engine.core.operations import LoadLora, ResetPrefixCache
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
+from support.fake_audio import cross_tokens_of
 from support.fake_disk import FakeDisk
 from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
@@ -118,6 +119,7 @@ class CoreRun:
         block_size: int = 4,
         windows: tuple[int, ...] = (),
         num_state_slots: int = 0,
+        cross_tokens: int = 0,
         checkpoint_interval: int = 0,
         min_junction: int = 4,
         max_model_len: int = 128,
@@ -152,6 +154,7 @@ class CoreRun:
             block_size=block_size,
             windows=windows,
             num_state_slots=num_state_slots,
+            cross_budget=max_num_batched_tokens if cross_tokens else 0,
             max_num_seqs=max_num_seqs,
             max_in_flight=num_stages if num_stages > 1 else 1 + async_scheduling,
             num_stages=num_stages,
@@ -165,6 +168,7 @@ class CoreRun:
             block_size=block_size,
             windows=windows,
             num_state_slots=num_state_slots,
+            cross_tokens=cross_tokens,
             checkpoint_interval=checkpoint_interval,
             min_junction=min_junction,
             max_step_tokens=max(max_num_batched_tokens, 2 * (1 + num_speculative_tokens)),
@@ -197,6 +201,7 @@ class CoreRun:
             last_token_tasks=LAST_TOKEN_TASKS,
             whole_prompts=whole_prompts,
         )
+        cross = CrossAttention(self.manager.encoder_blocks, cross_tokens_of, max_num_batched_tokens)
         self.grammars = FakeGrammars(eos_token_ids)
         self.loras = Loras(self.executor, max_loras=max_loras, max_cpu_loras=max_cpu_loras) if max_loras else Loras()
         scheduler = Scheduler(
@@ -204,10 +209,11 @@ class CoreRun:
             self.manager,
             grammars=self.grammars,
             loras=self.loras,
-            images=Images(
-                ImageStore(image_store_bytes),
+            media=Media(
+                MediaStore(image_store_bytes),
                 EncoderCache(encoder_cache_size, max_num_batched_tokens),
                 attends_within=attends_within,
+                cross=cross if cross_tokens else None,
             ),
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
@@ -310,7 +316,7 @@ class CoreRun:
             tokens, _ = generate_constrained(request, self.eos_token_ids, self.max_model_len)
             return tokens[len(request.resumed_token_ids) :]
         tokens = generate(
-            seen(request.prompt_token_ids, request.images),
+            seen(request.prompt_token_ids, request.media),
             request.sampling_params,
             self.eos_token_ids,
             self.max_model_len,
@@ -340,7 +346,7 @@ class CoreRun:
         assert request.pooling_params is not None
         (output,) = self.outputs[request.request_id]
         assert output.finish_reason is FinishReason.STOP
-        assert output.pooled == pool(seen(request.prompt_token_ids, request.images), request.pooling_params.task)
+        assert output.pooled == pool(seen(request.prompt_token_ids, request.media), request.pooling_params.task)
         is_by_token = request.pooling_params.task.is_by_token
         assert output.num_pooled_rows == (len(request.prompt_token_ids) if is_by_token else 1)
         assert not output.new_token_ids

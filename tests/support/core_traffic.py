@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask, PromptEmbeds
+from proa.contract import Audio, EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask, PromptEmbeds
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from proa_engine.core.operations import EndStream
 from support.core import EOS, CoreRun, make_pooled, make_request
+from support.fake_audio import random_audio
 from support.fake_disk import FakeDisk
 from support.fake_embeds import random_embeds, with_embeds
 from support.fake_executor import VOCAB_SIZE, generate
@@ -104,9 +105,10 @@ def random_request(
     lora_digest: str = "",
     images: tuple[Image, ...] = (),
     embeds: tuple[PromptEmbeds, ...] = (),
+    audios: tuple[Audio, ...] = (),
 ) -> EngineCoreRequest:
-    """With the adapter of this content, whose name is the part before `@`, and with images and embeddings in the
-    prompt."""
+    """With the adapter of this content, whose name is the part before `@`, with images and embeddings in the prompt,
+    and with audios."""
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -123,14 +125,14 @@ def random_request(
     request = make_request(
         request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
     )
-    request = replace(request, images=images, prompt_embeds=embeds)
+    request = replace(request, images=images, prompt_embeds=embeds, audios=audios)
     output, reason = expected_output(request)
     # Another engine may have died between the last token and the end, if only this engine knows that it is the end.
     most = len(output) - (reason is not FinishReason.COMPLETE or len(output) == max_tokens)
     if rng.random() < 0.1 and most > 0 and len(prompt) + most < MAX_MODEL_LEN:
         resumed = output[: rng.randint(1, most)]
         resumed_request = make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
-        return replace(resumed_request, images=images, prompt_embeds=embeds)
+        return replace(resumed_request, images=images, prompt_embeds=embeds, audios=audios)
     return request
 
 
@@ -152,7 +154,7 @@ def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason
     """The output of the request alone, with its end if it has a grammar."""
     params = request.sampling_params
     if params.grammar is None:
-        prompt = with_embeds(seen(request.prompt_token_ids, request.images), request.prompt_embeds)
+        prompt = with_embeds(seen(request.prompt_token_ids, request.media), request.prompt_embeds)
         return generate(prompt, params, EOS, MAX_MODEL_LEN, request.lora_digest), None
     if params.grammar.text in ("invalid", "busy"):
         return [], None
@@ -236,11 +238,12 @@ class Traffic:
         prefill_share: float = 0.0,
         embeds_share: float = 0.0,
         retention: random.Random | None = None,
+        has_audio: bool = False,
     ) -> None:
         """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens. Before
         `prefill_share` of those that generate comes a request with `prefill_only`. `embeds_share` of those that
         generate and follow no other have prompt embeddings. `retention`: requests come from streams, which retain
-        blocks, release them and end at random."""
+        blocks, release them and end at random. `has_audio`: each request reads an audio."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -270,7 +273,8 @@ class Traffic:
                 self.coming.insert(0, random_pooled(rng, f"r{index}", prompt, images))
             else:
                 digest = rng.choice(["", *lora_digests])
-                request = random_request(rng, f"r{index}", prompt, grammar_share, digest, images, embeds)
+                audios = (random_audio(rng),) if has_audio else ()
+                request = random_request(rng, f"r{index}", prompt, grammar_share, digest, images, embeds, audios)
                 if prefill_share and rng.random() < prefill_share:
                     self.coming.insert(0, prefill_of(request))
                 self.coming.insert(0, request)

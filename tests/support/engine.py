@@ -19,7 +19,7 @@ from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.engine_parts import make_images, make_loras, scheduler_config
+from proa_engine.engine_parts import make_loras, make_media, scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.layers.cache_layers import StateLayer
@@ -156,7 +156,7 @@ def engine_over(
         manager,
         grammars=grammars,
         loras=make_loras(config, executor),
-        images=make_images(config, executor.started.model_config.images),
+        media=make_media(config, executor.started.model_config.images),
     )
     core = EngineCore(scheduler, watched)
     if executor.started.mover is not None:

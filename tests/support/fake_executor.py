@@ -16,8 +16,10 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
     BASE_MODEL,
+    NO_AUDIO,
     CachedRequestData,
     Drafts,
+    EncodedAudio,
     ImageSpan,
     LoraSlot,
     ModelRunnerOutput,
@@ -29,6 +31,7 @@ from proa_engine.core.types import (
 )
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from support.fake_audio import encode, read
 from support.fake_embeds import rows_of, with_embeds
 from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
@@ -136,6 +139,8 @@ class FakeRow:
     pooling: PoolingParams | None = None
     sum: int = 0  # of a pooled request's contexts
     images: Sequence[ImageSpan] = ()
+    audio: EncodedAudio = NO_AUDIO
+    audio_number: int = 0
     weights_epoch: int = 0
 
     @property
@@ -192,6 +197,7 @@ class FakeExecutor:
     block_size: int = 4
     windows: tuple[int, ...] = ()
     num_state_slots: int = 0
+    cross_budget: int = 0  # tokens of the audios that one step encodes; 0: the model has no cross-attention
     max_num_seqs: int = 256
     max_in_flight: int = 2
     num_stages: int = 1
@@ -234,6 +240,8 @@ class FakeExecutor:
         self.num_in_flight += 1
         assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
         self._copy(plan)
+        assert self.cross_budget or not plan.cross_inputs
+        encode(self._cache, plan.cross_inputs, self.weights_epoch, self.cross_budget)
         self._apply(plan)
         if self.num_stages > 1:
             unknown = set[str]().union(*self._unknown.values())
@@ -364,7 +372,10 @@ class FakeExecutor:
         embeds = self.prompt_embeds.get(new.request_id, ())
         wanted = {place: row for place, row in rows_of(embeds).items() if place >= new.num_computed_tokens}
         assert rows_of(new.prompt_embeds) == wanted, f"{new.request_id} lacks embeddings, or has too many"
-        for token_id in with_embeds(seen(new.token_ids, new.images), embeds):
+        numbers = with_embeds(seen(new.token_ids, new.images), embeds)
+        audio_number = read(self._cache, new.audio, self.weights_epoch, new.request_id)
+        numbers[0] += audio_number
+        for token_id in numbers:
             context = fingerprint(context, token_id)
             contexts.append(context)
         self.rows[new.request_id] = FakeRow(
@@ -377,6 +388,8 @@ class FakeExecutor:
             new.num_computed_tokens,
             pooling=new.pooling_params,
             images=new.images,
+            audio=new.audio,
+            audio_number=audio_number,
             weights_epoch=self.weights_epoch,
         )
         assert len(new.block_ids) == 1 + len(self.windows)
@@ -473,6 +486,7 @@ class FakeExecutor:
             assert seen.isdisjoint(blocks), f"{request_id} has a block twice"
             seen.update(blocks)
             assert len(set(blocks)) == len(blocks), f"{request_id} has a block twice"
+        assert read(self._cache, row.audio, row.weights_epoch, request_id) == row.audio_number
 
     def _update_states(self, plan: SchedulerOutput) -> None:
         """All rows run at the same time: no slot may be written by one and read or written by another."""

@@ -108,7 +108,7 @@ def generate_constrained(
 ) -> tuple[list[int], FinishReason]:
     """What the request must produce, resumed tokens included, said without any scheduling."""
     params = request.sampling_params
-    prompt = with_embeds(seen(request.prompt_token_ids, request.images), request.prompt_embeds)
+    prompt = with_embeds(seen(request.prompt_token_ids, request.media), request.prompt_embeds)
     assert params.grammar is not None
     cursor = GrammarCursor(params.grammar, FakeMatcher(params.grammar.text, eos_token_ids))
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)

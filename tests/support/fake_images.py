@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from proa.contract import Image, ImageInput
+from proa.contract import Audio, Image, ImageInput
 from proa.image.limits import hash_image
 from proa_engine.core.types import ImageSpan, SchedulerOutput
+from support.fake_audio import number_of
 
 IMAGE_TOKEN = 60
 IMAGE_INPUT = ImageInput(
@@ -29,10 +30,14 @@ def insert_images(prompt: Sequence[int], images: Iterable[Image]) -> list[int]:
     return token_ids
 
 
-def seen(token_ids: Sequence[int], images: Iterable[Image | ImageSpan]) -> list[int]:
-    """What the fake model sees of a prompt: a number for each token, which depends on the image at an image's token."""
+def seen(token_ids: Sequence[int], media: Iterable[Image | ImageSpan | Audio]) -> list[int]:
+    """What the fake model sees of a prompt: a number for each token, which depends on the image at an image's token,
+    and at the first one on the audio that all tokens read."""
     numbers = list(token_ids)
-    for image in images:
+    for image in media:
+        if isinstance(image, Audio):
+            numbers[0] += number_of(image.hash)
+            continue
         for index in range(image.num_tokens):
             numbers[image.offset + index] = crc32(image.hash + bytes([index]))
     return numbers

@@ -206,7 +206,8 @@ class EngineCore:
         if not scheduler_output.must_run:
             return False
         row_sizes = scheduler_output.num_chunk_tokens.values()
-        step_rows = StepRows(requests, row_sizes, bool(scheduler_output.encoder_inputs))
+        encodes = bool(scheduler_output.encoder_inputs or scheduler_output.cross_inputs)
+        step_rows = StepRows(requests, row_sizes, encodes)
         self.rows_in_flight = (*self.rows_in_flight, step_rows)  # before the call, which may hang
         self._executor.execute_model(scheduler_output)
         rows = scheduler_output.grammar_rows

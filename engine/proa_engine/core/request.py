@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvFetch, KvLoad, extra_keys
 from proa_engine.core.lora_slots import NO_ADAPTER, Adapter, NoAdapter
-from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
+from proa_engine.core.request_media import NO_MEDIA, RequestMedia
 from proa_engine.core.types import Block, PooledRows, RowOutput
 
 CACHES_NOTHING = sys.maxsize  # value of `num_cached_blocks`: blocks of this request are not cached
@@ -56,6 +56,7 @@ class Request:
         "client_index",
         "disk_read",
         "drafted_from",
+        "encoded",
         "ends",
         "eos_token_ids",
         "error",
@@ -65,10 +66,10 @@ class Request:
         "first_columns",
         "has_cache_salt",
         "has_output",
-        "images",
         "load",
         "lora",
         "max_num_tokens",
+        "media",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -105,7 +106,7 @@ class Request:
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest, request.audios)
         self.has_cache_salt = bool(request.cache_salt)
         self.lora: Adapter | NoAdapter = NO_ADAPTER
-        self.images: RequestImages | NoImages = NO_IMAGES
+        self.media: RequestMedia = NO_MEDIA
         self.prompt_embeds = request.prompt_embeds  # hashed; kept until it ends, as it may be preempted
         self.trace_headers = request.trace_headers
         self.order = order  # unique; lower is scheduled first and preempted last
@@ -133,6 +134,7 @@ class Request:
         # The blocks and slots that it holds while it runs. In `tables`, columns before a window's first one are None.
         self.tables: list[list[Block | None]] = []
         self.first_columns: list[int] = []  # first column that has a block, in each table with a window
+        self.encoded: Sequence[Block] = ()  # with what cross-attention reads of its audio; empty without
         self.states: Sequence[Block] = ()  # the slot that its steps write; empty without recurrent layers
         self.states_read: Sequence[Block] = ()  # a cached slot that its first step reads instead
         # First token of its first row with drafts since it started. The slot has the states of the tokens before a row

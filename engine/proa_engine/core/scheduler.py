@@ -14,9 +14,9 @@ from proa_engine.core.admission.request_table import RequestTable
 from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
-from proa_engine.core.images import Images
 from proa_engine.core.kv.kv_cache_manager import MISS, Hit, KVCacheManager
 from proa_engine.core.loras import Loras
+from proa_engine.core.media import Media
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.pipeline import step_share
 from proa_engine.core.prefill_rate import PrefillRate
@@ -50,14 +50,14 @@ class Scheduler:
         *,
         grammars: Grammars | None = None,
         loras: Loras | None = None,
-        images: Images | None = None,
+        media: Media | None = None,
     ) -> None:
-        """`grammars`, `loras` or `images` None: requests with a grammar, an adapter or images are rejected."""
+        """`grammars`, `loras` or `media` None: requests with a grammar, an adapter, or images or audio are rejected."""
         self.config = config
         self.grammars = grammars
         self.loras = loras or Loras()
-        images = images or Images()
-        self.encoder_cache = images.cache
+        media = media or Media()
+        self.encoder_cache = media.cache
         self.kv_events = kv_cache_manager.kv_events
         self.tiers = kv_cache_manager.tiers
         self.retention = kv_cache_manager.retention
@@ -74,7 +74,7 @@ class Scheduler:
             lengths=lengths,
             grammars=grammars,
             loras=self.loras,
-            images=images,
+            media=media,
             prefill_rate=self.prefill_rate,
         )
         # A running request computes at least one token in each step, so the budget limits their number too.
@@ -187,7 +187,7 @@ class Scheduler:
         """Raises `AssertionError` if the state is inconsistent. For tests: it takes longer than a step."""
         assert len(self._table.running) <= self._max_running
         self._table.check_integrity()
-        held = [request.images.held for request in self._table.running]
+        held = [request.media.held for request in self._table.running]
         self.encoder_cache.check_integrity([image_hash for image_hash in held if image_hash is not None])
 
     def _append(self, request: Request, row: RowOutput, now: float) -> EngineCoreOutput | None:
@@ -217,7 +217,7 @@ class Scheduler:
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:  # a chunk leaves one token for each request behind it
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_before - 1))
-            num_tokens = request.images.limit(request.num_computed_tokens, num_tokens)
+            num_tokens = request.media.limit(request.num_computed_tokens, num_tokens)
             if num_tokens == 0:
                 continue
             num_slots = request.num_computed_tokens + num_tokens
@@ -238,7 +238,7 @@ class Scheduler:
             request, hit = self._next_waiting(plan, now)
             if request is None or request.num_placeholders or not request.fits(plan.budget):
                 break
-            budget = request.images.limit(hit.num_tokens, plan.budget)
+            budget = request.media.limit(hit.num_tokens, plan.budget)
             if budget == 0:
                 break
             while (block_ids := self._manager.allocate_slots(request, request.num_slots_to_start, hit)) is None:
@@ -292,6 +292,7 @@ class Scheduler:
             states=states,
             freed_images=freed_images,
             encoder_inputs=encoder_inputs,
+            cross_inputs=self._manager.encoder_blocks.take_inputs(),
             copies=copies,
         )
         self._num_steps += step.must_run

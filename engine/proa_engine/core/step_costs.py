@@ -21,7 +21,7 @@ class StepRows(NamedTuple):
 
     requests: Sequence[Request]  # of its rows: those of one token first
     row_sizes: Collection[int]  # of the rows of several tokens
-    encodes: bool  # whether it encodes images
+    encodes: bool  # whether it encodes images or audios
 
     def sizes(self) -> Iterable[int]:
         """Return each row's tokens."""
@@ -36,7 +36,7 @@ class StepCosts:
     step: float = 0.0  # a decode of one request, which reads every weight
     token: float = 0.0
     pair: float = 0.0  # a token and one of the tokens that it attends to
-    images: float = 0.0  # the images of one step
+    images: float = 0.0  # the images or audios of one step
 
     def seconds(self, steps: Iterable[StepRows]) -> float:
         """Return the time of these steps, one after the other."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from proa.contract import EngineCoreOutput, PromptEmbeds
 from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.kv.encoder_blocks import CrossAudio
 from proa_engine.core.request import Request
-from proa_engine.core.types import CachedRequestData, NewRequestData
+from proa_engine.core.types import NO_AUDIO, CachedRequestData, EncodedAudio, NewRequestData
 
 
 class IdColumn:
@@ -73,8 +74,9 @@ class StepPlan:
             lora=request.lora.in_step,
             pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
-            images=request.images.spans,
+            images=request.media.spans,
             prompt_embeds=_uncomputed(request) if request.prompt_embeds else (),
+            audio=_encoded(request) if request.encoded else NO_AUDIO,
         )
         self.new_requests.append(data)
         self._add(request, num_tokens)
@@ -96,7 +98,7 @@ class StepPlan:
                 rows, counts = self.drafted, self.num_drafted_tokens
             rows.append(request)
             counts[request.request_id] = num_tokens
-        request.images.claim(request, num_tokens)
+        request.media.claim(request, num_tokens)
         request.schedule(num_tokens)
 
 
@@ -104,3 +106,8 @@ def _uncomputed(request: Request) -> Sequence[PromptEmbeds]:
     """Return the prompt embeddings of the tokens that the request has not computed."""
     behind = (each.behind(request.num_computed_tokens) for each in request.prompt_embeds)
     return [each for each in behind if each is not None]
+
+
+def _encoded(request: Request) -> EncodedAudio:
+    assert isinstance(request.media, CrossAudio)
+    return EncodedAudio([block.block_id for block in request.encoded], request.media.num_tokens)

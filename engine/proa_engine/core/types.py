@@ -27,8 +27,9 @@ NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero),
 class Block:
     """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
 
-    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. The
-    slots of recurrent states are `Block`s too, of another pool.
+    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. Those
+    of an encoded audio can be found together in `EncoderBlocks.cached`. The slots of recurrent states are `Block`s too,
+    of another pool.
     """
 
     __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "owners", "prev", "ref_count")
@@ -37,7 +38,8 @@ class Block:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash = b""
-        self.cached_in: dict[bytes, Block] | None = None  # the cached blocks of its table; None: it is not cached
+        # the cached blocks of its table, or the encoded audios; None: it is not cached
+        self.cached_in: dict[bytes, Block] | dict[bytes, list[Block]] | None = None
         self.checkpoints: set[bytes] | None = None  # hashes of the checkpoints that need it, while it is cached
         self.owners: tuple[int, ...] = ()  # streams whose sessions retain it, see `BlockPool`
         self.prev: Block | None = None
@@ -53,6 +55,7 @@ class Rejection:
     code: RejectionCode
     message: str  # a sentence for the user
     missing_images: Sequence[bytes] = ()  # hashes, with the code "failed_precondition"
+    missing_audios: Sequence[bytes] = ()  # likewise
 
 
 class PlainTokens(NamedTuple):
@@ -111,6 +114,26 @@ class EncoderInput:
     pixels: bytes  # uint8 RGB, row by row
 
 
+@dataclass(frozen=True, slots=True)
+class CrossInput:
+    """An audio that a step encodes into blocks, for cross-attention."""
+
+    block_ids: list[int]
+    num_tokens: int  # of the encoder's output
+    samples: bytes  # little-endian float32
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    """What cross-attention layers read of a request's audio."""
+
+    block_ids: Sequence[int]
+    num_tokens: int
+
+
+NO_AUDIO = EncodedAudio((), 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequestData:
     """A scheduled request that the workers do not hold: a new one, or one resumed after preemption."""
@@ -126,6 +149,7 @@ class NewRequestData:
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
     images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more
     prompt_embeds: Sequence[PromptEmbeds] = ()  # by ascending offset, of tokens that are not computed
+    audio: EncodedAudio = NO_AUDIO  # that every token reads by cross-attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +238,7 @@ class SchedulerOutput:
     # They then have every image that the step's tokens touch. An image that is encoded again may be in both.
     freed_images: list[bytes] = field(default_factory=list)  # hashes
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
+    cross_inputs: list[CrossInput] = field(default_factory=list)  # likewise encoded before the forward pass
     copies: Copies = field(default_factory=lambda: NO_COPIES)
 
     @property

@@ -28,6 +28,15 @@ class Audio:
         """The number of prompt tokens up to its last one."""
         return self.offset + self.num_tokens
 
+    @property
+    def data(self) -> bytes:
+        """Its samples."""
+        return self.samples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.num_samples,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioLayer:

@@ -139,6 +139,8 @@ class SchedulerStats:
     num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
     num_encoded_images: int = field(default=0, metadata=LOCAL)
     num_encoder_hits: int = field(default=0, metadata=LOCAL)  # times that a request found an image encoded
+    num_encoded_audios: int = field(default=0, metadata=LOCAL)  # for cross-attention
+    num_encoded_audio_hits: int = field(default=0, metadata=LOCAL)  # times that a request found its audio encoded
 
 
 @dataclass(slots=True, kw_only=True)

@@ -34,6 +34,15 @@ class Image:
         """The number of prompt tokens up to its last one."""
         return self.offset + self.num_tokens
 
+    @property
+    def data(self) -> bytes:
+        """Its pixels."""
+        return self.pixels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.height, self.width, 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInput:

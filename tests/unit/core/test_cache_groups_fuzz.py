@@ -1,4 +1,5 @@
-"""Random traffic over all kinds of caches: full attention, windows, recurrent states, and both.
+"""Random traffic over all kinds of caches: full attention, windows, recurrent states, both, and audios that all tokens
+read.
 
 `python tests/unit/core/test_cache_groups_fuzz.py 1000 2000` runs the seeds from 1000 to 1999.
 """
@@ -13,15 +14,24 @@ import pytest
 from proa_engine.core.kv.cache_groups import CacheGroups
 from support.core import CoreRun
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
+from support.fake_audio import CROSS_TOKENS
 from support.thorough import seeds
 
-Kind = Literal["full", "window", "windows", "state", "state and window"]
-KINDS: Final[tuple[Kind, ...]] = ("full", "window", "windows", "state", "state and window")
+Kind = Literal["full", "window", "windows", "state", "state and window", "cross", "cross and window"]
+KINDS: Final[tuple[Kind, ...]] = (
+    "full",
+    "window",
+    "windows",
+    "state",
+    "state and window",
+    "cross",
+    "cross and window",
+)
 BLOCK_SIZE = 4
 
 
 def random_windows(rng: random.Random, kind: Kind) -> tuple[int, ...]:
-    count = {"full": 0, "window": 1, "windows": rng.randint(2, 3), "state": 0, "state and window": 1}[kind]
+    count = rng.randint(2, 3) if kind == "windows" else int(kind.endswith("window"))
     return tuple(rng.choice([2, 3, 5, rng.randint(2, 100)]) for _ in range(count))
 
 
@@ -30,14 +40,20 @@ def random_run(rng: random.Random, kind: Kind, seed: int) -> CoreRun:
     windows, has_states = random_windows(rng, kind), kind.startswith("state")
     drafts = rng.choice([0, 1, 5])
     max_num_seqs, budget = rng.choice([1, 3, 8, 16]), rng.choice([3, 16, 64])
+    cross_tokens = CROSS_TOKENS if kind.startswith("cross") else 0
     sizes = CacheGroups(
-        num_blocks=1, block_size=BLOCK_SIZE, windows=windows, max_step_tokens=max(budget, 2 * (1 + drafts))
+        num_blocks=1,
+        block_size=BLOCK_SIZE,
+        windows=windows,
+        cross_tokens=cross_tokens,
+        max_step_tokens=max(budget, 2 * (1 + drafts)),
     )
     return CoreRun(
         num_blocks=sizes.blocks_of(MAX_MODEL_LEN - 1) + rng.choice([0, 1, rng.randint(2, 40)]),
         block_size=BLOCK_SIZE,
         windows=windows,
         num_state_slots=rng.choice([2, 3, max_num_seqs + 1, max_num_seqs + 20]) if has_states else 0,
+        cross_tokens=cross_tokens,
         checkpoint_interval=rng.choice([0, 4, 8, 16]),
         min_junction=rng.choice([4, 8, 16, 256]),
         max_model_len=MAX_MODEL_LEN,
@@ -62,8 +78,9 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
     if run.mover is not None and source is not None and source.mover is not None:
         run.mover.learn(source.mover)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
-    pooled_share = 0.3 if seed % 3 == 0 else 0.0
-    prefill_share = rng.choice([0.0, 0.4])
+    has_audio = kind.startswith("cross")
+    pooled_share = 0.3 if seed % 3 == 0 and not has_audio else 0.0
+    prefill_share = 0.0 if has_audio else rng.choice([0.0, 0.4])
     traffic = Traffic(
         run,
         rng,
@@ -74,6 +91,7 @@ def drive(seed: int, kind: Kind, source: CoreRun | None = None) -> CoreRun:
         pooled_share=pooled_share,
         prefill_share=prefill_share,
         retention=random.Random(f"{kind} {seed}") if seed % 2 else None,
+        has_audio=has_audio,
     )
     follower = Follower(run, rng)
     reset_share = rng.choice([0.0, 0.005, 0.03])
@@ -106,6 +124,8 @@ class Totals:
     fetched_pages: int = 0
     written_pages: int = 0
     read_tokens: int = 0  # from disk
+    encoded_audios: int = 0
+    encoded_audio_hits: int = 0
 
     def add(self, run: CoreRun) -> None:
         stats, host = run.core.stats(), run.core.cache_occupancy().host
@@ -113,6 +133,8 @@ class Totals:
         self.retained_blocks += stats.num_retained_blocks
         self.hit_tokens += stats.prefix_cache_hits
         self.preemptions += stats.num_preemptions
+        self.encoded_audios += stats.num_encoded_audios
+        self.encoded_audio_hits += stats.num_encoded_audio_hits
         self.fetched_pages += 0 if run.mover is None else run.mover.num_fetched
         if run.mover is not None and run.mover.disk is not None:
             self.written_pages += run.mover.disk.num_written
@@ -134,6 +156,8 @@ def test_random_traffic_over_every_kind_of_cache(kind: Kind) -> None:
     assert totals.hit_tokens > 20
     assert totals.preemptions > 0
     assert totals.stored_pages > 20
+    has_audio = kind.startswith("cross")
+    assert (totals.encoded_audios > 0) is (totals.encoded_audio_hits > 0) is has_audio
 
 
 def main(first: int, end: int) -> None:

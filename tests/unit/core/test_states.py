@@ -171,4 +171,4 @@ def test_requests_wait_for_a_slot_and_checkpoints_are_left_out(num_state_slots: 
 
 def test_one_slot_is_too_few() -> None:
     with pytest.raises(ValueError, match="at least 2 slots, got 1"):
-        StateSlots(BlockPool(1, lambda block: None))
+        StateSlots(BlockPool(1, lambda block: ()))

@@ -58,7 +58,7 @@ class PrefillRequest(Request):
         """Number of tokens to compute: up to the last boundary before the last token, if no image is cut there that
         must be computed as a whole."""
         end = (self.num_tokens - 1) // self._block_size * self._block_size
-        return self.images.uncut(end, self.num_tokens)
+        return self.media.uncut(end, self.num_tokens)
 
 
 def finish_cached(

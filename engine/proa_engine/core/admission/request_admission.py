@@ -11,10 +11,10 @@ from proa_engine.core.admission.request_table import RequestTable
 from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
-from proa_engine.core.images import Images
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.loras import Loras
+from proa_engine.core.media import Media
 from proa_engine.core.outputs import make_output
 from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import RequestStatus
@@ -38,7 +38,7 @@ class RequestAdmission:
         lengths: LengthLimits,
         grammars: Grammars | None,
         loras: Loras,
-        images: Images,
+        media: Media,
         prefill_rate: PrefillRate,
     ) -> None:
         self._max_waiting_requests = config.max_waiting_requests
@@ -49,7 +49,7 @@ class RequestAdmission:
         self._lengths = lengths
         self._grammars = grammars
         self._loras = loras
-        self._images = images
+        self._media = media
         self._prefill_rate = prefill_rate
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
@@ -58,7 +58,7 @@ class RequestAdmission:
             return rejection
         adapter = self._loras.find(request)
         made = self._factory.make(adapter.named_in(request))
-        made.lora, made.images = adapter, self._images.of(request)
+        made.lora, made.media = adapter, self._media.of(request)
         if isinstance(made, PrefillRequest):
             self._tiers.host.store(made)
         rate = self._prefill_rate.tokens_per_second
@@ -109,9 +109,12 @@ class RequestAdmission:
         if num_waiting >= self._max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
-        if missing := self._images.missing(request):
-            message = f"the engine has not kept {len(missing)} of the request's images; send their pixels"
-            return Rejection(request.request_id, request.client_index, "failed_precondition", message, missing)
+        images, audios = self._media.missing(request.images), self._media.missing(request.audios)
+        if images or audios:
+            missing = [f"{len(images)} of the request's images"] * bool(images)
+            missing += [f"{len(audios)} of its audios"] * bool(audios)
+            message = f"the engine has not kept {' and '.join(missing)}; send their pixels or samples"
+            return Rejection(request.request_id, request.client_index, "failed_precondition", message, images, audios)
         return None
 
     def _add_constrained(

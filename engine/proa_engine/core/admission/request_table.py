@@ -120,7 +120,7 @@ class RequestTable:
         request = self.running.pop()
         self._kv_cache_manager.free(request)
         request.lora.stop(self._loras.slots)
-        request.images.free()
+        request.media.free()
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
         self.waiting.push(request)
@@ -135,7 +135,7 @@ class RequestTable:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
             request.lora.stop(self._loras.slots)
-            request.images.free()
+            request.media.free()
             self._finished_ids.append(request.request_id)
         elif before in PENDING:
             self._tiers.fetches.end(request)
@@ -172,7 +172,7 @@ class RequestTable:
         ]
         assert self.running == sorted(self.running, key=_order)
         assert not [request for request in waiting if request.tables or request.states or request.num_computed_tokens]
-        assert not [request for request in waiting if request.images.held]
+        assert not [request for request in waiting if request.media.held]
         assert not [
             request for request in self.by_id.values() if not 0 <= request.num_placeholders <= request.max_placeholders
         ]

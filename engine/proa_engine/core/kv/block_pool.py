@@ -73,10 +73,12 @@ class BlockPool:
 
     `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default.
     `evict` is called with a free cached block that is about to be allocated; it must remove the block from the prefix
-    cache.
+    cache. It returns other free blocks that are worth nothing without it: they are allocated next.
     """
 
-    def __init__(self, num_blocks: int, evict: Callable[[Block], None], *, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, evict: Callable[[Block], Sequence[Block]], *, order: Sequence[int] | None = None
+    ) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
@@ -108,7 +110,8 @@ class BlockPool:
         for _ in range(count):
             block = (self._free if self._free.num_blocks else self._free_retained).pop_left()
             if block.cached_in is not None:
-                self._evict(block)
+                for other in self._evict(block):
+                    self.demote(other)
             if block.owners:
                 self._forget_owners(block)
             block.ref_count = 1

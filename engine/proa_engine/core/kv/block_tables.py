@@ -6,6 +6,7 @@ from itertools import chain
 
 from proa_engine.core.kv.block_pool import BlockPool
 from proa_engine.core.kv.cache_groups import CacheGroups
+from proa_engine.core.kv.encoder_blocks import CrossAudio, EncoderBlocks
 from proa_engine.core.request import Request
 from proa_engine.core.types import Block
 
@@ -14,12 +15,14 @@ class BlockTables:
     """The block tables of running requests, allocated from one pool.
 
     Table 0 has a block for every token. A table with a sliding window has blocks only from the first column that the
-    request's next token attends to, however long the request is.
+    request's next token attends to, however long the request is. A request that reads an audio has its blocks apart
+    from the tables, from its start to its end.
     """
 
-    def __init__(self, groups: CacheGroups, pool: BlockPool) -> None:
+    def __init__(self, groups: CacheGroups, pool: BlockPool, encoder_blocks: EncoderBlocks) -> None:
         self._groups = groups
         self._pool = pool
+        self._encoder_blocks = encoder_blocks
         self._block_size = groups.block_size
         self._window_columns = [groups.window_columns(window) for window in groups.windows]
 
@@ -34,8 +37,13 @@ class BlockTables:
         num_cached, windows = len(blocks), self._groups.windows
         firsts = [self._groups.first_column(window, num_cached * self._block_size) for window in windows]
         needs = [max(end - num_cached, 0) for end in self._ends(request, num_tokens, firsts)]
-        cached = [*blocks, *chain.from_iterable(window_blocks)]
-        if sum(needs) > self._pool.num_free_blocks - self._pool.num_free_of(cached):
+        cached, num_new, audio = [*blocks, *chain.from_iterable(window_blocks)], sum(needs), request.media
+        num_encoded = 0
+        if isinstance(audio, CrossAudio):
+            encoded = self._encoder_blocks.find(audio)
+            cached += encoded
+            num_encoded = 0 if encoded else self._num_columns(audio.num_tokens)
+        if num_new + num_encoded > self._pool.num_free_blocks - self._pool.num_free_of(cached):
             return None
         # Allocating evicts free blocks, so the hit's blocks are referenced first.
         self._pool.touch(cached)
@@ -46,6 +54,8 @@ class BlockTables:
             assert len(behind) == num_cached - first, "a checkpoint has all blocks behind the window"
         request.first_columns = firsts
         self._extend(request, needs)
+        if isinstance(audio, CrossAudio):
+            request.encoded = self._encoder_blocks.use(audio, self._pool.get_new_blocks(num_encoded))
         return [[-1 if block is None else block.block_id for block in table] for table in request.tables]
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]] | None:
@@ -68,10 +78,11 @@ class BlockTables:
         return [[block.block_id for block in blocks]]
 
     def free(self, request: Request) -> None:
-        """Free all blocks of the request, those of table 0 to be evicted first."""
+        """Free all blocks of the request, those of table 0 to be evicted first, those of its audio last."""
         for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
             self._pool.free_blocks(held(table[first:]))
-        request.tables, request.first_columns = [], []
+        self._pool.free_blocks(request.encoded)
+        request.tables, request.first_columns, request.encoded = [], [], ()
         request.num_slots = 0
 
     def window_blocks(self, request: Request, position: int) -> list[list[Block]] | None:
@@ -96,6 +107,9 @@ class BlockTables:
                 assert all(table[first:]), "no block from the first column on"
                 for block in held(table[first:]):
                     references[block.block_id] += 1
+            num_encoded = request.media.num_tokens if isinstance(request.media, CrossAudio) else 0
+            assert len(request.encoded) == self._num_columns(num_encoded)
+            references.update(block.block_id for block in request.encoded)
             lowest = min(request.num_computed_tokens, request.num_tokens - 1)
             for index, window in enumerate(self._groups.windows):
                 first = request.first_columns[index]
@@ -112,9 +126,12 @@ class BlockTables:
         A table with a window gets all the columns that it may use, up to the end of the known tokens. The later chunks
         of a prompt then only replace the blocks that they free.
         """
-        columns = -(-num_tokens // self._block_size)
-        known = max(columns, -(-request.num_tokens // self._block_size))
+        columns = self._num_columns(num_tokens)
+        known = max(columns, self._num_columns(request.num_tokens))
         return [columns, *[min(known, first + most) for first, most in zip(firsts, self._window_columns, strict=True)]]
+
+    def _num_columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
 
     def _extend(self, request: Request, needs: Sequence[int]) -> list[list[int]]:
         blocks, start, added = self._pool.get_new_blocks(sum(needs)), 0, []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroups:
     """The shape of the KV cache: a request holds blocks of table 0, of one table for each of `windows`, and a state
-    slot.
+    slot. With cross-attention it also holds blocks for `cross_tokens` tokens at most, those of its audio.
 
     The core knows no layers and no bytes. The worker stores all layers with full attention in the blocks of table 0,
     and packs layers with a sliding window into further tables, whose blocks have equal bytes. All tables allocate from
@@ -22,6 +22,7 @@ class CacheGroups:
     block_size: int
     windows: tuple[int, ...] = ()  # of table 1, 2, …: tokens that a token attends to, itself included
     num_state_slots: int = 0
+    cross_tokens: int = 0  # of the longest audio that cross-attention reads; 0: the model has none
     checkpoint_interval: int = 0
     min_junction: int = 0
     max_step_tokens: int = 0
@@ -67,4 +68,5 @@ class CacheGroups:
         return -(-(window - 1 + self.max_step_tokens) // self.block_size) + 2
 
     def _blocks_of_columns(self, num_columns: int) -> int:
-        return num_columns + sum(min(num_columns, self.window_columns(window)) for window in self.windows)
+        in_windows = sum(min(num_columns, self.window_columns(window)) for window in self.windows)
+        return num_columns + in_windows + -(-self.cross_tokens // self.block_size)

@@ -76,7 +76,8 @@ class KVCacheManager:
         self._cache = device.cache
         self.retention = Retention(device, groups.block_size)
         self._hashes = BlockHashes(hash_block or _hash_nothing, root_hash, groups.block_size)
-        self.tables = BlockTables(groups, device.blocks)
+        self.encoder_blocks = self._cache.encoder_blocks
+        self.tables = BlockTables(groups, device.blocks, self.encoder_blocks)
         self._states = StateSlots(device.states) if device.has_states else NoStateSlots()
         assert checkpoint_positions or not (self._caches and self._has_checkpoints)
         self._checkpoints = Checkpoints(groups, checkpoint_positions or nowhere, device, self.tables)
@@ -94,6 +95,8 @@ class KVCacheManager:
         stats.host_cache_usage, stats.load_bytes_per_second = host.usage, host.load_bytes_per_second
         stats.num_fetching_reqs = self.tiers.fetches.num_requests
         stats.num_retained_blocks = self._device.blocks.num_retained
+        stats.num_encoded_audios = self.encoder_blocks.num_encoded
+        stats.num_encoded_audio_hits = self.encoder_blocks.num_hits
 
     @property
     def occupancy(self) -> CacheOccupancy:

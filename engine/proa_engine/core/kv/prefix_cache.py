@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from proa.contract import embeds_keys
+from proa_engine.core.kv.encoder_blocks import EncoderBlocks
 from proa_engine.core.kv_events import KvEvents
 from proa_engine.core.request import Request
 from proa_engine.core.types import Block
@@ -33,7 +34,7 @@ class BlockHashes:
         if index == len(hashes):
             start, end = index * self._block_size, (index + 1) * self._block_size
             parent = hashes[-1] if hashes else self._root
-            keys = request.images.extra_keys(request.extra_keys, start, end)
+            keys = request.media.extra_keys(request.extra_keys, start, end)
             if request.prompt_embeds:
                 keys = (*keys, *embeds_keys(request.prompt_embeds, start, end))
             hashes.append(self._hash_block(parent, request.token_ids[start:end], keys))
@@ -82,6 +83,7 @@ class PrefixCache:
         self.cached_window_blocks: list[BlocksByHash] = [{} for _ in range(num_windows)]
         self.cached_states: BlocksByHash = {}
         self.checkpoints: dict[bytes, Checkpoint] = {}
+        self.encoder_blocks = EncoderBlocks()
         self.kv_events = KvEvents(self.cached_blocks.keys(), self.checkpoints.keys())
 
     def add(self, block: Block, block_hash: bytes) -> Block | None:
@@ -121,31 +123,42 @@ class PrefixCache:
         self.kv_events.checkpoints.store(checkpoint_hash)
         return checkpoint
 
-    def evict(self, block: Block) -> None:
-        """Remove the block from the cache, with the checkpoints that need it."""
+    def evict(self, block: Block) -> Sequence[Block]:
+        """Remove the block from the cache, with the checkpoints that need it. Returns the other blocks of its audio, if
+        it has one."""
         if block.cached_in is self.cached_blocks:
             del self.cached_blocks[block.block_hash]
             block.cached_in = None
             self.kv_events.blocks.remove(block.block_hash)
-            return
+            return ()
+        if block.cached_in is self.encoder_blocks.cached:
+            return self.encoder_blocks.evict(block)
         assert block.checkpoints
         for checkpoint_hash in list(block.checkpoints):
             self._remove_checkpoint(checkpoint_hash)
+        return ()
 
     def reset(self) -> None:
-        """Remove all blocks and checkpoints."""
+        """Remove all blocks, checkpoints and encoded audios."""
         for blocks in (self.cached_blocks, *self.cached_window_blocks, self.cached_states):
             for block in blocks.values():
                 block.cached_in = block.checkpoints = None
             blocks.clear()
         self.checkpoints.clear()
+        self.encoder_blocks.reset()
         self.kv_events.reset()
 
     def check_integrity(self, blocks: list[Block]) -> None:
         """Raises `AssertionError` unless exactly those of `blocks` that are marked as cached can be found by their
         hashes."""
         maps = (self.cached_blocks, *self.cached_window_blocks, self.cached_states)
-        marked = [block for block in blocks if (block.cached_in, block.checkpoints) != (None, None)]
+        audios = self.encoder_blocks.cached
+        self.encoder_blocks.check_integrity([block for block in blocks if block.cached_in is audios])
+        marked = [
+            block
+            for block in blocks
+            if (block.cached_in, block.checkpoints) != (None, None) and block.cached_in is not audios
+        ]
         for cached in maps:
             of_map = {block.block_hash: block for block in marked if block.cached_in is cached}
             assert of_map == cached, "hashes and blocks differ"

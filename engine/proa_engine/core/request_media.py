@@ -1,4 +1,4 @@
-"""RequestImages: the images of one request, and how many of its tokens a step can compute because of them."""
+"""RequestMedia: what a request reads beside its tokens, and how many of its tokens a step can compute because of it."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,15 +11,44 @@ from proa_engine.core.types import ImageSpan
 Keys = tuple[bytes | str, ...]
 
 
-class _Computed(Protocol):
+class Computed(Protocol):
     """The attributes of `Request` that are used here."""
 
     num_computed_tokens: int
     num_slots: int
 
 
-class NoImages:
-    """`RequestImages` of a request without images."""
+class RequestMedia(Protocol):
+    """Images or audio of one request."""
+
+    spans: Sequence[ImageSpan]  # of images, by ascending offset
+    held: bytes | None  # hash of the image of which a part is scheduled
+
+    def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
+        """Return the extra keys of the hash of the block with the tokens `start` … `end` - 1: `keys`, the request's,
+        and what the block touches."""
+        ...
+
+    def limit(self, start: int, num_tokens: int) -> int:
+        """Return how many of the `num_tokens` tokens from `start` the step can compute."""
+        ...
+
+    def uncut(self, position: int, num_tokens: int) -> int:
+        """Return where the tokens of a request of `num_tokens` tokens can be computed up to: at `position`, or where
+        that would not divide what one step must compute."""
+        ...
+
+    def claim(self, request: Computed, num_tokens: int) -> None:
+        """Read in this step what the request's next `num_tokens` tokens need."""
+        ...
+
+    def free(self) -> None:
+        """Drop references, when the request is preempted or has finished."""
+        ...
+
+
+class NoMedia:
+    """`RequestMedia` of a request of tokens alone."""
 
     spans: Sequence[ImageSpan] = ()
     held: bytes | None = None
@@ -33,7 +62,7 @@ class NoImages:
     def uncut(self, position: int, num_tokens: int) -> int:
         return position
 
-    def claim(self, request: _Computed, num_tokens: int) -> None:
+    def claim(self, request: Computed, num_tokens: int) -> None:
         pass
 
     def free(self) -> None:
@@ -41,13 +70,14 @@ class NoImages:
 
 
 class RequestImages:
-    """Images of a prompt, by ascending offset and all with pixels, encoded in steps that compute their tokens.
+    """`RequestMedia` of the images of a prompt, by ascending offset and all with pixels. They are encoded in steps that
+    compute their tokens.
 
     `attends_within`: the tokens of an image attend to the whole image, so one step must compute them.
     """
 
     def __init__(self, images: Sequence[Image], cache: EncoderCache, *, attends_within: bool) -> None:
-        self.spans = tuple(
+        self.spans: Sequence[ImageSpan] = tuple(
             ImageSpan(each.hash, each.offset, each.num_tokens, each.height, each.width) for each in images
         )
         self.held: bytes | None = None  # hash of the image of which a part is scheduled
@@ -57,12 +87,10 @@ class RequestImages:
         self._attends_within = attends_within
 
     def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
-        """Return the extra keys of the hash of the block with the tokens `start` … `end` - 1: `keys` and the block's
-        images."""
         return *keys, *media_keys(self._touching(start, end), start, end)
 
     def limit(self, start: int, num_tokens: int) -> int:
-        """Return how many of the `num_tokens` tokens from `start` the step can compute.
+        """See `RequestMedia.limit`.
 
         They end before the first image that is not encoded and cannot be encoded in this step. With `attends_within`,
         they also end before an image whose last token is not among them.
@@ -77,15 +105,14 @@ class RequestImages:
         return end - start
 
     def uncut(self, position: int, num_tokens: int) -> int:
-        """Return where the tokens of a request of `num_tokens` tokens can be computed up to: at `position`, unless that
-        is inside an image that one step must compute. Then at the image's end, or before the image if its last token is
-        the request's, which must not be computed."""
+        """Return `position`, unless that is inside an image that one step must compute. Then return the image's end, or
+        its begin if its last token is the request's, which must not be computed."""
         images = self._touching(position, position + 1)
         if not self._attends_within or not images or images[0].offset >= position:
             return position
         return images[0].end if images[0].end < num_tokens else images[0].offset
 
-    def claim(self, request: _Computed, num_tokens: int) -> None:
+    def claim(self, request: Computed, num_tokens: int) -> None:
         """Read the images of the request's next `num_tokens` tokens in this step, and keep a reference to an image of
         which it computes only a part."""
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
@@ -100,7 +127,6 @@ class RequestImages:
             request.num_slots = end  # so that its next step is not a plain decode, which reads no images
 
     def free(self) -> None:
-        """Drop the reference to an image, when the request is preempted or has finished."""
         if self.held is not None:
             self._cache.free(self.held)
             self.held = None
@@ -113,4 +139,4 @@ class RequestImages:
         return self._images[first:last]
 
 
-NO_IMAGES = NoImages()
+NO_MEDIA = NoMedia()
