@@ -132,7 +132,7 @@ def test_an_audio_without_samples_that_the_engine_lacks_is_asked_for() -> None:
     run.step()
     (rejection,) = run.rejections
     assert (rejection.code, rejection.missing_audios, rejection.missing_images) == ("failed_precondition", [A.hash], [])
-    assert "has not kept 1 of its audios" in rejection.message
+    assert "has not kept 1 of the request's audios; send their samples" in rejection.message
     run.submit(with_audio("b", A))
     run.finish()
     run.submit(with_audio("c", without))

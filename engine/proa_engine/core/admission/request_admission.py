@@ -111,9 +111,9 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
         images, audios = self._media.missing(request.images), self._media.missing(request.audios)
         if images or audios:
-            missing = [f"{len(images)} of the request's images"] * bool(images)
-            missing += [f"{len(audios)} of its audios"] * bool(audios)
-            message = f"the engine has not kept {' and '.join(missing)}; send their pixels or samples"
+            message = f"the engine has not kept {len(images)} of the request's images; send their pixels"
+            if not images:
+                message = f"the engine has not kept {len(audios)} of the request's audios; send their samples"
             return Rejection(request.request_id, request.client_index, "failed_precondition", message, images, audios)
         return None
 
