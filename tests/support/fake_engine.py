@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from proa.blocks import BLOCK_HASH_VERSION, root_hash
 from proa.contract import Audio, extra_keys
+from proa.contract.audio import hash_audio
 from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
@@ -282,6 +283,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             role=role,
         )
         self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
+        self.samples: dict[bytes, bytes] = {}  # of the audios that it keeps, by hash
         self.lora_folders = lora_folders or {}
         self.loras = {name: self._lora(name, path) for name, path in (loras or {}).items()}
         self.lora_loads: list[service_pb2.LoadLoraRequest] = []
@@ -559,7 +561,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             return None
         if self.info.pooling_only:
             return service_pb2.Rejected(handle=handle, code=3, message="the model generates no tokens")
-        if (refused := self._admit_images(handle, request)) is not None:
+        if refused := self._admit_images(handle, request) or self._admit_audios(handle, request):
             return refused
         params = request.sampling_params
         limit = min(params.max_tokens, room) if params.HasField("max_tokens") else room
@@ -619,6 +621,24 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 return service_pb2.Rejected(handle=handle, code=3, message="an image has other pixels than it says")
             if set(ids[image.offset : image.offset + image.num_tokens]) != run:
                 return service_pb2.Rejected(handle=handle, code=3, message="an image is not where its tokens are")
+        return None
+
+    def _admit_audios(self, handle: int, request: core_pb2.EngineCoreRequest) -> service_pb2.Rejected | None:
+        """Keep the audios' samples, unless some are missing."""
+        if self.info.audios.cross_attention and len(request.audios) != 1:
+            return service_pb2.Rejected(handle=handle, code=3, message=f"{len(request.audios)} audios")
+        sent = {audio.hash: audio.samples for audio in request.audios if audio.samples}
+        missing = [audio.hash for audio in request.audios if audio.hash not in sent | self.samples]
+        if missing:
+            message = "the engine has not kept some audios"
+            return service_pb2.Rejected(handle=handle, code=9, message=message, missing_audios=b"".join(missing))
+        self.samples |= sent
+        for audio in request.audios:
+            samples = self.samples[audio.hash]
+            if len(samples) != 4 * audio.num_samples or audio.hash != hash_audio(samples):
+                return service_pb2.Rejected(handle=handle, code=3, message="an audio has other samples than it says")
+            if audio.num_samples > self.info.audios.max_samples:
+                return service_pb2.Rejected(handle=handle, code=3, message="an audio is too long")
         return None
 
     def _has_lora(self, request: core_pb2.EngineCoreRequest) -> bool:

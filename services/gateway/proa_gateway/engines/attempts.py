@@ -207,8 +207,8 @@ class RequestAttempts:
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.
 
-        They do not support its grammar, its adapter, its images, its embeddings or its pooling task, or their tokenizer
-        or vocabulary differs from the last engine's or, if there are tokens already, their weights.
+        They do not support its grammar, its adapter, its images or audios, its embeddings or its pooling task, or their
+        tokenizer or vocabulary differs from the last engine's or, if there are tokens already, their weights.
         """
         return [
             engine.address
@@ -225,7 +225,7 @@ class RequestAttempts:
             return False
         if self.request.lora_name and not other.max_loras:
             return False
-        if self.request.images and other.images is None:
+        if (self.request.images and other.images is None) or (self.request.audios and other.audios is None):
             return False
         if self.request.prompt_embeds and not self.takes_embeds(other):
             return False
@@ -235,6 +235,8 @@ class RequestAttempts:
         if (model := self.model) is None:
             return True
         if self.request.images and other.images != model.images:
+            return False
+        if self.request.audios and other.audios != model.audios:
             return False
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
         same_weights = (other.model, other.revision) == (model.model, model.revision)

@@ -14,6 +14,7 @@ from typing import Protocol
 import grpc
 
 from proa.contract import (
+    Audio,
     Draining,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -37,10 +38,10 @@ from proa_gateway.errors import (
 )
 
 ENGINE_BYTES = 2**30
-"""Pixels that an engine keeps: the default of its --mm-processor-cache-gb. One that keeps fewer, or has dropped some
-for those of other gateways, rejects a request without them."""
+"""Pixels and samples that an engine keeps: the default of its --mm-processor-cache-gb. One that keeps fewer, or has
+dropped some for those of other gateways, rejects a request without them."""
 MIN_BYTES = 2**16
-"""That an image counts at least, so that the number of images is bounded too."""
+"""That an image or an audio counts at least, so that their number is bounded too."""
 BATCH_TOKENS = 64
 """Tokens delivered before control returns to the event loop: about 0.5 ms."""
 _REJECTIONS: dict[int, type[GatewayError]] = {
@@ -50,34 +51,37 @@ _REJECTIONS: dict[int, type[GatewayError]] = {
 }
 
 
-class SentImages:
-    """The last ones up to `max_bytes` of pixels, by their hash."""
+class SentMedia:
+    """The last images and audios up to `max_bytes` of pixels and samples, by their hash."""
 
     def __init__(self, max_bytes: int = ENGINE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0  # sum of `_sizes`
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # the last one was used last
 
-    def strip(self, images: Iterable[Image]) -> tuple[Image, ...]:
-        """What to send: the images, without the pixels of those that the engine has. It has all of them then."""
-        return tuple(replace(image, pixels=b"") if self.add(image) else image for image in images)
-
-    def add(self, image: Image) -> bool:
-        """The image is sent, with its pixels unless it was sent before. Return whether it was."""
-        if image.hash in self._sizes:
-            self._sizes.move_to_end(image.hash)
-            return True
-        self._sizes[image.hash] = size = max(MIN_BYTES, len(image.pixels))
-        self._num_bytes += size
-        while self._num_bytes > self._max_bytes:
-            _, size = self._sizes.popitem(last=False)
-            self._num_bytes -= size
-        return False
+    def strip(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """What to send: the request, without pixels and samples that the engine has. It has all of them then."""
+        images = tuple(replace(each, pixels=b"") if self._add(each) else each for each in request.images)
+        audios = tuple(replace(each, samples=b"") if self._add(each) else each for each in request.audios)
+        return replace(request, images=images, audios=audios)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """The engine does not have them."""
         for hash in hashes:
             self._num_bytes -= self._sizes.pop(hash, 0)
+
+    def _add(self, media: Image | Audio) -> bool:
+        """An image or an audio is sent, whole unless it was sent before. Return whether it was."""
+        if media.hash in self._sizes:
+            self._sizes.move_to_end(media.hash)
+            return True
+        data = media.pixels if isinstance(media, Image) else media.samples
+        self._sizes[media.hash] = size = max(MIN_BYTES, len(data))
+        self._num_bytes += size
+        while self._num_bytes > self._max_bytes:
+            _, size = self._sizes.popitem(last=False)
+            self._num_bytes -= size
+        return False
 
 
 _log = logging.getLogger(__name__)
@@ -155,8 +159,8 @@ class Session:
         self._heartbeat = heartbeat
         self._sinks: dict[int, OutputSink] = {}  # by handle
         self._lora_names: dict[int, str] = {}  # by handle, of requests with an adapter
-        self._sent_images = SentImages()  # images whose pixels the engine should have
-        self._with_images: dict[int, EngineCoreRequest] = {}  # by handle, with all pixels; none that was sent twice
+        self._sent_media = SentMedia()  # what the engine should have kept
+        self._with_media: dict[int, EngineCoreRequest] = {}  # by handle, whole; none that was sent twice
         self._last_handle = 0  # handles count up from 1
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
         self._to_abort: list[int] = []  # handles, not written yet
@@ -173,16 +177,16 @@ class Session:
         return asyncio.get_running_loop().time() - self._last_message_at
 
     def submit(self, request: EngineCoreRequest, sink: OutputSink) -> SentRequest:
-        """Queue the request for the next write, without the pixels of images that the engine has."""
+        """Queue the request for the next write, without the pixels and samples that the engine has."""
         self._last_handle += 1
         handle = self._last_handle
         self._sinks[handle] = sink
         if request.lora_name:
             self._lora_names[handle] = request.lora_name
             self._loras.count_request(request.lora_name)
-        if request.images:
-            self._with_images[handle] = request
-            request = replace(request, images=self._sent_images.strip(request.images))
+        if request.images or request.audios:
+            self._with_media[handle] = request
+            request = self._sent_media.strip(request)
         self._to_add[handle] = convert.add_to_pb(handle, request)
         self._wake.set()
         return SentRequest(self, handle)
@@ -215,7 +219,7 @@ class Session:
         """Fail all unfinished requests with `EngineLost`."""
         sinks, self._sinks = self._sinks, {}
         self._lora_names.clear()
-        self._with_images.clear()
+        self._with_media.clear()
         for sink in sinks.values():
             sink.failed(EngineLost(f"the engine was lost: {reason}"), retryable=True)
 
@@ -311,11 +315,11 @@ class Session:
         lora_name = self._lora_names.pop(handle, None)
         if lora_name is not None:
             self._loras.uncount_request(lora_name)
-        self._with_images.pop(handle, None)
+        self._with_media.pop(handle, None)
         return self._sinks.pop(handle, None)
 
     def _reject(self, rejected: Rejected) -> None:
-        if rejected.missing_images and self._send_pixels(rejected):
+        if (missing := [*rejected.missing_images, *rejected.missing_audios]) and self._send_whole(rejected, missing):
             return
         lora_name = self._lora_names.get(rejected.handle)
         sink = self._remove(rejected.handle)
@@ -327,14 +331,14 @@ class Session:
                 self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)
 
-    def _send_pixels(self, rejected: Rejected) -> bool:
-        """Send the request again with all pixels, once: the engine has not kept some images. Return whether it was."""
-        self._sent_images.forget(rejected.missing_images)
-        request = self._with_images.pop(rejected.handle, None)
+    def _send_whole(self, rejected: Rejected, missing: Iterable[bytes]) -> bool:
+        """Send the request again with all pixels and samples, once: the engine has not kept those with the hashes
+        `missing`. Return whether it was."""
+        self._sent_media.forget(missing)
+        request = self._with_media.pop(rejected.handle, None)
         if request is None:
             return False
-        for image in request.images:
-            self._sent_images.add(image)
+        self._sent_media.strip(request)  # all are sent
         self._to_add[rejected.handle] = convert.add_to_pb(rejected.handle, request)
         self._wake.set()
         return True

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proa.contract import Image, PromptEmbeds
+from proa.contract import Audio, Image, PromptEmbeds
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import Delta
@@ -60,6 +60,7 @@ class Prompt:
     images: tuple[Image, ...] = ()  # with their pixels
     message_format: MessageFormat | None = None  # how the outputs are parsed; None: all text is content
     embeds: tuple[PromptEmbeds, ...] = ()  # `hashed`, in the place of tokens
+    audios: tuple[Audio, ...] = ()  # with their samples
 
     @property
     def text_token_ids(self) -> Sequence[int]:

@@ -203,4 +203,5 @@ class Running:
             lora_digest=lora.digest if lora is not None else "",
             images=prompt.images,
             prompt_embeds=prompt.embeds,
+            audios=prompt.audios,
         )
