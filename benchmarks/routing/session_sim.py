@@ -1,14 +1,14 @@
-"""Sessions over one engine, simulated: `python -m benchmarks.routing.session_sim --sessions 16 --mode wait`.
+"""Sessions over engines, simulated: `python -m benchmarks.routing.session_sim --sessions 16 --mode wait`.
 
-The gateway's `SessionTable` is the real one. The engine computes prompts one after the other at a fixed rate, decodes
-each stream at a fixed speed, and evicts blocks as `BlockPool` does. Modes: `off`; `retain`: sessions that fit keep
-their blocks; `wait`: the others wait for a place.
+The gateway's `ModelSessions` are the real ones, and so is the score by which engines are chosen. Modes: `off`;
+`retain`: sessions that fit keep their blocks; `wait`: the others wait for a place.
 """
 
 import argparse
 import heapq
+import random
 import statistics
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,70 +16,27 @@ from typing import Literal
 
 import numpy as np
 
+from benchmarks.routing.session_engines import BLOCK_SIZE, Prompt, SimulatedEngine
 from proa_cli.bench.session_options import SessionOptions
 from proa_cli.bench.session_plans import Turn as PlannedTurn
-from proa_gateway.sessions.session_table import SessionTable, Turn
+from proa_gateway.routing.policies import WEIGHTS, best
+from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.sessions.session import Turn
+from proa_gateway.sessions.session_table import SessionTable
 
 Mode = Literal["off", "retain", "wait"]
-BLOCK_SIZE = 16
 TICK_SECONDS = 0.25
-DECODE_SPEED = 80.0  # tokens a second of one stream
-
-
-class Cache:
-    """Blocks by number. Free ones are evicted from the front of `free`, then from that of `retained`."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used: dict[bytes, int] = {}
-        self.free: OrderedDict[bytes, None] = OrderedDict()
-        self.retained: OrderedDict[bytes, None] = OrderedDict()
-        self.marked: set[bytes] = set()
-
-    def num_hits(self, path: Sequence[bytes]) -> int:
-        for index, block in enumerate(path):
-            if block not in self.used and block not in self.free and block not in self.retained:
-                return index
-        return len(path)
-
-    def take(self, path: Sequence[bytes]) -> bool:
-        """Use the blocks of a path; those that are missing take the place of free ones. False if too few are free."""
-        missing = sum(block not in self.used for block in path)
-        if len(self.used) + missing > self.capacity:
-            return False
-        for block in path:
-            self.used[block] = self.used.get(block, 0) + 1
-            self.free.pop(block, None)
-            self.retained.pop(block, None)
-        while len(self.used) + len(self.free) + len(self.retained) > self.capacity:
-            block, _ = (self.free or self.retained).popitem(last=False)
-            self.marked.discard(block)
-        return True
-
-    def give(self, path: Sequence[bytes], *, retain: bool) -> None:
-        if retain:
-            self.marked.update(path)
-        for block in reversed(path):
-            self.used[block] -= 1
-            if not self.used[block]:
-                del self.used[block]
-                (self.retained if block in self.marked else self.free)[block] = None
-
-    def release(self, blocks: Sequence[bytes]) -> None:
-        for block in blocks:
-            self.marked.discard(block)
-            if block in self.retained:
-                del self.retained[block]
-                self.free[block] = None
-                self.free.move_to_end(block, last=False)
+REPORT_SECONDS = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One session. `path`: of its next prompt."""
+    """One session, or one prompt of none. `path`: of its next prompt."""
 
     path: list[bytes]
     turns: deque[PlannedTurn]
+    is_session: bool
+    gateway: "SimulatedGateway"
     before: int = 0  # blocks of its last prompt
 
 
@@ -89,6 +46,81 @@ class Job:
     planned: PlannedTurn
     arrived: float
     turn: Turn | None = None
+
+
+class SimulatedGateway:
+    """Sends turns to engines, or lets them wait as `SessionQueue` does."""
+
+    def __init__(self, number: int, mode: Mode, engines: Sequence[SimulatedEngine], simulation: "Simulation") -> None:
+        self.number, self.mode, self._simulation = number, mode, simulation
+        self._engines = {engine.address: engine for engine in engines}
+        self.sessions = ModelSessions(BLOCK_SIZE, lambda: simulation.now, self._count_cached)
+        self._tables: dict[str, SessionTable] = {}
+        for engine in engines:
+            self._tables[engine.address] = self.sessions.add(engine, engine.cache.capacity)
+        self._waiting: deque[Job] = deque()
+        self._head_since = 0.0
+        self._rng = random.Random(number)
+
+    def arrive(self, job: Job) -> None:
+        path = job.client.path
+        turn = self.sessions.expect(path) if self.mode == "wait" else None
+        if turn is None or turn.session.is_resident or (not self._waiting and self.sessions.place(turn)):
+            self._submit(job)
+            return
+        job.turn = turn
+        if not self._waiting:
+            self._head_since = self._simulation.now
+        self._waiting.append(job)
+
+    def tick(self) -> None:
+        self.sessions.tick([job.turn for job in self._waiting if job.turn is not None])
+        while self._waiting and (turn := self._waiting[0].turn) is not None:
+            if not self.sessions.place(turn) and not self.sessions.displace(turn, self._head_since):
+                break
+            self._submit(self._waiting.popleft())
+            self._head_since = self._simulation.now
+
+    def drain(self, engine: SimulatedEngine) -> None:
+        self.sessions.evacuate(engine)
+
+    def _submit(self, job: Job) -> None:
+        path = job.client.path
+        engine = self._choose(path)
+        table, turn = self._tables[engine.address], None
+        if self.mode != "off":
+            turn = self.sessions.arrive(path)
+            if not turn.is_first:
+                table.admit(turn, self._simulation.now)
+            table.start(turn, self._simulation.now)
+            engine.cache.release(table.places.take_released(), self.number)
+
+        def on_end() -> int | None:
+            if turn is None:
+                self._simulation.ended(job)
+                return None
+            is_retained = turn.session.home is table.places
+            table.end(turn, (), self._simulation.now)
+            self._simulation.ended(job)
+            return self.number if is_retained else None
+
+        engine.submit(
+            Prompt(path, job.planned.output_tokens, lambda hits: self._simulation.computed(job, hits), on_end)
+        )
+
+    def _choose(self, path: Sequence[bytes]) -> SimulatedEngine:
+        usable = {address: engine for address, engine in self._engines.items() if engine.usable}
+        home = self.sessions.home(path)
+        if home is not None and home.address in usable:
+            return usable[home.address]
+        by_length: dict[float, list[str]] = {}
+        for address in usable:
+            by_length.setdefault(float(self._count_cached(address, path)), []).append(address)
+        matched = sorted(((length, each) for length, each in by_length.items() if length), reverse=True)
+        return best(usable, matched, len(path), WEIGHTS, self._rng)
+
+    def _count_cached(self, address: str, path: Sequence[bytes]) -> int:
+        return self._engines[address].cache.num_hits(path)
 
 
 @dataclass(slots=True)
@@ -112,31 +144,49 @@ class Figures:
 
 
 class Simulation:
-    def __init__(self, mode: Mode, options: SessionOptions, capacity: int, rate: float, seed: int) -> None:
-        """`capacity` in tokens, `rate` in tokens a second."""
-        self.mode, self.options = mode, options
-        self.rate = rate / BLOCK_SIZE
-        self.cache = Cache(capacity // BLOCK_SIZE)
-        self.table = SessionTable(capacity // BLOCK_SIZE)
+    def __init__(
+        self,
+        mode: Mode,
+        options: SessionOptions,
+        capacity: int,
+        rate: float,
+        seed: int,
+        *,
+        num_engines: int = 1,
+        num_gateways: int = 1,
+        drain_at: float | None = None,
+        is_sticky: bool = True,
+    ) -> None:
+        """`capacity` in tokens and `rate` in tokens a second, of each engine. `drain_at`: when the first engine drains.
+        `is_sticky`: all turns of a session come to one gateway."""
+        self.options = options
         self.figures = Figures()
         self.now = 0.0
-        self.waiting: deque[Job] = deque()  # for a place
-        self.queued: deque[Job] = deque()  # in the engine
-        self.head_since = 0.0
-        self.is_computing = False
-        self._draw = np.random.default_rng(seed)
-        self._blocks = count()
-        self._shared = self._new_blocks(options.session_shared_len)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
+        self._engines = [
+            SimulatedEngine(f"engine {number}", capacity, rate, lambda: self.now, self.at)
+            for number in range(num_engines)
+        ]
+        self._gateways = [SimulatedGateway(number, mode, self._engines, self) for number in range(num_gateways)]
+        self._drain_at = drain_at
+        self._is_sticky = is_sticky
+        self._draw = np.random.default_rng(seed)
+        self._spread = random.Random(seed)
+        self._blocks = count()
+        self._shared = self._new_blocks(options.session_shared_len)
 
     def run(self, seconds: float) -> Figures:
         for _ in range(self.options.sessions):
-            self.at(float(self._draw.uniform(0, 1)), self.begin_session)
+            self.at(float(self._draw.uniform(0, 1)), self._begin_session)
         if self.options.session_one_shots is not None:
-            self.at(0.0, self.one_shot)
-        if self.mode == "wait":
-            self.at(TICK_SECONDS, self.tick)
+            self.at(0.0, self._one_shot)
+        for gateway in self._gateways:
+            self._every(TICK_SECONDS, gateway.tick)
+        for engine in self._engines:
+            self._every(REPORT_SECONDS, engine.report)
+        if self._drain_at is not None:
+            self.at(self._drain_at, self._drain)
         while self._events and self._events[0][0] < seconds:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -145,93 +195,60 @@ class Simulation:
     def at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
 
-    def begin_session(self) -> None:
-        client = Client(list(self._shared), deque(self.options.workload.plan(self._draw, 10_000)))
-        self.next_turn(client)
+    def computed(self, job: Job, hits: int) -> None:
+        """A prompt has been computed, of which so many blocks were cached."""
+        client, figures = job.client, self.figures
+        if not client.is_session:
+            figures.one_shot_ttfts.append(self.now - job.arrived)
+            return
+        figures.ttfts.append(self.now - job.arrived)
+        figures.prompt_blocks += len(client.path)
+        figures.hit_blocks += hits
+        figures.ideal_blocks += client.before or len(self._shared)
 
-    def next_turn(self, client: Client) -> None:
+    def ended(self, job: Job) -> None:
+        """An output is complete."""
+        client = job.client
+        if not client.is_session:
+            return
+        self.figures.turns += 1
+        client.before = len(client.path)
+        if client.turns:
+            self.at(self.now + job.planned.gap, lambda: self._next_turn(client))
+        else:
+            self.at(self.now + 1.0, self._begin_session)
+
+    def _every(self, seconds: float, event: Callable[[], None]) -> None:
+        def again() -> None:
+            event()
+            self.at(self.now + seconds, again)
+
+        self.at(seconds, again)
+
+    def _begin_session(self) -> None:
+        turns = deque(self.options.workload.plan(self._draw, 10_000))
+        self._next_turn(Client(list(self._shared), turns, is_session=True, gateway=self._some_gateway()))
+
+    def _next_turn(self, client: Client) -> None:
         planned = client.turns.popleft()
         client.path = client.path + self._new_blocks(planned.new_tokens)
-        self.arrive(Job(client, planned, self.now))
+        gateway = client.gateway if self._is_sticky else self._some_gateway()
+        gateway.arrive(Job(client, planned, self.now))
 
-    def one_shot(self) -> None:
+    def _one_shot(self) -> None:
         shots = self.options.session_one_shots
         assert shots is not None
-        client = Client(self._new_blocks(shots.length), deque())
-        self.arrive(Job(client, PlannedTurn(shots.length, 300, 0.0), self.now))
-        self.at(self.now + float(self._draw.exponential(1 / shots.rate)), self.one_shot)
+        client = Client(self._new_blocks(shots.length), deque(), is_session=False, gateway=self._some_gateway())
+        client.gateway.arrive(Job(client, PlannedTurn(shots.length, 300, 0.0), self.now))
+        self.at(self.now + float(self._draw.exponential(1 / shots.rate)), self._one_shot)
 
-    def arrive(self, job: Job) -> None:
-        if self.mode == "off":
-            self.submit(job)
-            return
-        job.turn = turn = self.table.arrive(job.client.path, self.now)
-        if turn.is_first or (not self.waiting and self.table.admit(turn, self.now)) or self.mode == "retain":
-            self.submit(job)
-            return
-        if turn.session.is_resident:
-            self.submit(job)
-            return
-        if not self.waiting:
-            self.head_since = self.now
-        self.waiting.append(job)
+    def _drain(self) -> None:
+        self._engines[0].usable = False
+        for gateway in self._gateways:
+            gateway.drain(self._engines[0])
 
-    def tick(self) -> None:
-        self.table.tick(self.now, is_waiting=bool(self.waiting), is_busy=bool(self.queued))
-        while self.waiting and (turn := self.waiting[0].turn) is not None:
-            may_go = self.table.admit(turn, self.now)
-            if not may_go and not self.table.displace(turn, self.now, self.rate, self.head_since):
-                break
-            self.submit(self.waiting.popleft())
-            self.head_since = self.now
-        self.at(self.now + TICK_SECONDS, self.tick)
-
-    def submit(self, job: Job) -> None:
-        if job.turn is not None:
-            self.table.start(job.turn, self.now)
-            self.cache.release(self.table.places.take_released())
-        self.queued.append(job)
-        self.compute()
-
-    def compute(self) -> None:
-        if self.is_computing or not self.queued:
-            return
-        job = self.queued[0]
-        path = job.client.path
-        hits = self.cache.num_hits(path)
-        if not self.cache.take(path):
-            return
-        self.queued.popleft()
-        self.is_computing = True
-        if len(job.client.turns) or job.client.before:
-            self.figures.prompt_blocks += len(path)
-            self.figures.hit_blocks += hits
-            self.figures.ideal_blocks += job.client.before or len(self._shared)
-        self.at(self.now + (len(path) - hits + 1) / self.rate, lambda: self.computed(job))
-
-    def computed(self, job: Job) -> None:
-        self.is_computing = False
-        is_session = len(job.client.turns) or job.client.before
-        (self.figures.ttfts if is_session else self.figures.one_shot_ttfts).append(self.now - job.arrived)
-        self.at(self.now + job.planned.output_tokens / DECODE_SPEED, lambda: self.decoded(job))
-        self.compute()
-
-    def decoded(self, job: Job) -> None:
-        client = job.client
-        is_session = len(client.turns) or client.before
-        retain = False
-        if job.turn is not None:
-            retain = job.turn.session.is_resident
-            self.table.end(job.turn, (), self.now)
-        self.cache.give(client.path, retain=retain)
-        if is_session:
-            self.figures.turns += 1
-            client.before = len(client.path)
-            if client.turns:
-                self.at(self.now + job.planned.gap, lambda: self.next_turn(client))
-            else:
-                self.at(self.now + 1.0, self.begin_session)
-        self.compute()
+    def _some_gateway(self) -> SimulatedGateway:
+        return self._spread.choice(self._gateways)
 
     def _new_blocks(self, tokens: int) -> list[bytes]:
         return [next(self._blocks).to_bytes(8, "big") for _ in range(-(-tokens // BLOCK_SIZE))]
@@ -241,16 +258,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[8, 16, 24])
     parser.add_argument("--mode", choices=["off", "retain", "wait"], nargs="+", default=["off", "retain", "wait"])
-    parser.add_argument("--capacity", type=int, default=600_000, help="tokens of the cache")
-    parser.add_argument("--rate", type=float, default=35_000, help="prompt tokens a second")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--spread", action="store_true", help="each turn comes to any gateway")
+    parser.add_argument("--drain-at", type=float, help="minute at which the first engine drains")
+    parser.add_argument("--capacity", type=int, default=600_000, help="tokens of an engine's cache")
+    parser.add_argument("--rate", type=float, default=35_000, help="prompt tokens a second of an engine")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     for sessions in args.sessions:
         for mode in args.mode:
             for seed in range(args.seeds):
-                options = SessionOptions(sessions=sessions)
-                figures = Simulation(mode, options, args.capacity, args.rate, seed).run(60 * args.minutes)
+                simulation = Simulation(
+                    mode,
+                    SessionOptions(sessions=sessions),
+                    args.capacity,
+                    args.rate,
+                    seed,
+                    num_engines=args.engines,
+                    num_gateways=args.gateways,
+                    drain_at=None if args.drain_at is None else 60 * args.drain_at,
+                    is_sticky=not args.spread,
+                )
+                figures = simulation.run(60 * args.minutes)
                 print(f"{sessions:3} {mode:6} seed {seed}: {figures.row(args.minutes / 60)}", flush=True)
 
 

@@ -1,5 +1,9 @@
 """With `--session-admission retain` a gateway tells engines which blocks conversations keep, and which they give up."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from proa.blocks import hash_blocks, root_hash
 from proa.engine.v1 import core_pb2
 from support.fake_engine import FakeEngine
@@ -15,11 +19,20 @@ def prompt(name: int, num_blocks: int) -> list[int]:
 
 
 async def turn(gateway: RunningGateway, engine: FakeEngine, tokens: list[int]) -> core_pb2.EngineCoreRequest:
-    """Send a prompt. Return what the engine got."""
+    """Send a prompt. Return what the only engine got."""
+    return (await turn_of_several(gateway, [engine], tokens))[1]
+
+
+async def turn_of_several(
+    gateway: RunningGateway, engines: Sequence[FakeEngine], tokens: list[int]
+) -> tuple[FakeEngine, core_pb2.EngineCoreRequest]:
+    """Send a prompt. Return the engine that got it, and what it got."""
+    before = [len(engine.requests) for engine in engines]
     body = {"prompt": tokens, "max_tokens": OUTPUT, "ignore_eos": True}
     answer = await gateway.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    return engine.requests[-1]
+    engine = next(one for one, count in zip(engines, before, strict=True) if len(one.requests) > count)
+    return engine, engine.requests[-1]
 
 
 async def test_later_turns_of_a_conversation_retain_their_blocks() -> None:
@@ -52,13 +65,38 @@ async def test_blocks_of_a_conversation_that_loses_its_place_are_released_with_t
         assert outgrown.released == b"".join(hashes)
 
 
-async def test_an_engine_that_connects_again_knows_no_sessions() -> None:
-    async with FakeEngine() as engine, running_gateway(engine, session_admission="retain") as gateway:
-        await turn(gateway, engine, prompt(7, 3))
+async def test_conversations_are_known_after_their_engine_has_connected_again_but_have_no_place() -> None:
+    async with (
+        FakeEngine(num_gpu_blocks=20) as engine,
+        running_gateway(engine, session_admission="retain") as gateway,
+    ):
+        for name in (7, 8):
+            await turn(gateway, engine, prompt(name, 3))
+        assert (await turn(gateway, engine, prompt(7, 12))).retain
+        assert not (await turn(gateway, engine, prompt(8, 12))).retain
         port = int(engine.address.rpartition(":")[2])
         await engine.stop()
         await until(lambda: not gateway.gateway.pool.ready)
         await engine.start(port)
         await until(lambda: gateway.gateway.pool.ready)
-        assert not (await turn(gateway, engine, prompt(7, 6))).retain
-        assert (await turn(gateway, engine, prompt(7, 9))).retain
+        assert (await turn(gateway, engine, prompt(8, 14))).retain
+        assert not (await turn(gateway, engine, prompt(7, 14))).retain
+
+
+@pytest.mark.parametrize("how", ["drains", "is lost"])
+async def test_conversations_get_places_on_another_engine_if_theirs(how: str) -> None:
+    async with (
+        FakeEngine() as one,
+        FakeEngine() as two,
+        running_gateway(one, two, session_admission="wait") as gateway,
+    ):
+        engines = (one, two)
+        await turn_of_several(gateway, engines, prompt(7, 3))
+        home, request = await turn_of_several(gateway, engines, prompt(7, 6))
+        assert request.retain
+        assert (await turn_of_several(gateway, engines, prompt(7, 9)))[0] is home
+        await (home.drain() if how == "drains" else home.stop())
+        await until(lambda: sum(each.usable for each in gateway.gateway.pool.engines) == 1)
+        other, request = await turn_of_several(gateway, engines, prompt(7, 12))
+        assert other is not home
+        assert request.retain

@@ -3,22 +3,27 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proa.contract import SchedulerStats
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.fair_queue import AdmissionBounds, QueuedRequest
 from proa_gateway.admission.session_queue import SessionQueue
 from proa_gateway.errors import ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
-from proa_gateway.sessions.session import Means, Session
-from proa_gateway.sessions.session_table import Turn
+from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.sessions.session import Means, Session, Turn
 
 
-@dataclass
+class Home:
+    def move(self, session: Session, path: Sequence[bytes]) -> None: ...
+
+    def leave(self, session: Session) -> None: ...
+
+
+@dataclass(eq=False)
 class FakeSessions:
     """Every prompt is a later turn. `places`: how many more get one; `tried`: those for which one was asked.
     `residents`: last blocks of prompts whose conversations have places."""
@@ -26,39 +31,33 @@ class FakeSessions:
     places: int = 0
     residents: set[bytes] = field(default_factory=set)
     tried: list[bytes] = field(default_factory=list)
+    has_engines: bool = True
 
     def expect(self, hashes: Sequence[bytes]) -> Turn | None:
-        return Turn(Session(Means(), is_resident=hashes[-1] in self.residents), hashes, is_first=False)
+        home = Home() if hashes[-1] in self.residents else None
+        return Turn(Session(Means(), home=home), hashes, is_first=False)
 
-    def admit(self, turn: Turn) -> bool:
+    def place(self, turn: Turn) -> bool:
         self.tried.append(turn.hashes[-1])
         if not self.places:
             return False
         self.places -= 1
         return True
 
-    def displace(self, turn: Turn, tokens_per_second: float, head_since: float) -> bool:
+    def displace(self, turn: Turn, head_since: float) -> bool:
         return False
 
-    def tick(self, waiting: Sequence[Turn], *, is_busy: bool) -> None: ...
-
-
-@dataclass(eq=False)
-class Engine:
-    sessions: Any = field(default_factory=FakeSessions)
-    usable: bool = True
-    model_name: str | None = "m"
-    load_stats: SchedulerStats = field(default_factory=SchedulerStats)
+    def tick(self, waiting: Sequence[Turn]) -> None: ...
 
 
 class Site:
-    """A queue of one engine. `admitted`: turns that need not wait any more, in order."""
+    """A queue of one model. `admitted`: turns that need not wait any more, in order."""
 
     def __init__(self, max_wait: float = 60.0, max_waiting: int = 10) -> None:
-        self.engine = Engine()
+        self.sessions = FakeSessions()
         self.bounds = AdmissionBounds(max_requests=100, max_waiting=max_waiting, max_queued_tokens=10_000)
         self.metrics = GatewayMetrics(CollectorRegistry())
-        self.queue = SessionQueue(self.bounds, [self.engine], self.metrics, max_wait)
+        self.queue = SessionQueue(self.bounds, self.metrics, max_wait)
         self.caller = Caller("a")
         self.admitted: list[str] = []
 
@@ -67,7 +66,7 @@ class Site:
             request = QueuedRequest(self.caller, rank=rank, num_tokens=10)
             self.bounds.admit(request)
             try:
-                await self.queue.wait("m", [name.encode()], request, 600.0)
+                await self.queue.wait("m", cast(ModelSessions, self.sessions), [name.encode()], request, 600.0)
                 self.admitted.append(name)
             finally:
                 self.bounds.release(request)
@@ -86,12 +85,12 @@ async def test_a_turn_waits_until_there_is_a_place_and_only_the_first_is_tried()
     await site.settle()
     assert site.admitted == []
     assert site.bounds.waiting.total == 2
-    assert set(site.engine.sessions.tried) == {b"one"}
-    site.engine.sessions.places = 1
+    assert set(site.sessions.tried) == {b"one"}
+    site.sessions.places = 1
     site.queue.changed()
     await site.settle()
     assert site.admitted == ["one"]
-    site.engine.sessions.places = 1
+    site.sessions.places = 1
     site.queue.changed()
     await site.settle()
     assert site.admitted == ["one", "two"]
@@ -100,7 +99,7 @@ async def test_a_turn_waits_until_there_is_a_place_and_only_the_first_is_tried()
 
 async def test_a_turn_with_a_place_does_not_wait() -> None:
     site = Site()
-    site.engine.sessions.places = 1
+    site.sessions.places = 1
     site.send("one")
     await site.settle()
     assert site.admitted == ["one"]
@@ -109,7 +108,7 @@ async def test_a_turn_with_a_place_does_not_wait() -> None:
 async def test_conversations_with_places_do_not_wait_behind_those_without() -> None:
     site = Site()
     site.send("one")
-    site.engine.sessions.residents = {b"two"}
+    site.sessions.residents = {b"two"}
     site.send("two")
     await site.settle()
     assert site.admitted == ["two"]
@@ -127,21 +126,17 @@ async def test_the_order_is_that_of_the_fair_queue() -> None:
     for name, rank in (("late", 1), ("early", 0)):
         site.send(name, rank)
     await site.settle()
-    site.engine.sessions.places = 2
+    site.sessions.places = 2
     site.queue.changed()
     await site.settle()
     assert site.admitted == ["early", "late"]
 
 
-@pytest.mark.parametrize("change", ["lost", "connected again"])
-async def test_no_turn_waits_for_an_engine_that_is_gone(change: str) -> None:
+async def test_no_turn_waits_for_places_of_a_model_without_engines() -> None:
     site = Site()
     site.send("one")
     await site.settle()
-    if change == "lost":
-        site.engine.usable = False
-    else:
-        site.engine.sessions = FakeSessions()
+    site.sessions.has_engines = False
     site.queue.changed()
     await site.settle()
     assert site.admitted == ["one"]
@@ -153,7 +148,7 @@ async def test_a_turn_whose_client_has_gone_leaves_the_queue() -> None:
     await site.settle()
     first.cancel()
     await site.settle()
-    assert site.engine.sessions.tried[-1] == b"two"
+    assert site.sessions.tried[-1] == b"two"
     assert site.bounds.waiting.total == 1
 
 

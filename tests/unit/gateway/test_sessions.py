@@ -7,8 +7,8 @@ import pytest
 
 from proa_gateway.sessions.identities import Identities
 from proa_gateway.sessions.places import Places
-from proa_gateway.sessions.session import MAX_MARKS, Session
-from proa_gateway.sessions.session_table import HEAD_SECONDS, SessionTable, Turn
+from proa_gateway.sessions.session import MAX_MARKS, Session, Turn
+from proa_gateway.sessions.session_table import HEAD_SECONDS, SessionTable
 
 
 def path(name: str, length: int, *, shared: int = 0) -> list[bytes]:
@@ -93,14 +93,22 @@ def test_what_a_next_turn_renders_anew_is_released() -> None:
     assert places.take_released() == path("a", 10)[7:]
 
 
+def arrive(identities: Identities, hashes: Sequence[bytes], now: float) -> Turn:
+    session = identities.arrive(hashes)
+    is_first = not session.num_turns
+    session.begin(hashes, now, identities.means)
+    return Turn(session, hashes, is_first)
+
+
 class Engine:
     """A table, and the turns that run."""
 
     def __init__(self, capacity: int = 100, rate: float = 10.0) -> None:
-        self.table, self.rate, self.now = SessionTable(capacity), rate, 0.0
+        self.identities, self.rate, self.now = Identities(), rate, 0.0
+        self.table = SessionTable(capacity, self.identities)
 
     def arrive(self, hashes: Sequence[bytes]) -> Turn:
-        return self.table.arrive(hashes, self.now)
+        return arrive(self.identities, hashes, self.now)
 
     def run(self, hashes: Sequence[bytes]) -> Turn:
         """A whole turn of a second, with a place if there is one."""
@@ -197,6 +205,8 @@ def test_a_running_resident_leaves_at_its_turns_end_for_one_that_has_waited_long
     while engine.now < since + HEAD_SECONDS + 1:
         engine.table.tick(engine.now, is_waiting=True, is_busy=True)
         assert not engine.table.displace(turn, engine.now, engine.rate, since)
+        has_waited_long = engine.now - since >= HEAD_SECONDS
+        assert engine.table.rotate(engine.now, engine.rate, since) is has_waited_long
         engine.now += 1
     assert resident.is_resident
     engine.table.end(running, (), engine.now)
@@ -208,7 +218,8 @@ def test_a_running_resident_leaves_at_its_turns_end_for_one_that_has_waited_long
 def test_places_are_consistent_whatever_comes(seed: int) -> None:
     """What is held are the residents' paths, and what is released no resident has."""
     rng = random.Random(seed)
-    table, now = SessionTable(rng.randint(20, 200)), 0.0
+    identities, now = Identities(), 0.0
+    table = SessionTable(rng.randint(20, 200), identities)
     running: list[Turn] = []
     lengths, shared = dict.fromkeys("abcdefgh", 1), {name: rng.choice([0, 4]) for name in "abcdefgh"}
     for _ in range(400):
@@ -219,10 +230,12 @@ def test_places_are_consistent_whatever_comes(seed: int) -> None:
         else:
             name = rng.choice(list(lengths))
             lengths[name] = max(1, lengths[name] + rng.randint(-2, 8))
-            turn = table.arrive(path(name, lengths[name], shared=shared[name]), now)
+            turn = arrive(identities, path(name, lengths[name], shared=shared[name]), now)
             if not turn.is_first and not table.admit(turn, now):
                 table.tick(now, is_waiting=True, is_busy=rng.random() < 0.3)
-                table.displace(turn, now, 10.0, now - rng.choice([0, 20]))
+                head_since = now - rng.choice([0, 20])
+                if not table.displace(turn, now, 10.0, head_since):
+                    table.rotate(now, 10.0, head_since)
             table.start(turn, now)
             running.append(turn)
         held: dict[bytes, int] = {}

@@ -18,6 +18,7 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.scaler.demand import Demand
+from proa_gateway.sessions.model_sessions import ModelSessions
 
 # Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
 EXPECTED_OUTPUT = 256
@@ -153,7 +154,7 @@ class AdmissionControl:
         )
         self.pixels = Bound(config.images.max_image_memory, "images", "bytes of unfinished requests' images")
         self.queue = RequestQueue(self.bounds, self._capacity, metrics, demand)
-        self.session_queue = SessionQueue(self.bounds, pool.engines, metrics, config.session_max_wait)
+        self.session_queue = SessionQueue(self.bounds, metrics, config.session_max_wait)
         self._metrics = metrics
         for model in config.models:
             self.queue.add_model(model)
@@ -236,12 +237,14 @@ class AdmissionGuard:
         pixels.total += num_bytes
         self.num_pixel_bytes += num_bytes
 
-    async def wait_for_place(self, model: str, hashes: Sequence[bytes], num_prompt_tokens: int) -> None:
-        """Wait until the conversation that a prompt with these blocks continues has a place in its engine's cache.
+    async def wait_for_place(
+        self, model: str, sessions: ModelSessions, hashes: Sequence[bytes], num_prompt_tokens: int
+    ) -> None:
+        """Wait until the conversation that a prompt with these blocks continues has a place in an engine's cache.
         Raises `Overloaded` and `ShuttingDown`."""
         self.request.num_tokens = self.num_choices * num_prompt_tokens
         self.request.cost = num_prompt_tokens + self._expected_output(None)
-        await self.control.session_queue.wait(model, hashes, self.request, self._at_most(float("inf")))
+        await self.control.session_queue.wait(model, sessions, hashes, self.request, self._at_most(float("inf")))
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.

@@ -1,38 +1,25 @@
-"""SessionQueue: where later turns of conversations wait for a place in their engine's KV cache."""
+"""SessionQueue: where later turns of conversations wait for a place in the KV cache of one of their model's engines."""
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from proa.contract import SchedulerStats
 from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
-from proa_gateway.sessions.engine_sessions import EngineSessions
-from proa_gateway.sessions.session_table import Turn
+from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.sessions.session import Turn
 
 _TICK_SECONDS: Final = 0.25
 
 
-class Engine(Protocol):
-    load_stats: SchedulerStats
-    sessions: EngineSessions | None
-
-    @property
-    def usable(self) -> bool: ...
-
-    @property
-    def model_name(self) -> str | None: ...
-
-
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """The turns that wait for one engine's places. Exists while there are some."""
+    """The turns that wait for places of one model's engines. Exists while there are some."""
 
-    engine: Engine
-    sessions: EngineSessions  # the engine's when they came: it knows no turns any more once it has connected again
+    sessions: ModelSessions
     queue: FairQueue
     turns: dict[QueuedRequest, Turn] = field(default_factory=dict)
     head: QueuedRequest | None = None
@@ -45,25 +32,23 @@ class SessionQueue:
     `max_wait` seconds it goes on without a place, so that no conversation waits for ever. Call `changed` when there may
     be room."""
 
-    def __init__(
-        self, bounds: AdmissionBounds, engines: Collection[Engine], metrics: GatewayMetrics, max_wait: float
-    ) -> None:
+    def __init__(self, bounds: AdmissionBounds, metrics: GatewayMetrics, max_wait: float) -> None:
         self._bounds = bounds
-        self._engines = engines
         self._metrics = metrics
         self._max_wait = max_wait
-        self._waiting: dict[Engine, _Waiting] = {}
+        self._waiting: dict[ModelSessions, _Waiting] = {}
         self._is_closed = False
 
-    async def wait(self, model: str, hashes: Sequence[bytes], request: QueuedRequest, seconds: float) -> None:
-        """Wait until the conversation that a prompt with these blocks continues has a place, at most `seconds`. Raises
-        `Overloaded` and `ShuttingDown`."""
-        for engine in self._engines:
-            sessions = engine.sessions if engine.usable and engine.model_name == model else None
-            if sessions is not None and (turn := sessions.expect(hashes)):
-                if not turn.session.is_resident and (engine in self._waiting or not sessions.admit(turn)):
-                    await self._wait(engine, sessions, turn, model, request, min(seconds, self._max_wait))
-                return
+    async def wait(
+        self, model: str, sessions: ModelSessions, hashes: Sequence[bytes], request: QueuedRequest, seconds: float
+    ) -> None:
+        """Wait until the conversation that a prompt with these blocks continues has a place, at most `seconds`.
+        `model`: its name, for metrics. Raises `Overloaded` and `ShuttingDown`."""
+        turn = sessions.expect(hashes)
+        if turn is None or turn.session.is_resident:
+            return
+        if sessions in self._waiting or not sessions.place(turn):
+            await self._wait(sessions, turn, model, request, min(seconds, self._max_wait))
 
     def changed(self) -> None:
         """Try the heads of all queues."""
@@ -78,20 +63,13 @@ class SessionQueue:
                 request.end_wait(ShuttingDown("The gateway is shutting down."))
 
     async def _wait(
-        self,
-        engine: Engine,
-        sessions: EngineSessions,
-        turn: Turn,
-        model: str,
-        request: QueuedRequest,
-        seconds: float,
+        self, sessions: ModelSessions, turn: Turn, model: str, request: QueuedRequest, seconds: float
     ) -> None:
         if self._is_closed:
             raise ShuttingDown("The gateway is shutting down.")
-        waiting = self._waiting.get(engine)
+        waiting = self._waiting.get(sessions)
         if waiting is None:
-            waiting = _Waiting(engine, sessions, self._bounds.new_queue())
-            self._waiting[engine] = waiting
+            waiting = self._waiting[sessions] = _Waiting(sessions, self._bounds.new_queue())
         ended = self._bounds.push(waiting.queue, request)
         waiting.turns[request] = turn
         started, outcome = time.perf_counter(), "given_up"
@@ -111,16 +89,14 @@ class SessionQueue:
 
     def _admit(self, waiting: _Waiting) -> None:
         """Admit requests from the queue's head on as long as their sessions get places."""
-        engine, now = waiting.engine, time.monotonic()
-        is_lost = engine.sessions is not waiting.sessions or not engine.usable
-        stats = engine.load_stats
-        waiting.sessions.tick(list(waiting.turns.values()), is_busy=stats.num_waiting_reqs > stats.num_fetching_reqs)
+        now, sessions = time.monotonic(), waiting.sessions
+        sessions.tick(list(waiting.turns.values()))
         while (request := waiting.queue.peek()) is not None:
             if request is not waiting.head:
                 waiting.head, waiting.head_since = request, now
-            turn, rate = waiting.turns[request], stats.prefill_tokens_per_second
-            has_place = is_lost or waiting.sessions.admit(turn)
-            if not has_place and not waiting.sessions.displace(turn, rate, waiting.head_since):
+            turn = waiting.turns[request]
+            # Without an engine it goes on to where requests wait for one.
+            if sessions.has_engines and not sessions.place(turn) and not sessions.displace(turn, waiting.head_since):
                 break
             self._bounds.pop(waiting.queue)
             request.end_wait()
@@ -132,6 +108,6 @@ class SessionQueue:
             waiting.timer = None
         if len(waiting.queue):
             waiting.timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._admit, waiting)
-        elif not waiting.turns and self._waiting.get(waiting.engine) is waiting:
-            del self._waiting[waiting.engine]
+        elif not waiting.turns and self._waiting.get(waiting.sessions) is waiting:
+            del self._waiting[waiting.sessions]
             self._bounds.drop_queue(waiting.queue)

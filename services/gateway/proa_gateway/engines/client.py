@@ -272,9 +272,17 @@ class EngineClient:
             self.load -= 1
             self._num_loading -= 1
 
+    def leave_sessions(self) -> None:
+        """The engine gets no new requests any more."""
+        if self.sessions is not None:
+            self.sessions.leave()
+
     def on_stats(self, stats: SchedulerStats) -> None:
         num_submitted = self._session.num_unfinished if self._session else 0  # the engine may not have all of them yet
+        fell_asleep = stats.sleep_level and not self.is_asleep
         self.load_stats = stats
+        if fell_asleep:
+            self.leave_sessions()
         self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, num_submitted) + self._num_loading
         self.kv_cache_usage = stats.kv_cache_usage
         self._on_change(self)
@@ -282,6 +290,7 @@ class EngineClient:
     def on_draining(self) -> None:
         _log.info("engine draining: %s", self.address, extra=with_fields(engine=self.address))
         self.state = EngineState.DRAINING
+        self.leave_sessions()
         self._on_change(self)
 
     def on_success(self) -> None:
@@ -376,7 +385,7 @@ class EngineClient:
         _log.info("engine connected: %s serves %s (proa-engine %s)", self.address, model, version, extra=fields)
         reason = "the gateway ended the session"
         try:
-            self.sessions = self._router.new_sessions(hello.model)
+            self.sessions = self._router.new_sessions(self, hello.model)
             self.loras.start(model, hello.model.max_loras, hello.loras)
             self.on_stats(hello.stats)
             reason = await session.run()
@@ -386,7 +395,9 @@ class EngineClient:
                 self.on_failure()
             drained = self.state is EngineState.DRAINING
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
-            self.sessions = None
+            if self.sessions is not None:
+                self.sessions.close()
+                self.sessions = None
             self.loras.stop()
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)

@@ -218,7 +218,7 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        if engine.sessions is not None and (turn := engine.sessions.begin(request, attempts.hints.block_hashes)):
+        if turn := self._pool.begin_turn(pick, request, attempts.hints, attempts.turn):
             attempts.turn, request = turn, replace(request, retain=turn.retain, released=turn.released)
         attempts.sent = engine.submit(request, sink)
         attempts.record_sent(engine)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from random import Random
 from typing import NamedTuple
 
-from proa.contract import Role
+from proa.contract import EngineCoreRequest, Role
 from proa.logs import with_fields
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
@@ -20,6 +20,7 @@ from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.routing.router import Router
+from proa_gateway.sessions.engine_sessions import RunningTurn
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class EnginePool:
             was_removed, client.removed = client.removed, engines.get(address) != client.uid
             if client.removed and not was_removed:
                 _log.info("engine removed from the list: %s", address, extra=with_fields(engine=address))
+                client.leave_sessions()
         self._ready.clear()
         for address, uid in sorted(engines.items()):
             task = self._tasks.get(address)
@@ -116,14 +118,25 @@ class EnginePool:
         """
         # Filtering all engines takes as long as choosing one, so the policy chooses first from all that were ready.
         candidates, policy = self._ready_for(model), self._router.policy
-        engine = policy.choose(candidates, hints) if candidates else None
+        engine = self._router.choose(model, candidates, hints) if candidates else None
         if engine is None or not engine.usable or engine.suspect or engine.address in avoid:
             usable = {one.address: one for one in candidates.values() if one.usable and one.address not in avoid}
             candidates = {one.address: one for one in usable.values() if not one.suspect} or usable
             if not candidates:
                 raise self._unavailable(model)
-            engine = policy.choose(candidates, hints)
+            engine = self._router.choose(model, candidates, hints)
         return Pick(engine, len(candidates), policy.record_sent(engine.address, hints), policy.name)
+
+    def begin_turn(
+        self, pick: Pick, request: EngineCoreRequest, hints: RoutingHints, before: RunningTurn | None
+    ) -> RunningTurn | None:
+        """The request is about to be sent to the engine. `before`: of its last attempt. None: it is of no session."""
+        engine = pick.engine
+        if engine.sessions is None or engine.sessions.model is not self._router.sessions(
+            engine.model_name or "", hints
+        ):
+            return None
+        return engine.sessions.begin(request, hints.block_hashes, before)
 
     def check(self, model: str) -> None:
         """Raises what `pick` would raise."""

@@ -16,6 +16,7 @@ from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BU
 from proa.telemetry import PROVIDER_NAME
 from proa_gateway.observability.outcome import Outcome
 from proa_gateway.sessions.engine_sessions import EngineSessions
+from proa_gateway.sessions.model_sessions import ModelSessions
 
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 _FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
@@ -52,14 +53,6 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
         "Conversations whose blocks the engine retains for this gateway.",
         lambda one: one.sessions.num_residents if one.sessions else 0,
     ),
-    "proa_gateway_session_capacity": (
-        "How many conversations of their mean size the engine's KV cache holds; 0: not known.",
-        lambda one: one.sessions.capacity if one.sessions else 0,
-    ),
-    "proa_gateway_session_demand": (
-        "Blocks of these conversations, and of those that wait for a place, of the engine's; 1: it is full.",
-        lambda one: one.sessions.demand if one.sessions else 0,
-    ),
     "proa_gateway_engine_breaker_state": (
         "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",
         lambda one: one.breaker_state,
@@ -82,6 +75,19 @@ ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
 }
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
 start with the engine."""
+SESSION_GAUGES: dict[str, tuple[str, Callable[[ModelSessions], float]]] = {
+    "proa_gateway_session_capacity": (
+        "How many conversations of the mean size of this gateway's the KV caches of the model's engines hold; 0: not "
+        "known.",
+        lambda sessions: sessions.capacity,
+    ),
+    "proa_gateway_session_demand": (
+        "Blocks of this gateway's conversations with a place, and of those that wait for one, of all blocks of the "
+        "model's engines. 1, summed over gateways: they are full.",
+        lambda sessions: sessions.demand,
+    ),
+}
+"""Metrics of models whose conversations have places in their engines' caches. Label: `model_name`."""
 
 
 class VllmMetrics:
@@ -384,6 +390,12 @@ class GatewayMetrics:
                 for engine in engines:
                     family.add_metric((engine.address, engine.model_name or ""), value(engine))
                 yield family
+        models = {one.sessions.model: one.model_name or "" for one in engines if one.sessions is not None}
+        for name, (text, of_model) in SESSION_GAUGES.items():
+            family = GaugeMetricFamily(name, text, labels=("model_name",))
+            for sessions, model in models.items():
+                family.add_metric((model,), of_model(sessions))
+            yield family
         yield GaugeMetricFamily("proa_gateway_sessions", "Open gRPC sessions with engines.", len(engines))
         refused = GaugeMetricFamily(
             "proa_gateway_engine_refused",

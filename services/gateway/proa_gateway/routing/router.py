@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -12,8 +12,17 @@ from proa.blocks import hash_blocks
 from proa.contract import Hello, Image, KvEvents, Lora, ModelInfo, PromptEmbeds, extra_keys
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.index import TieredIndex
-from proa_gateway.routing.policies import HashChain, RoutingHints, hash_chain, make_policy
+from proa_gateway.routing.policies import (
+    WEIGHTS,
+    AnyCandidate,
+    HashChain,
+    RoutingHints,
+    hash_chain,
+    is_overloaded,
+    make_policy,
+)
 from proa_gateway.sessions.engine_sessions import EngineSessions
+from proa_gateway.sessions.model_sessions import Engine, ModelSessions
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024
@@ -91,6 +100,7 @@ class Router:
 
     def __init__(self, policy: str, *, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room
+        self._sessions: dict[tuple[str, HashChain], ModelSessions] = {}  # by name of the model
         self.index = TieredIndex()
         self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
@@ -117,11 +127,34 @@ class Router:
             hashes = await asyncio.to_thread(hash_blocks, *arguments)
         return RoutingHints(hashes, chain, len(token_ids), session_id, lora)
 
-    def new_sessions(self, model: ModelInfo) -> EngineSessions | None:
+    def choose(self, model: str, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
+        """One of the candidates, by address, of which there is at least one: the home of the session that a prompt
+        continues, if it is not overloaded, or that of the policy's choice."""
+        sessions = self.sessions(model, hints)
+        home = None if sessions is None else sessions.home(hints.block_hashes)
+        chosen = None if home is None else candidates.get(home.address)
+        if chosen is None:
+            return self.policy.choose(candidates, hints)
+        if chosen.load > WEIGHTS.overload:
+            least = min(candidate.load for candidate in candidates.values())
+            if is_overloaded(chosen, least, WEIGHTS):
+                return self.policy.choose(candidates, hints)
+        return chosen
+
+    def sessions(self, model: str, hints: RoutingHints) -> ModelSessions | None:
+        """The sessions of a model whose engines hash prompts as they are in the hints; None: they keep no blocks."""
+        return None if hints.chain is None else self._sessions.get((model, hints.chain))
+
+    def new_sessions(self, engine: Engine, info: ModelInfo) -> EngineSessions | None:
         """The sessions of an engine that has connected; None: they keep no blocks."""
         if self._on_room is None or not self.policy.needs_hashes:
             return None
-        return EngineSessions(model, time.monotonic, self._on_room)
+        key = info.model_name, hash_chain(info)
+        model = self._sessions.get(key)
+        if model is None:
+            model = ModelSessions(info.block_size, time.monotonic, self.index.device.count_confirmed)
+            self._sessions[key] = model
+        return EngineSessions(engine, info, model, time.monotonic, self._on_room)
 
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe, host_weight: Callable[[], float]) -> None:
         """Keep the index up to date while an engine's session is open; cancelled when the session ends.

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from proa.blocks import hash_blocks, root_hash
 from proa.contract import EngineCoreRequest, ModelInfo, extra_keys
-from proa_gateway.sessions.session_table import SessionTable, Turn
-
-_UNKNOWN_RATE: Final = 1000.0  # prompt tokens a second of an engine that has not measured it
+from proa_gateway.sessions.model_sessions import Engine, ModelSessions
+from proa_gateway.sessions.session import Turn
 
 
 @dataclass(slots=True)
@@ -32,58 +30,40 @@ class RunningTurn:
 class EngineSessions:
     """While one engine is connected."""
 
-    def __init__(self, model: ModelInfo, clock: Callable[[], float], on_change: Callable[[], None]) -> None:
-        """`on_change`: called when there may be room for another resident."""
-        self._on_change = on_change
-        self._num_waiting_blocks = 0
-        self._root, self._block_size = root_hash(model.model, model.revision), model.block_size
+    def __init__(
+        self,
+        engine: Engine,
+        info: ModelInfo,
+        model: ModelSessions,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`model`: the sessions of the engine's model. `on_change`: called when there may be room for another
+        resident."""
+        self._engine = engine
+        self._root, self._block_size = root_hash(info.model, info.revision), info.block_size
         self._clock = clock
-        self.table = SessionTable(model.num_gpu_blocks)
+        self._on_change = on_change
+        self._table = model.add(engine, info.num_gpu_blocks)
+        self.model = model
 
     @property
     def num_residents(self) -> int:
         """Sessions with a place."""
-        return len(self.table.places.residents)
+        return len(self._table.places.residents)
 
-    @property
-    def capacity(self) -> float:
-        """How many sessions of the residents' mean size fit; 0: not known."""
-        places = self.table.places
-        return places.capacity * self.num_residents / len(places.held) if places.held else 0.0
-
-    @property
-    def demand(self) -> float:
-        """Blocks of residents, and of turns that wait, of all that there are; 1: it is full."""
-        return (len(self.table.places.held) + self._num_waiting_blocks) / self.table.places.capacity
-
-    def expect(self, hashes: Sequence[bytes]) -> Turn | None:
-        """The turn that a prompt is going to be, if its session may have to wait for a place."""
-        return self.table.expect(hashes) if hashes else None
-
-    def admit(self, turn: Turn) -> bool:
-        """Whether the turn's session has a place."""
-        return self.table.admit(turn, self._clock())
-
-    def displace(self, turn: Turn, tokens_per_second: float, head_since: float) -> bool:
-        """Whether the queue's head, there since that time, gets a place for which idle residents leave."""
-        rate = (tokens_per_second or _UNKNOWN_RATE) / self._block_size
-        return self.table.displace(turn, self._clock(), rate, head_since)
-
-    def tick(self, waiting: Sequence[Turn], *, is_busy: bool) -> None:
-        """Count what places cost while these turns wait for some. `is_busy`: the engine has waiting prompts."""
-        self._num_waiting_blocks = sum(self.table.places.missing(each.hashes) for each in waiting)
-        self.table.tick(self._clock(), is_waiting=bool(waiting), is_busy=is_busy)
-
-    def begin(self, request: EngineCoreRequest, hashes: Sequence[bytes]) -> RunningTurn | None:
-        """The request is about to be sent. `hashes`: of its prompt's full blocks, if they are known. None: it takes no
-        part."""
+    def begin(
+        self, request: EngineCoreRequest, hashes: Sequence[bytes], before: RunningTurn | None
+    ) -> RunningTurn | None:
+        """The request is about to be sent. `hashes`: of its prompt's full blocks, if they are known. `before`: of its
+        last attempt, which has ended. None: it takes no part."""
         if not hashes or not _is_turn(request):
             return None
+        turn = self.model.arrive(hashes) if before is None else before.turn
         now = self._clock()
-        turn = self.table.arrive(hashes, now)
-        retain = not turn.is_first and self.table.admit(turn, now)
-        self.table.start(turn, now)
-        return RunningTurn(retain, self.table.places.take_released(), self, request, turn)
+        retain = not turn.is_first and self._table.admit(turn, now)
+        self._table.start(turn, now)
+        return RunningTurn(retain, self._table.places.take_released(), self, request, turn)
 
     def end(self, turn: Turn, request: EngineCoreRequest, output: Sequence[int]) -> None:
         """The blocks of the output are hashed as the engine does. It has not computed the last token."""
@@ -93,7 +73,17 @@ class EngineSessions:
             blocks = hash_blocks(self._root, tokens, self._block_size, keys, request.media)[known:]
         else:
             blocks = hash_blocks(turn.hashes[-1], tokens[known * self._block_size :], self._block_size, keys)
-        self.table.end(turn, blocks, self._clock())
+        self._table.end(turn, blocks, self._clock())
+        self._on_change()
+
+    def leave(self) -> None:
+        """The engine gets no more requests: its residents have no place any more."""
+        self.model.evacuate(self._engine)
+        self._on_change()
+
+    def close(self) -> None:
+        """The engine is not connected any more."""
+        self.model.remove(self._engine)
         self._on_change()
 
 

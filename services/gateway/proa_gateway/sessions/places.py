@@ -33,6 +33,11 @@ class Places:
         """Blocks that residents may have now."""
         return _USABLE * self.capacity - self.num_first_blocks
 
+    @property
+    def room(self) -> float:
+        """Blocks that no resident has, of those that residents may have."""
+        return self.limit - len(self.held)
+
     def missing(self, path: Sequence[bytes]) -> int:
         """How many blocks of a path no resident has."""
         return len(path) - bisect_left(path, True, key=lambda block_hash: block_hash not in self.held)
@@ -48,23 +53,24 @@ class Places:
         return len(self.held) - freed + len(path) + session.means.growth <= self.limit
 
     def admit(self, session: Session, path: Sequence[bytes]) -> None:
+        """Give the session a place. It gives up the one that it has elsewhere."""
+        session.leave()
         self.residents[session] = None
-        session.is_resident, session.must_leave, session.path = True, False, path
+        session.home, session.must_leave, session.path = self, False, path
         self._add(path)
 
     def move(self, session: Session, path: Sequence[bytes]) -> None:
-        """The session has another path now, which mostly continues the old one."""
+        """A resident has another path now, which mostly continues the old one."""
         old, session.path = session.path, path
-        if session.is_resident:
-            shorter = min(len(old), len(path))
-            common = bisect_left(range(shorter), True, key=lambda index: old[index] != path[index])
-            self._add(path[common:])
-            self._remove(old[common:])
+        shorter = min(len(old), len(path))
+        common = bisect_left(range(shorter), True, key=lambda index: old[index] != path[index])
+        self._add(path[common:])
+        self._remove(old[common:])
 
     def leave(self, session: Session, *, has_ended: bool = False) -> None:
         """`has_ended`: it will hardly come back."""
         del self.residents[session]
-        session.is_resident = session.must_leave = False
+        session.home, session.must_leave = None, False
         self._remove(session.path)
         if has_ended:
             size = len(session.path)
@@ -85,12 +91,11 @@ class Places:
         for session in reversed(list(self.residents)):
             if excess <= 0 or len(self.residents) == 1:
                 break
+            excess -= self._num_own(session.path)
             if session.num_running:
                 session.must_leave = True
-                excess -= len(session.path)
             else:
                 self.leave(session)
-                excess = min(excess, len(self.held) - usable)
 
     def take_released(self) -> list[bytes]:
         """What the engine may evict, without what was taken again since."""
@@ -122,6 +127,10 @@ class Places:
             time * each.means.growth if time < end else -len(each.path)
             for each, end in zip(sessions, turns, strict=True)
         )
+
+    def _num_own(self, path: Sequence[bytes]) -> int:
+        """How many blocks of a resident's path no other one has: those behind the ones that they share."""
+        return len(path) - bisect_left(path, True, key=lambda block_hash: self.held[block_hash] == 1)
 
     def _add(self, path: Sequence[bytes]) -> None:
         for block_hash in path:

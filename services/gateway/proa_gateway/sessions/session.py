@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 MAX_MARKS: Final = 64
 """Ends of earlier prompts by which a turn is found that does not continue the last one."""
@@ -26,10 +26,20 @@ class Means:
         self.growth += weight * (growth - self.growth)
 
 
+class Home(Protocol):
+    """An engine's cache in which the session has a place."""
+
+    def move(self, session: "Session", path: Sequence[bytes]) -> None:
+        """The session has another path now."""
+        ...
+
+    def leave(self, session: "Session") -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """`path`: the blocks of its last prompt, and of the output once that has ended. `marks`: last blocks of its
-    prompts, the newest last. Times are those of one monotonic clock."""
+    prompts, the newest last. `home`: where it has a place. Times are those of one monotonic clock."""
 
     means: Means
     path: Sequence[bytes] = ()
@@ -37,9 +47,26 @@ class Session:
     marks: deque[bytes] = field(default_factory=deque)
     num_running: int = 0
     num_turns: int = 0
-    is_resident: bool = False
-    must_leave: bool = False  # when its running turn ends
-    idle_since: float = 0.0
+    home: Home | None = None
+    must_leave: bool = False  # its home, when its running turn ends
+    idle_since: float = 0.0  # when its last turn ended, or the next one came to wait, or got a place
+    waited_gap: float | None = None  # seconds from a turn's end to the arrival of one that waits; None: none does
+
+    @property
+    def is_resident(self) -> bool:
+        return self.home is not None
+
+    def move(self, path: Sequence[bytes]) -> None:
+        """It has another path now, which mostly continues the old one."""
+        if self.home is None:
+            self.path = path
+        else:
+            self.home.move(self, path)
+
+    def leave(self) -> None:
+        """Give up its place, if it has one."""
+        if self.home is not None:
+            self.home.leave(self)
 
     def idle(self, now: float) -> float:
         """Seconds since its last turn has ended; 0 while one runs."""
@@ -54,11 +81,28 @@ class Session:
         idle = self.idle(now)
         return self.means.gap - idle if idle < self.means.gap else idle
 
+    def wait(self, now: float) -> None:
+        """A turn has come that may wait for a place."""
+        if self.waited_gap is None:
+            self.waited_gap = self.idle(now)
+        self.idle_since = now
+
     def begin(self, hashes: Sequence[bytes], now: float, all_means: Means) -> None:
-        """A turn with this prompt has come."""
+        """A turn with this prompt is sent."""
+        waited_gap, self.waited_gap = self.waited_gap, None
         if self.num_turns:
-            gap, growth = self.idle(now), max(len(hashes) - self.num_prompt_blocks, 0)
+            gap = self.idle(now) if waited_gap is None else waited_gap
+            growth = max(len(hashes) - self.num_prompt_blocks, 0)
             self.means.add(gap, growth, _OWN)
             all_means.add(gap, growth, _ALL)
         self.num_turns += 1
         self.num_prompt_blocks = len(hashes)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One prompt of a session. `is_first`: no earlier prompt of the session is known."""
+
+    session: Session
+    hashes: Sequence[bytes]
+    is_first: bool

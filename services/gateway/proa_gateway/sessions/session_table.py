@@ -1,25 +1,15 @@
-"""SessionTable: the sessions of one engine, from the arrival of a turn to its end."""
+"""SessionTable: the places of one engine, from the arrival of a session's turn to its end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from proa_gateway.sessions.identities import Identities
 from proa_gateway.sessions.places import Places
-from proa_gateway.sessions.session import Session
+from proa_gateway.sessions.session import Session, Turn
 
 HEAD_SECONDS: Final = 15.0
 """How long a session waits at the queue's head before others leave for it from the budget."""
 _MOST_SAVED: Final = 30.0  # seconds of computing
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One prompt of a session. `is_first`: no earlier prompt of the session is known."""
-
-    session: Session
-    hashes: Sequence[bytes]
-    is_first: bool
 
 
 class SessionTable:
@@ -28,36 +18,25 @@ class SessionTable:
     again will (the argument of ski rental).
 
     A pure class: `now` is any monotonic clock, `rate` the engine's prefill rate in blocks a second. For each turn call
-    `arrive`, `admit`, `start` and `end`. One that is to wait is asked for first, by `expect`; then call `admit` and
-    `displace` for the queue's head, and `tick`, until it has a place or has waited long enough.
+    `admit`, `start` and `end`. While sessions wait, call `tick`, and for the queue's head `admit`, `displace` and
+    `rotate` until it has a place or has waited long enough.
     """
 
-    def __init__(self, capacity: int, *, rotation: float = 0.1) -> None:
-        """`rotation`: share of the engine's time that may be spent on computing again what was displaced for sessions
-        that have waited long."""
+    def __init__(self, capacity: int, identities: Identities, *, rotation: float = 0.1) -> None:
+        """`identities`: of all engines' sessions. `rotation`: share of the engine's time that may be spent on computing
+        again what was displaced for sessions that have waited long."""
         self.places = Places(capacity)
-        self._identities = Identities()
+        self._identities = identities
         self._rotation = rotation
         self._lost = 0.0  # seconds that places have cost since sessions began to wait
         self._saved = 0.0  # seconds of the budget
         self._ticked_at: float | None = None  # None: nobody waited
 
-    def expect(self, hashes: Sequence[bytes]) -> Turn | None:
-        """The turn that a prompt with these full blocks is going to be, to wait for a place; None for a first one."""
-        session = self._identities.find(hashes)
-        return None if session is None else Turn(session, hashes, is_first=False)
-
-    def arrive(self, hashes: Sequence[bytes], now: float) -> Turn:
-        """A prompt with these full blocks is about to be sent."""
-        session = self._identities.arrive(hashes)
-        is_first = not session.num_turns
-        session.begin(hashes, now, self._identities.means)
-        return Turn(session, hashes, is_first)
-
     def admit(self, turn: Turn, now: float) -> bool:
-        """Whether the turn's session has a place now. Residents that will hardly come back leave for it."""
+        """Whether the turn's session has a place here now; it gives up the one that it has elsewhere. Residents that
+        will hardly come back leave for it."""
         session, places = turn.session, self.places
-        if session.is_resident:
+        if session.home is places:
             return True
         if not places.fits(session, turn.hashes) and not (
             places.leave_gone(now, self._identities.means) and places.fits(session, turn.hashes)
@@ -77,7 +56,6 @@ class SessionTable:
             if places.fits_without(leaving, session, turn.hashes):
                 break
         else:
-            self._rotate(now, rate, head_since)
             return False
         if price <= self._lost:
             self._lost -= price
@@ -90,14 +68,26 @@ class SessionTable:
         places.admit(session, turn.hashes)
         return True
 
+    def rotate(self, now: float, rate: float, head_since: float) -> bool:
+        """All residents run: the one that was admitted first leaves at its turn's end, for the budget. Returns whether
+        one does."""
+        running = next((each for each in self.places.residents if each.num_running), None)
+        if running is None:
+            return False
+        if not running.must_leave and now - head_since >= HEAD_SECONDS:
+            price = len(running.path) / rate
+            if price <= self._saved:
+                self._saved -= price
+                running.must_leave = True
+        return running.must_leave
+
     def start(self, turn: Turn, now: float) -> None:
         """The turn is sent. A session without a place is computed, and leaves the cache as others do."""
         session = turn.session
         for forgotten in self._identities.mark(session, turn.hashes):
-            if forgotten.is_resident:
-                self.places.leave(forgotten)
+            forgotten.leave()
         session.num_running += 1
-        self.places.move(session, turn.hashes)
+        session.move(turn.hashes)
         if turn.is_first:
             self.places.num_first_blocks += len(turn.hashes)
         self.places.leave_outgrown()
@@ -110,9 +100,9 @@ class SessionTable:
         if turn.is_first:
             self.places.num_first_blocks -= len(turn.hashes)
         if session.path is turn.hashes:
-            self.places.move(session, [*turn.hashes, *output])
+            session.move([*turn.hashes, *output])
         if session.must_leave and not session.num_running:
-            self.places.leave(session)
+            session.leave()
 
     def tick(self, now: float, *, is_waiting: bool, is_busy: bool) -> None:
         """Count what places cost. `is_waiting`: sessions wait for places; `is_busy`: the engine has waiting prompts, so
@@ -128,13 +118,3 @@ class SessionTable:
         blocks = {each: len(each.path) for each in self.places.residents}
         idle = sum(size for each, size in blocks.items() if not each.num_running)
         self._lost += seconds * idle / max(sum(blocks.values()), 1)
-
-    def _rotate(self, now: float, rate: float, head_since: float) -> None:
-        """All residents run: the one that was admitted first leaves at its turn's end, for the budget."""
-        running = next((each for each in self.places.residents if each.num_running), None)
-        if running is None or running.must_leave or now - head_since < HEAD_SECONDS:
-            return
-        price = len(running.path) / rate
-        if price <= self._saved:
-            self._saved -= price
-            running.must_leave = True

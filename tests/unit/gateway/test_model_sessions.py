@@ -1,0 +1,235 @@
+"""Sessions of several engines: each has a place on one of them, and another one where its engine is not used any more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proa.contract import EngineCoreRequest, SamplingParams, SchedulerStats
+from proa_gateway.engines.engine_loras import EngineLoras
+from proa_gateway.routing.policies import RoutingHints, hash_chain
+from proa_gateway.routing.router import Router
+from proa_gateway.sessions.engine_sessions import EngineSessions
+from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.sessions.session import Session
+from proa_gateway.sessions.session_table import HEAD_SECONDS
+from support.model_info import model_info
+
+RATE = 10  # blocks a second
+
+
+def path(name: str, length: int) -> list[bytes]:
+    return [f"{name} {index}".encode() for index in range(length)]
+
+
+@dataclass(eq=False)
+class Engine:
+    address: str
+    usable: bool = True
+    cached: set[bytes] = field(default_factory=set)
+    load_stats: SchedulerStats = field(default_factory=lambda: SchedulerStats(prefill_tokens_per_second=RATE))
+    load: int = 0
+    kv_cache_usage: float = 0.0
+    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora, model: None))
+
+
+def request(length: int) -> EngineCoreRequest:
+    return EngineCoreRequest(request_id="a", prompt_token_ids=[1] * length, sampling_params=SamplingParams())
+
+
+class Model:
+    """Engines with caches of these numbers of blocks, each of one token."""
+
+    def __init__(self, *capacities: int) -> None:
+        self.now = 0.0
+        self.engines = [Engine(str(number)) for number in range(len(capacities))]
+        self.sessions = ModelSessions(1, lambda: self.now, self.count_cached)
+        pairs = zip(self.engines, capacities, strict=True)
+        self.tables = {engine: self.sessions.add(engine, capacity) for engine, capacity in pairs}
+
+    def count_cached(self, address: str, hashes: Sequence[bytes]) -> int:
+        return len(self.engines[int(address)].cached.intersection(hashes))
+
+    def run(self, name: str, length: int, number: int = 0) -> Session:
+        """A whole turn of a second, on its home, or on this engine if there is none."""
+        home = self.sessions.home(path(name, length))
+        table = self.tables[self.engines[number] if home is None else home]  # type: ignore[index]
+        turn = self.sessions.arrive(path(name, length))
+        if not turn.is_first:
+            table.admit(turn, self.now)
+        table.start(turn, self.now)
+        self.now += 1
+        table.end(turn, (), self.now)
+        return turn.session
+
+    def resident(self, name: str, length: int, number: int = 0) -> Session:
+        """A session with a place on this engine."""
+        self.run(name, length - 1, number)
+        session = self.run(name, length, number)
+        assert session.home is self.tables[self.engines[number]].places
+        return session
+
+    def place(self, name: str, length: int) -> bool:
+        turn = self.sessions.expect(path(name, length))
+        assert turn is not None
+        return self.sessions.place(turn)
+
+    def home(self, name: str, length: int) -> str | None:
+        home = self.sessions.home(path(name, length))
+        return None if home is None else home.address
+
+
+def test_a_session_gets_a_place_where_it_fits() -> None:
+    model = Model(50, 100)
+    model.resident("a", 40)
+    model.run("b", 20)
+    assert model.place("b", 22)
+    assert model.home("b", 22) == "1"
+
+
+def test_of_engines_where_it_fits_it_gets_the_one_that_has_most_of_its_prompt() -> None:
+    model = Model(100, 200, 100)
+    model.run("a", 20)
+    model.engines[2].cached.update(path("a", 20))
+    assert model.place("a", 22)
+    assert model.home("a", 22) == "2"
+
+
+def test_of_engines_that_have_as_much_it_gets_the_one_with_most_room() -> None:
+    model = Model(100, 100)
+    model.resident("a", 40)
+    model.run("b", 20)
+    assert model.place("b", 22)
+    assert model.home("b", 22) == "1"
+
+
+def test_residents_that_hardly_come_back_leave_only_where_no_engine_has_room() -> None:
+    model = Model(50, 50)
+    gone = model.resident("a", 40)
+    model.engines[0].cached.update(path("b", 20))
+    model.run("b", 20)
+    model.now += 1000
+    assert model.place("b", 22)
+    assert gone.is_resident
+    assert model.home("b", 22) == "1"
+    model.run("c", 30)
+    assert model.place("c", 32)
+    assert not gone.is_resident
+
+
+def test_a_session_that_fits_nowhere_waits_for_the_first_engine_whose_places_have_cost_enough() -> None:
+    model = Model(50, 50)
+    model.resident("a", 40, 0)
+    cheap = model.resident("b", 30, 1)
+    model.run("c", 28)
+    turn = model.sessions.expect(path("c", 30))
+    assert turn is not None
+    assert not model.sessions.place(turn)
+    since = model.now
+    model.sessions.tick([turn])
+    while not model.sessions.displace(turn, since):
+        model.now += 0.5
+        model.sessions.tick([turn])
+    assert model.now - since == 30 / RATE
+    assert not cheap.is_resident
+    assert model.home("c", 30) == "1"
+
+
+def test_one_resident_leaves_for_the_head_of_the_queue_and_not_one_on_each_engine() -> None:
+    model = Model(50, 50)
+    residents = [model.resident("a", 40, 0), model.resident("b", 40, 1)]
+    running = [model.sessions.arrive(path(name, 41)) for name in ("a", "b")]
+    for turn, table in zip(running, model.tables.values(), strict=True):
+        table.start(turn, model.now)
+    model.run("c", 30)
+    waiting, since = model.sessions.expect(path("c", 32)), model.now
+    assert waiting is not None
+    while model.now < since + HEAD_SECONDS + 60:
+        model.sessions.tick([waiting])
+        assert not model.sessions.displace(waiting, since)
+        model.now += 1
+    assert sum(each.must_leave for each in residents) == 1
+
+
+def test_sessions_of_an_engine_that_drains_get_places_on_others_the_next_ones_first() -> None:
+    model = Model(100, 50)
+    late, soon = model.resident("late", 30), model.resident("soon", 30)
+    model.engines[0].usable = False
+    model.sessions.evacuate(model.engines[0])
+    assert (model.home("soon", 32), model.home("late", 32)) == ("1", None)
+    assert (late.is_resident, soon.is_resident) == (False, True)
+    assert not model.tables[model.engines[0]].places.held
+    assert not model.place("late", 32)
+
+
+def test_sessions_that_hardly_come_back_are_not_moved() -> None:
+    model = Model(100, 100)
+    gone = model.resident("a", 30)
+    model.now += 1000
+    model.engines[0].usable = False
+    model.sessions.evacuate(model.engines[0])
+    assert not gone.is_resident
+
+
+def test_a_turn_that_runs_on_an_engine_that_is_lost_ends_with_a_place_on_another() -> None:
+    model = Model(100, 100)
+    session = model.resident("a", 30)
+    lost = model.tables[model.engines[0]]
+    turn = model.sessions.arrive(path("a", 32))
+    lost.start(turn, model.now)
+    model.engines[0].usable = False
+    model.sessions.remove(model.engines[0])
+    lost.end(turn, [b"output"], model.now)
+    assert session.path == [*path("a", 32), b"output"]
+    assert model.home("a", 34) == "1"
+    assert len(model.tables[model.engines[1]].places.held) == 33
+
+
+def test_a_turn_that_is_sent_elsewhere_moves_its_session_if_that_fits() -> None:
+    model = Model(100, 100, 20)
+    session = model.resident("a", 30)
+    turn = model.sessions.arrive(path("a", 32))
+    assert not model.tables[model.engines[2]].admit(turn, model.now)
+    assert model.home("a", 34) == "0"
+    assert model.tables[model.engines[1]].admit(turn, model.now)
+    assert session.home is model.tables[model.engines[1]].places
+    assert not model.tables[model.engines[0]].places.held
+
+
+def test_how_long_a_turn_waits_is_no_part_of_a_sessions_gap() -> None:
+    model = Model(50)
+    session = model.resident("a", 20)
+    model.now += 1
+    model.sessions.expect(path("a", 22))
+    model.now += 60
+    model.run("a", 22)
+    assert session.means.gap < 1.1
+
+
+def test_a_request_that_is_sent_again_is_the_same_turn() -> None:
+    info = model_info(block_size=4, num_gpu_blocks=50)
+    sessions = EngineSessions(Engine("0"), info, Model().sessions, lambda: 0.0, lambda: None)
+    first = sessions.begin(request(14), path("a", 3), None)
+    assert first is not None
+    first.end([1])
+    again = sessions.begin(request(14), path("a", 3), first)
+    assert again is not None
+    assert again.turn is first.turn
+    assert again.turn.session.num_turns == 1
+
+
+def test_a_turn_is_sent_to_its_home_unless_that_is_overloaded() -> None:
+    router, info = Router("prefix", on_room=lambda: None), model_info(block_size=1, num_gpu_blocks=50)
+    one, two = engines = [Engine("one"), Engine("two")]
+    home, _ = (router.new_sessions(engine, info) for engine in engines)
+    assert home is not None
+    for length in (10, 20):
+        running = home.begin(request(length), path("a", length), None)
+        assert running is not None
+        running.end([1])
+    candidates = {engine.address: engine for engine in engines}
+    hints = RoutingHints(path("a", 30), hash_chain(info), 30)
+    one.load = 16
+    assert router.choose(info.model_name, candidates, hints) is one
+    assert router.choose(info.model_name, {"two": two}, hints) is two
+    assert router.choose("another", candidates, hints) is two
+    one.load = 17
+    assert router.choose(info.model_name, candidates, hints) is two
