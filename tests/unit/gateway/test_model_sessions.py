@@ -1,4 +1,4 @@
-"""Sessions of several engines: each has a place on one of them, and another one where its engine is not used any more."""
+"""Sessions of several engines: each has a place on one, and gets another if that engine is not used any more."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -188,10 +188,9 @@ class Serving:
                 response_headers += self._notices.warnings(warnings)
             with trace.span("admission"):
                 job.check(model)
-                if self._config.session_admission == "wait" and len(hints) == call.num_choices == 1:
-                    if sessions := self._router.sessions(model.base_name, hints[0]):
-                        hashes = hints[0].block_hashes
-                        await guard.wait_for_place(model.base_name, sessions, hashes, job.num_tokens)
+                may_wait = self._config.session_admission == "wait" and len(hints) == call.num_choices == 1
+                if may_wait and (sessions := self._router.sessions(model.base_name, hints[0])):
+                    await guard.wait_for_place(model.base_name, sessions, hints[0].block_hashes, job.num_tokens)
                 await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
             generation = Generation(
                 self._pool,
