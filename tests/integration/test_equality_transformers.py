@@ -45,6 +45,7 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {},
     "deepseek_v3": LATENT,
     "granitemoehybrid": {},
+    "nemotron_h": {},
     "lfm2": {},
     "lfm2_moe": {},
 }

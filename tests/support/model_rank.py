@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from proa_engine.config import LoadFormat
 from proa_engine.core.types import ImageSpan
+from proa_engine.layers.experts import LatentExperts
 from proa_engine.layers.mlp import GatedMLP, SparseMoE
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.side_by_side import SideBySide
@@ -113,7 +114,7 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
     shapes = {"embedding": tuple(model.embedding.rows.shape), "lm_head": tuple(head.linear.shape)}
     for mlp in (getattr(layer, "mlp", None) for layer in model.layers):
         if isinstance(mlp, SparseMoE):
-            experts: Any = mlp.experts
+            experts: Any = mlp.experts.experts if isinstance(mlp.experts, LatentExperts) else mlp.experts
             shapes["experts"] = (experts.held.first, experts.held.size)
             if mlp.shared is not None:
                 shared: Any = mlp.shared.mlp.down.partial

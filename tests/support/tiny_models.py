@@ -76,10 +76,27 @@ _GRANITE4 = {
     "residual_multiplier": 0.5,
     "logits_scaling": 4.0,
 }
+_NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+    "time_step_min": 1e-9,  # the library limits steps by it in prompts, not in decodes
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 80,
+    "moe_latent_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 # Models with other recurrent layers than gated delta nets.
 MIXERS: dict[str, dict[str, Any]] = {
     "lfm2": _LFM2,
     "granitemoehybrid": _GRANITE4,
+    "nemotron_h": _NEMOTRON_H,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
 }
 

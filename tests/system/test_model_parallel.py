@@ -41,6 +41,8 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "granite 4": ("granitemoehybrid", {}),
     "granite 4, one group": ("granitemoehybrid", {"mamba_n_groups": 1, "num_local_experts": 0}),
     "granite 4, three groups": ("granitemoehybrid", {"hidden_size": 96, "mamba_n_heads": 12, "mamba_n_groups": 3}),
+    "nemotron h": ("nemotron_h", {}),
+    "nemotron h, one group": ("nemotron_h", {"n_groups": 1, "moe_latent_size": None}),
     "lfm2": ("lfm2", {"conv_bias": True}),
     "lfm2 moe": ("lfm2_moe", {}),
     "qwen2 moe": ("qwen2_moe", {}),

@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral3ForConditionalGeneration": ("ministral3", {}),
     "MistralForCausalLM": ("mistral", {}),
     "MixtralForCausalLM": ("mixtral", {}),
+    "NemotronHForCausalLM": ("nemotron_h", {}),
     "Olmo2ForCausalLM": ("olmo2", {}),
     "Olmo3ForCausalLM": ("olmo3", WINDOWS),
     "OlmoeForCausalLM": ("olmoe", {}),

@@ -15,9 +15,11 @@ class ExpertSizes:
 
     num_experts: int
     inner_size: int  # the width of each
+    input_size: int | None = None  # values that each reads; None: hidden_size
+    num_matrices: int = 3  # of each
 
     def num_parameters(self, hidden_size: int) -> int:
-        return 3 * hidden_size * self.inner_size * self.num_experts
+        return self.num_matrices * (self.input_size or hidden_size) * self.inner_size * self.num_experts
 
 
 @dataclass(frozen=True, slots=True)

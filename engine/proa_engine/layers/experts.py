@@ -3,16 +3,18 @@
 Every rank holds a share of each expert's width, or some experts whole (`expert_split`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.experts.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
+from proa_engine.kernels.experts.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts, Product
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.relu_squared import ReluSquared
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from proa_engine.layers.expert_split import expert_range
+from proa_engine.layers.expert_split import ExpertSizes, expert_range
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.shares import Share
 from proa_engine.layers.weights import Experts, Projection, Slice, StackedExperts, Weights
@@ -100,6 +102,8 @@ class ExpertStorage(Protocol):
         """`inner_size` is that of one expert, before sharding. Raises ValueError if it cannot be sharded."""
         ...
 
+    def sizes(self, num_experts: int, inner_size: int) -> ExpertSizes: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateExperts:
@@ -111,18 +115,12 @@ class SeparateExperts:
 
     def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
         held, width = _share(num_experts, inner_size, context)
-        gate_up, down = [], []
-        for number in range(num_experts):
-            expert = weights / str(number)
-            if number not in held.numbers:
-                expert.leave()
-                continue
-            rows, columns = width.along(0), width.along(1)
-            gate_up.append(
-                [Projection(expert / name, inner_size, context.hidden_size, rows) for name in (self.gate, self.up)]
-            )
-            down.append(Projection(expert / self.down, context.hidden_size, inner_size, columns))
-        return weights.method.load_experts(gate_up, down, held)
+        names = (self.gate, self.up), self.down
+        gate_up, down = _projections(weights, held, width, context.hidden_size, *names)
+        return weights.method.load_experts(gate_up, down, held, silu_and_mul)
+
+    def sizes(self, num_experts: int, inner_size: int) -> ExpertSizes:
+        return ExpertSizes(num_experts, inner_size)
 
 
 PLAIN_EXPERTS = SeparateExperts()
@@ -152,6 +150,9 @@ class ExpertTensors:
         )
         return weights.method.load_stacked_experts(stacked, self.activation)
 
+    def sizes(self, num_experts: int, inner_size: int) -> ExpertSizes:
+        return ExpertSizes(num_experts, inner_size)
+
 
 @dataclass(frozen=True, slots=True)
 class SeparateOrTogether:
@@ -163,6 +164,59 @@ class SeparateOrTogether:
         together = ExpertTensors(inputs_first=self.inputs_first)
         storage: ExpertStorage = together if weights.has("gate_up_proj") else PLAIN_EXPERTS
         return storage.load(weights, context, num_experts, inner_size)
+
+    def sizes(self, num_experts: int, inner_size: int) -> ExpertSizes:
+        return ExpertSizes(num_experts, inner_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UngatedExperts:
+    """down(relu(up(x))²), the two matrices stored under each expert's number. With a `latent_size` they read and write
+    so many values, which `fc1_latent_proj` makes of the hidden state and `fc2_latent_proj` of their weighted sum."""
+
+    latent_size: int | None = None
+
+    def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
+        held, width = _share(num_experts, inner_size, context)
+        hidden_size, size = context.hidden_size, self.latent_size or context.hidden_size
+        up, down = _projections(weights, held, width, size, ("up_proj",), "down_proj")
+        experts = weights.method.load_experts(up, down, held, ReluSquared())
+        if self.latent_size is None:
+            return experts
+        into = Projection(weights / "fc1_latent_proj", size, hidden_size, Slice(0, 0, size))
+        out_of = Projection(weights / "fc2_latent_proj", hidden_size, size, Slice(0, 0, hidden_size))
+        return LatentExperts(experts, *(weights.method.load([each], None).product for each in (into, out_of)))
+
+    def sizes(self, num_experts: int, inner_size: int) -> ExpertSizes:
+        return ExpertSizes(num_experts, inner_size, self.latent_size, num_matrices=2)
+
+
+class LatentExperts:
+    """Experts between two projections. The second one is linear, so its outputs for the ranks' own sums add up to its
+    output for their total."""
+
+    def __init__(self, experts: Experts, into: Product, out_of: Product) -> None:
+        self.experts, self.into, self.out_of = experts, into, out_of
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Shapes as in `FusedExperts`."""
+        return self.out_of(self.experts(self.into(x), weights, experts))
+
+
+def _projections(
+    weights: Weights, held: ExpertRange, width: Share, size: int, first: Sequence[str], down: str
+) -> tuple[list[list[Projection]], list[Projection]]:
+    """The matrices of the held experts that read `size` values, by the names in `first`, and those that write as many.
+    The other experts are left to other ranks."""
+    of_first, of_down = [], []
+    for number in range(held.total):
+        expert = weights / str(number)
+        if number not in held.numbers:
+            expert.leave()
+            continue
+        of_first.append([Projection(expert / name, width.total, size, width.along(0)) for name in first])
+        of_down.append(Projection(expert / down, size, width.total, width.along(1)))
+    return of_first, of_down
 
 
 def _share(num_experts: int, inner_size: int, context: LayerContext) -> tuple[ExpertRange, Share]:

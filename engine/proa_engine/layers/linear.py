@@ -42,12 +42,18 @@ class Unquantized:
         return take_weight([projection])
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]
         if first[0].is_cpu:
-            return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second], held=held)
-        return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)), held=held)
+            looped = [Linear(weight) for weight in first], [Linear(weight) for weight in second]
+            return LoopedExperts(*looped, activation, held)
+        gate_up_experts, down_experts = (ExpertMatrices(torch.stack(each)) for each in (first, second))
+        return FusedExperts(gate_up_experts, down_experts, activation=activation, held=held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return load_unquantized(experts, activation)

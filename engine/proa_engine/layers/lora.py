@@ -88,9 +88,13 @@ class LoraMethod:
         return self.inner.take_matrix(projection)
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
-        return self.inner.load_experts(gate_up, down, held)
+        return self.inner.load_experts(gate_up, down, held, activation)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return self.inner.load_stacked_experts(experts, activation)

@@ -1,4 +1,5 @@
-"""Feed-forward layers: gated (Shazeer 2020), down(activation(gate(x)) * up(x)), and mixtures of experts in its place.
+"""Feed-forward layers: gated (Shazeer 2020), down(activation(gate(x)) * up(x)), without a gate, down(relu(up(x))²), and
+mixtures of experts in their place.
 
 A mixture has routed experts, and shared ones that every token uses.
 """
@@ -11,6 +12,7 @@ import torch
 from proa_engine.kernels.experts.moe_route import Routing, route
 from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.products.skinny_gemm import PLAIN, Activation, InputForm, UnnormedRows
+from proa_engine.kernels.relu_squared import relu_squared
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
@@ -33,8 +35,15 @@ class GatedMLPOptions:
     def num_parameters(self, hidden_size: int) -> int:
         return 3 * hidden_size * self.inner_size
 
+    def num_multiplied(self, hidden_size: int) -> int:
+        return self.num_parameters(hidden_size)
+
     def make(self, weights: Weights, context: LayerContext) -> "GatedMLP":
-        return GatedMLP(weights / "mlp", context, self)
+        return self.load(weights / "mlp", context)
+
+    def load(self, weights: Weights, context: LayerContext) -> "GatedMLP":
+        """`weights` are its own."""
+        return GatedMLP(weights, context, self)
 
 
 class GatedMLP:
@@ -59,6 +68,45 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UngatedMLPOptions:
+    inner_size: int
+
+    @property
+    def routed_experts(self) -> ExpertSizes | None:
+        return None
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 2 * hidden_size * self.inner_size
+
+    def num_multiplied(self, hidden_size: int) -> int:
+        return self.num_parameters(hidden_size)
+
+    def make(self, weights: Weights, context: LayerContext) -> "UngatedMLP":
+        return self.load(weights / "mlp", context)
+
+    def load(self, weights: Weights, context: LayerContext) -> "UngatedMLP":
+        """`weights` are its own."""
+        return UngatedMLP(weights, context, self)
+
+
+class UngatedMLP:
+    def __init__(self, weights: Weights, context: LayerContext, options: UngatedMLPOptions) -> None:
+        hidden_size, parallel = context.hidden_size, context.parallel
+        inner = parallel.width(options.inner_size, weights.method.width_unit, f"inner width of {weights.prefix}")
+        self.up = MergedColumnParallelLinear(column_projections(weights, ("up_proj",), hidden_size, (inner,)))
+        self.down = RowParallelLinear(weights / "down_proj", inner, hidden_size, parallel)
+        self.input_form = self.up.input_form
+
+    def __call__(self, x: Activation) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]"""
+        return self.down.parallel.all_reduce(self.partial(x))
+
+    def partial(self, x: Activation) -> torch.Tensor:
+        """As `GatedMLP.partial`."""
+        return self.down.partial(relu_squared(self.up(x)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
     routing: Routing
     name: str = "gate"
@@ -73,13 +121,13 @@ class RouterOptions:
 class SharedExpertOptions:
     """A feed-forward layer whose output is added to that of the routed experts."""
 
-    mlp: GatedMLPOptions
+    mlp: GatedMLPOptions | UngatedMLPOptions
     name: str = "shared_experts"
     gate: str | None = None  # name of the matrix [1, hidden_size]: sigmoid(gate(x)) scales the output
 
     def make(self, weights: Weights, context: LayerContext) -> "SharedExpert":
         gate = None if self.gate is None else (weights / self.gate).take("weight", (1, context.hidden_size))
-        return SharedExpert(GatedMLP(weights / self.name, context, self.mlp), gate)
+        return SharedExpert(self.mlp.load(weights / self.name, context), gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +141,7 @@ class MoEOptions:
 
     @property
     def routed_experts(self) -> ExpertSizes:
-        return ExpertSizes(self.num_experts, self.expert_size)
+        return self.experts.sizes(self.num_experts, self.expert_size)
 
     @property
     def inner_size(self) -> int:
@@ -103,6 +151,11 @@ class MoEOptions:
     def num_parameters(self, hidden_size: int) -> int:
         shared = 0 if self.shared is None else self.shared.mlp.num_parameters(hidden_size)
         return self.routed_experts.num_parameters(hidden_size) + shared
+
+    def num_multiplied(self, hidden_size: int) -> int:
+        shared = 0 if self.shared is None else self.shared.mlp.num_multiplied(hidden_size)
+        routed = self.routed_experts.num_parameters(hidden_size)
+        return self.router.routing.num_chosen * routed // self.num_experts + shared
 
     def make(self, weights: Weights, context: LayerContext) -> "SparseMoE":
         moe = weights / self.name
@@ -138,7 +191,7 @@ class ExpertRouter:
 
 
 class SharedExpert:
-    def __init__(self, mlp: GatedMLP, gate: torch.Tensor | None) -> None:
+    def __init__(self, mlp: GatedMLP | UngatedMLP, gate: torch.Tensor | None) -> None:
         self.mlp = mlp
         self.gate = None if gate is None else make_linear(gate)
 

@@ -165,10 +165,14 @@ class LinearMethod(Protocol):
         ...
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
-        """Load gate and up, and down, of each expert of `held`. Raises ValueError if the format has no experts or
-        cannot be sharded so."""
+        """Load gate and up, or up alone, and down, of each expert of `held`. Raises ValueError if the format has no
+        experts or cannot be sharded so."""
         ...
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:

@@ -248,7 +248,7 @@ def num_multiplied(model: ModelConfig) -> int:
     return sum(
         layer.num_parameters(hidden_size)
         - layer.mlp.num_parameters(hidden_size)
-        + 3 * hidden_size * layer.mlp.inner_size
+        + layer.mlp.num_multiplied(hidden_size)
         for layer in model.own_layers
     )
 

@@ -63,6 +63,10 @@ class FeedForwardOptions(Protocol):
 
     def num_parameters(self, hidden_size: int) -> int: ...
 
+    def num_multiplied(self, hidden_size: int) -> int:
+        """The number of parameters by which a token is multiplied."""
+        ...
+
     def make(self, weights: Weights, context: LayerContext) -> FeedForward:
         """`weights` are those of the layer."""
         ...

@@ -34,6 +34,7 @@ MODULES = {
     "Mistral3ForConditionalGeneration": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
+    "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo",
     "Olmo3ForCausalLM": "olmo",
     "OlmoeForCausalLM": "olmo",

@@ -6,15 +6,21 @@ from typing import NamedTuple
 
 class TextPrefix(NamedTuple):
     """How names begin, without the dot behind: of the decoder's tensors (empty: they have no prefix), and the LM
-    head's."""
+    head's. The name of the embedding is that within the decoder."""
 
     decoder: str
     head: str
+    embedding: str = "embed_tokens"
+
+    @property
+    def embedding_weight(self) -> str:
+        return f"{self.decoder}.{self.embedding}.weight".lstrip(".")
 
 
-_OF_LARGER_MODELS = (
-    TextPrefix("model.language_model", "lm_head"),
+_OF_OTHERS = (
+    TextPrefix("model.language_model", "lm_head"),  # of larger models, as is the next one
     TextPrefix("language_model.model", "language_model.lm_head"),
+    TextPrefix("backbone", "lm_head", "embeddings"),  # of Nemotron-H
 )
 _ALONE = TextPrefix("", "lm_head")  # as sentence-transformers saves it
 _OF_TEXT_MODEL = TextPrefix("model", "lm_head")
@@ -22,7 +28,4 @@ _OF_TEXT_MODEL = TextPrefix("model", "lm_head")
 
 def text_prefix(has: Callable[[str], bool]) -> TextPrefix:
     """`has` says whether the checkpoint has a tensor of that name."""
-    for prefix in _OF_LARGER_MODELS:
-        if has(f"{prefix.decoder}.embed_tokens.weight"):
-            return prefix
-    return _ALONE if has("embed_tokens.weight") else _OF_TEXT_MODEL
+    return next((prefix for prefix in (*_OF_OTHERS, _ALONE) if has(prefix.embedding_weight)), _OF_TEXT_MODEL)

@@ -31,8 +31,8 @@ _SHOWN = 5
 def check_tensors(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, architecture: str, folder: str) -> None:
     """`fields`: of config.json's text model. Raises ValueError if embeddings or layers are missing or do not have the
     sizes in `fields`, or if unquantized weights are not floating-point numbers."""
-    decoder = text_prefix(tensors.__contains__).decoder
-    name = f"{decoder}.embed_tokens.weight".lstrip(".")
+    prefix = text_prefix(tensors.__contains__)
+    name = prefix.embedding_weight
     wrong = f"the weights in {folder} are not those of its config.json"
     if name not in tensors:
         raise ValueError(f"{wrong}: {name} is missing, which {architecture} has")
@@ -40,7 +40,7 @@ def check_tensors(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, a
         shape, wanted = tensors[name].shape, fields.get(field)
         if len(shape) != 2 or wanted not in (None, shape[dim]):
             raise ValueError(f"{wrong}: {name} has shape {list(shape)}, but {field} is {wanted}")
-    layers = f"{decoder}.layers.".lstrip(".")
+    layers = f"{prefix.decoder}.layers.".lstrip(".")
     _check_layers(tensors, layers, fields, wrong)
     if not fields.get("quantization_config"):
         for name, tensor in tensors.items():

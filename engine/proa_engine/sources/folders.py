@@ -57,9 +57,15 @@ def _other_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, An
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the text model, which are in `text_config` if the model has other inputs too."""
+    """The fields of the text model, which are in `text_config` if the model has other inputs too.
+
+    `transformers` 5 saves Nemotron-H's list of layers without their number, which is added.
+    """
     text = config.get("text_config") or {}
-    return {**config, **{name: value for name, value in text.items() if value is not None}}
+    fields = {**config, **{name: value for name, value in text.items() if value is not None}}
+    if isinstance(types := fields.get("layers_block_type"), list):
+        fields["num_hidden_layers"] = len(types)
+    return fields
 
 
 def missing_field(name: str) -> str:

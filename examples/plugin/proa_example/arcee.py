@@ -27,6 +27,9 @@ class SquaredReluOptions:
     def num_parameters(self, hidden_size: int) -> int:
         return 2 * hidden_size * self.inner_size
 
+    def num_multiplied(self, hidden_size: int) -> int:
+        return self.num_parameters(hidden_size)
+
     def make(self, weights: Weights, context: LayerContext) -> "SquaredRelu":
         return SquaredRelu(weights / "mlp", context, self)
 

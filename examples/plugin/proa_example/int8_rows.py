@@ -31,7 +31,7 @@ class Int8Rows:
         values, scales = _take(projection)
         return values * scales[:, None]
 
-    def load_experts(self, gate_up: object, down: object, held: object) -> Experts:
+    def load_experts(self, gate_up: object, down: object, held: object, activation: object) -> Experts:
         raise ValueError("experts quantized by int8_rows are not supported")
 
     def load_stacked_experts(self, experts: object, activation: object) -> Experts:

@@ -101,6 +101,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite 4 of attention alone": ("granitemoehybrid", {"layer_types": ["full_attention"] * 3}),
+    "nemotron h": ("nemotron_h", {}),
+    "nemotron h without latent values": (
+        "nemotron_h",
+        {"moe_latent_size": None, "use_bias": True, "use_conv_bias": False, "norm_topk_prob": False, "n_groups": 1},
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2, biases, four inputs, an adjusted width": (
         "lfm2",

@@ -1,7 +1,9 @@
 """Models with recurrent layers on a CPU: bits do not depend on chunks, cuts or restarts; larger checkpoints load."""
 
 import json
+import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.cache_layers import KeyValueLayer, StateLayer
+from proa_engine.layers.mamba2 import Mamba2Options
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.loader import load_model
+from proa_engine.models.single_part_layers import MixerLayerOptions
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import MIXERS, RECURRENT, VOCAB_SIZE, make_tiny_model
 
@@ -117,6 +121,50 @@ def test_what_is_not_supported_is_named(field: str, value: object, tmp_path: Pat
     fields = json.loads((folder / "config.json").read_text()) | {field: value}
     with pytest.raises(ValueError, match=r"kernel_dim 3|value_heads 5|sliding_attention"):
         read_config.from_dicts(fields, {})
+
+
+def mamba2(fields: Mapping[str, Any]) -> Mamba2Options:
+    """The options of the first layer of Nemotron-H."""
+    layer = read_config.from_dicts(fields, {}).layers[0]
+    assert isinstance(layer, MixerLayerOptions)
+    assert isinstance(layer.mixer, Mamba2Options)
+    return layer.mixer
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("[0.0, Infinity]", (0.0, math.inf)),
+        ('[0.0, "Infinity"]', (0.0, math.inf)),
+        ('[0.0, {"__float__": "Infinity"}]', (0.0, math.inf)),
+        ("[0.0, 1e30]", (0.0, 1e30)),
+        ("null", (0.0, math.inf)),
+        ("[0.01, 0.5]", (0.01, 0.5)),
+    ],
+)
+def test_a_time_step_has_no_limits_but_the_configured_ones(
+    limit: str, expected: tuple[float, float], tmp_path: Path
+) -> None:
+    """`transformers` limits it in prompts by `time_step_min`, which is for drawing weights, too."""
+    fields = json.loads((make_tiny_model(tmp_path, "nemotron_h") / "config.json").read_text())
+    fields |= {"time_step_min": 0.001, "time_step_limit": json.loads(limit)}
+    assert mamba2(fields).step_limit == expected
+
+
+def test_older_configurations_are_those_of_the_present_names(tmp_path: Path) -> None:
+    fields = json.loads((make_tiny_model(tmp_path / "nemotron", "nemotron_h") / "config.json").read_text())
+    layers = read_config.from_dicts(fields, {}).layers
+    del fields["layers_block_type"]
+    assert read_config.from_dicts(fields | {"hybrid_override_pattern": "ME*-ME"}, {}).layers == layers
+    older = ["mamba", "moe", "attention", "mlp", "mamba", "moe"]
+    assert read_config.from_dicts(fields | {"layers_block_type": older}, {}).layers == layers
+    with pytest.raises(ValueError, match="layer type X is not supported"):
+        read_config.from_dicts(fields | {"hybrid_override_pattern": "MX"}, {})
+
+    fields = json.loads((make_tiny_model(tmp_path / "lfm2", "lfm2") / "config.json").read_text())
+    layers = read_config.from_dicts(fields, {}).layers
+    del fields["layer_types"]
+    assert read_config.from_dicts(fields | {"full_attn_idxs": [1]}, {}).layers == layers
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_next", "qwen3_5_text"])

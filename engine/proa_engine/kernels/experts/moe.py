@@ -40,11 +40,11 @@ Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 
 class ExpertActivation(Protocol):
-    """x [rows, 2N] of [gate | up] -> [rows, N]"""
+    """x [rows, 2N] of [gate | up], or [rows, N] of experts without a gate -> [rows, N]"""
 
     @property
     def constants(self) -> dict[str, object]:
-        """The constants of the kernels' `activate`."""
+        """The constants of the kernels' `activate`; empty: of experts without a gate, which these do not compute."""
         ...
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
@@ -211,7 +211,7 @@ class StackedMatrices(Protocol):
 
 
 class FusedExperts:
-    """The GPU's experts. `gate_up` holds each expert's gate and up rows.
+    """The GPU's experts. `gate_up` holds each expert's gate and up rows, or those of up without a gate.
 
     `form` is how the inputs of 8-bit matrices are quantized, symmetric; `down_form` is that of `down`, if another. The
     matrices are those of `held`; None: of all experts.
@@ -235,7 +235,7 @@ class FusedExperts:
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
-        if experts.numel() <= MAX_PAIRS:
+        if experts.numel() <= MAX_PAIRS and self.activation.constants:
             return self._unsorted(x, weights, experts)
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))

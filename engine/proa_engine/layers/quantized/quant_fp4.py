@@ -16,7 +16,6 @@ from proa_engine.kernels.experts.moe_fp4 import Fp4Experts
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp4 import LARGEST_EXPONENT, MXFP4_GROUP, NVFP4_GROUP, StoredFp4, pack_fp4
 from proa_engine.kernels.products.fp4_linear import Fp4Linear
-from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.expert_refusals import no_stacked_experts
 from proa_engine.layers.experts import Biases, take_biases, take_gate_up
 from proa_engine.layers.linear import Unquantized
@@ -40,10 +39,14 @@ class Fp4Method:
         return self._take([projection]).dequantize()
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         first = self._take([projection for pair in gate_up for projection in pair]).stacked(held.size)
-        return _make_experts((first, self._take(down).stacked(held.size)), (None, None), silu_and_mul, held)
+        return _make_experts((first, self._take(down).stacked(held.size)), (None, None), activation, held)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise no_stacked_experts(experts.weights.prefix)
@@ -106,7 +109,11 @@ class Mxfp4:
         return Unquantized().take_matrix(projection)
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         raise NotImplementedError("experts have this format only in one tensor")
 

@@ -54,11 +54,15 @@ class Fp8Method:
         return LoadedLinear(product, product.input_form, product.gated)
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         forms = self._form([each for pair in gate_up for each in pair]), self._form(down)
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
-        return make_scaled_experts(matrices, forms, self._product, held)
+        return make_scaled_experts(matrices, forms, self._product, held, activation)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise no_stacked_experts(experts.weights.prefix)
@@ -102,12 +106,16 @@ class OnlineFp8(Fp8Method):
         return take_weight([projection])
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         shapes = [each.local_shape for each in (gate_up[0][0], down[0])]
         if all(self._fits("experts", *shape) for shape in shapes):
-            return Fp8Method.load_experts(self, gate_up, down, held)
-        return Unquantized().load_experts(gate_up, down, held)
+            return Fp8Method.load_experts(self, gate_up, down, held, activation)
+        return Unquantized().load_experts(gate_up, down, held, activation)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         """The unquantized matrices of one layer are in memory at a time."""

@@ -48,9 +48,13 @@ class IntMethod:
         return dequantize_int(self._weight(projection))
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
-        return load_int_experts(gate_up, down, (self, self), held)
+        return load_int_experts(gate_up, down, (self, self), held, activation)
 
     def expert_weight(self, projections: Sequence[Projection]) -> IntWeight:
         """Gate and up of an expert, or down. Not of `in_groups_of_any_inputs`."""
@@ -70,13 +74,14 @@ def load_int_experts(
     down: Sequence[Projection],
     methods: tuple[IntMethod, IntMethod],
     held: ExpertRange,
+    activation: ExpertActivation,
 ) -> Experts:
     """As `LinearMethod.load_experts`, with one method for gate and up, and one for down."""
     first = [methods[0].expert_weight(pair) for pair in gate_up]
     second = [methods[1].expert_weight([projection]) for projection in down]
     if first[0].numbers.is_cpu:
-        return LoopedExperts(_dequantized(first), _dequantized(second), held=held)
-    return FusedExperts(pack_experts(stack(first)), pack_experts(stack(second)), held=held)
+        return LoopedExperts(_dequantized(first), _dequantized(second), activation, held)
+    return FusedExperts(pack_experts(stack(first)), pack_experts(stack(second)), activation=activation, held=held)
 
 
 def _dequantized(weights: Sequence[IntWeight]) -> list[Linear]:

@@ -43,12 +43,16 @@ class StoredInt8:
         return values.float() * scales[:, None]
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         assert self.symmetric
         forms = self._form([each for pair in gate_up for each in pair]), self._form(down)
         matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
-        return make_scaled_experts(matrices, forms, Int8Linear, held)
+        return make_scaled_experts(matrices, forms, Int8Linear, held, activation)
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise no_stacked_experts(experts.weights.prefix)

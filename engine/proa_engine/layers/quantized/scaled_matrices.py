@@ -9,7 +9,6 @@ from proa_engine.kernels.experts.moe import ExpertActivation, ExpertMatrices, Fu
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.int8 import Int8Form
-from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.experts import Biases
 from proa_engine.layers.weights import Projection
 
@@ -43,7 +42,7 @@ def make_scaled_experts(
     forms: tuple[Form, Form],
     product: MakeProduct[Form],
     held: ExpertRange,
-    activation: ExpertActivation = silu_and_mul,
+    activation: ExpertActivation,
     biases: Biases = (None, None),
 ) -> FusedExperts | LoopedExperts:
     """`matrices`: gate and up, and down, of each held expert; `forms`: how the inputs of each are quantized.

@@ -33,13 +33,17 @@ class ByModule:
         return self._method(projection).take_matrix(projection)
 
     def load_experts(
-        self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection], held: ExpertRange
+        self,
+        gate_up: Sequence[Sequence[Projection]],
+        down: Sequence[Projection],
+        held: ExpertRange,
+        activation: ExpertActivation,
     ) -> Experts:
         first, second = self._expert_method([each for pair in gate_up for each in pair]), self._expert_method(down)
         if first == second:
-            return first.load_experts(gate_up, down, held)
+            return first.load_experts(gate_up, down, held, activation)
         if isinstance(first, IntMethod) and isinstance(second, IntMethod):
-            return load_int_experts(gate_up, down, (first, second), held)
+            return load_int_experts(gate_up, down, (first, second), held, activation)
         raise ValueError(
             f"{gate_up[0][0].weights.prefix} and {down[0].weights.prefix} are stored in different formats, which is "
             "supported for experts only in integers whose inputs are not quantized"

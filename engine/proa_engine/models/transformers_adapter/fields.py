@@ -97,6 +97,9 @@ class AdaptedMLP:
     def num_parameters(self, hidden_size: int) -> int:
         return 0  # counted with the layer
 
+    def num_multiplied(self, hidden_size: int) -> int:
+        return 3 * hidden_size * self.inner_size
+
     def make(self, weights: Weights, context: LayerContext) -> FeedForward:
         raise AssertionError("transformers makes the layers")
 
