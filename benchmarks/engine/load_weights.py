@@ -38,8 +38,8 @@ from safetensors.torch import save_file
 
 from benchmarks.records import write_json
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.weight_sources import SafetensorsWeights
-from proa_engine.sources.safetensors_headers import read_headers
+from proa_engine.models.weight_sources import CheckpointWeights
+from proa_engine.sources.weight_headers import read_headers
 
 HIDDEN, INNER, VOCABULARY, LAYERS_PER_FILE = 2048, 8192, 64_000, 4
 LAYER = {
@@ -86,7 +86,7 @@ def in_order_of_layers(names: Sequence[str]) -> list[str]:
 def load_ahead(folder: Path, device: torch.device, digest: WeightsDigest | None = None) -> list[torch.Tensor]:
     tensors = read_headers(weight_paths(folder))
     types = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
-    with SafetensorsWeights(folder, torch.bfloat16, device, digest) as checkpoint:
+    with CheckpointWeights(folder, torch.bfloat16, device, digest) as checkpoint:
         checkpoint.begin(lambda _: False, lambda _: None)
         return [
             checkpoint.take(name, tensors[name].shape, None, types[tensors[name].dtype])

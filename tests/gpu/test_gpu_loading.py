@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.weights import Slice
 from proa_engine.models import read_ahead
-from proa_engine.models.weight_sources import SafetensorsWeights
+from proa_engine.models.weight_sources import CheckpointWeights
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -43,7 +43,7 @@ def test_parts_of_many_layers_equal_those_of_safetensors(
     taken = {}
     work = torch.randn(2048, 2048, device=DEVICE)
 
-    with SafetensorsWeights(tmp_path, torch.bfloat16, DEVICE) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.bfloat16, DEVICE) as checkpoint:
         for layer in range(NUM_LAYERS):
             work = torch.tanh(work @ work) if HAS_GPU else work  # copies wait for it, threads go on reading
             for name, shape in SHAPES.items():
@@ -64,7 +64,7 @@ def test_page_locked_memory_is_bounded_and_returned(tmp_path: Path, monkeypatch:
     save_file(tensors, tmp_path / "model.safetensors")
     torch.cuda.reset_peak_host_memory_stats()
 
-    with SafetensorsWeights(tmp_path, torch.bfloat16, DEVICE) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.bfloat16, DEVICE) as checkpoint:
         for name in tensors:
             checkpoint.take(name, (2**22,))
 

@@ -114,7 +114,7 @@ not set is at most the limit. Context: the pool */ -}}
 
 {{- /* Whether the pool's model or adapters are downloaded; empty if not. Context: the pool */ -}}
 {{- define "proa.engine.downloads" -}}
-{{- $remote := `^([A-Za-z0-9][^:]*|(s3a?|gs|az|abfss?)://.+)$` -}}
+{{- $remote := `^([A-Za-z0-9][^:]*(/[^:/]+:[A-Za-z0-9_.-]+)?|(s3a?|gs|az|abfss?)://.+)$` -}}
 {{- if and (ne .model "builtin") (regexMatch $remote .model) }}yes{{ end -}}
 {{- range ternary .lora.modules list (.lora.enabled | default false) -}}
 {{- if regexMatch $remote .path }}yes{{ end -}}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from proa_engine.layers.weights import Slice
-from proa_engine.sources.safetensors_headers import Tensor
+from proa_engine.sources.tensors import Tensor
 
 
 class WeightsDigest:

@@ -17,7 +17,7 @@ from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
 from proa_engine.models.unread import why_unread
-from proa_engine.models.weight_sources import RandomWeights, SafetensorsWeights
+from proa_engine.models.weight_sources import CheckpointWeights, RandomWeights
 
 
 def load_model(
@@ -43,7 +43,7 @@ def load_model(
         source = RandomWeights(seed, dtype, device)
         return build(config, Weights(source, config.linear_method, names=build.names), parallel)
     started = time.monotonic()
-    with SafetensorsWeights(folder, dtype, device, digest) as checkpoint:
+    with CheckpointWeights(folder, dtype, device, digest) as checkpoint:
         weights = Weights(checkpoint, config.linear_method, names=build.names)
         decoder, head = ((part / "").prefix for part in text_weights(weights))
         checkpoint.begin(
@@ -77,7 +77,7 @@ def load_pooling_heads(
         if load_format == "dummy":
             yield RandomWeights(seed, torch.float32, device)
             return
-        with SafetensorsWeights(of, torch.float32, device) as checkpoint:
+        with CheckpointWeights(of, torch.float32, device) as checkpoint:
             checkpoint.begin(lambda name: not name.startswith(prefix), lambda _: None)
             yield checkpoint
             checkpoint.finish()

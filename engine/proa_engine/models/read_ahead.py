@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from proa_engine.layers.weights import Slice
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor
+from proa_engine.sources.tensors import Tensor
 
 NUM_THREADS = 16  # network disks send little data to each; with 8, one that takes 10 ms for 128 KiB was 30 % slower
 PIECE_BYTES = 16 * 2**20  # at most, of one read
@@ -57,9 +57,14 @@ def split(tensor: Tensor, part: Slice | None) -> list[Piece]:
     """The pieces of a file that have `part` (default: all) of a tensor, in its order."""
     rows, run, stride, start = 1, tensor.num_bytes, tensor.num_bytes, tensor.start
     if part is not None:
-        inner = prod(tensor.shape[part.dim + 1 :]) * ITEM_BYTES[tensor.dtype]
-        rows, run, stride = prod(tensor.shape[: part.dim]), part.length * inner, tensor.shape[part.dim] * inner
-        start += part.start * inner
+        values, item_bytes = tensor.item
+        inner = prod(tensor.shape[part.dim + 1 :])  # values for each entry along the dimension
+        rows, run, stride = (
+            prod(tensor.shape[: part.dim]),
+            part.length * inner // values * item_bytes,
+            tensor.shape[part.dim] * inner // values * item_bytes,
+        )
+        start += part.start * inner // values * item_bytes
     if run == stride:  # the runs are adjacent
         rows, run = 1, rows * run
     if rows == 0 or run == 0:

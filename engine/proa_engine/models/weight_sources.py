@@ -1,4 +1,4 @@
-"""Weight sources: safetensors files, of which a rank reads its share; and random numbers."""
+"""Weight sources: the files of a checkpoint, of which a rank reads its share; and random numbers."""
 
 import hashlib
 from bisect import bisect_left
@@ -9,12 +9,15 @@ from typing import Self
 
 import torch
 
+from proa_engine.layers.quantized.ggml_blocks import dequantize
+from proa_engine.layers.quantized.ggml_types import BLOCKS
 from proa_engine.layers.weights import Slice
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.read_ahead import ReadAhead
 from proa_engine.observability.progress import Progress, gigabytes
 from proa_engine.sources.folders import read_json, weight_files
-from proa_engine.sources.safetensors_headers import Tensor, read_header
+from proa_engine.sources.tensors import FLOATS, UNCHANGED, Change, Tensor
+from proa_engine.sources.weight_headers import read_header
 
 DUMMY_STD = 0.02
 DUMMY_SCALE = 0.005  # scale of dummy quantized weights
@@ -31,8 +34,7 @@ _TYPES = {  # of what can be stored
     "I8": torch.int8,
     "U8": torch.uint8,
 }
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
-STORED_AS = {  # all other types: FLOATS
+STORED_AS = {  # all other types: FLOATS and BLOCKS
     torch.float8_e4m3fn: ("F8_E4M3",),
     torch.int8: ("I8",),
     torch.int32: ("I32",),
@@ -41,8 +43,8 @@ STORED_AS = {  # all other types: FLOATS
 }
 
 
-class SafetensorsWeights:
-    """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
+class CheckpointWeights:
+    """The weight files of a folder, or a GGUF file, as a `WeightSource`. Tracks which tensors were taken."""
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, digest: WeightsDigest | None = None
@@ -99,8 +101,17 @@ class SafetensorsWeights:
             return torch.zeros(wanted, dtype=dtype, device=self.device)
         stored = self._stored[name][1]
         aligned = part if part is None else _aligned(part, shape, stored.shape)
-        tensor = self._reader.read(name, aligned, self._is_needed).view(_TYPES[stored.dtype])
-        return tensor.to(dtype).view(wanted)
+        tensor = self._read(name, stored, aligned).to(dtype).view(wanted)
+        return tensor if stored.change is UNCHANGED else _unchanged(tensor, stored.change)
+
+    def _read(self, name: str, stored: Tensor, part: Slice | None) -> torch.Tensor:
+        """`part` in the stored order of numbers, of any shape."""
+        if stored.dtype not in BLOCKS:
+            return self._reader.read(name, part, self._is_needed).view(_TYPES[stored.dtype])
+        if part is None or not _cuts_blocks(stored, part):
+            return dequantize(self._reader.read(name, part, self._is_needed), stored.dtype)
+        whole = dequantize(self._reader.read(name, None, self._is_needed), stored.dtype)
+        return whole.view(stored.shape).narrow(part.dim, part.start, part.length).contiguous()
 
     def leave(self, prefix: str) -> None:
         self._left.add(prefix)
@@ -123,7 +134,7 @@ class SafetensorsWeights:
         tensor = self._stored[name][1]
         if _without_ones(tensor.shape) != _without_ones(shape):
             return f"{name} has shape {list(tensor.shape)}, not {list(shape)}"
-        if tensor.dtype not in STORED_AS.get(dtype, FLOATS):
+        if tensor.dtype not in STORED_AS.get(dtype, (*FLOATS, *BLOCKS)):
             return f"{name} is stored as {tensor.dtype}, not as {str(dtype).removeprefix('torch.')}"
         return None
 
@@ -198,6 +209,19 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         return torch.empty(shape, device=generator.device).normal_(0.0, 1.0, generator=generator).to(dtype)
     mean = 1.0 if name.endswith("norm.weight") else 0.0
     return torch.empty(shape, dtype=dtype, device=generator.device).normal_(mean, DUMMY_STD, generator=generator)
+
+
+def _cuts_blocks(tensor: Tensor, part: Slice) -> bool:
+    """Whether a part of a quantized tensor begins or ends within blocks."""
+    values, _ = tensor.item
+    return part.dim == len(tensor.shape) - 1 and bool(part.start % values or part.length % values)
+
+
+def _unchanged(tensor: torch.Tensor, change: Change) -> torch.Tensor:
+    """Undo `change`."""
+    if change.head_dim:
+        tensor = tensor.unflatten(0, (-1, change.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    return tensor - change.offset if change.offset else tensor
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:

@@ -43,7 +43,7 @@ from proa_engine.sources.resolve import (
     resolve_module,
     resolve_tokenizer,
 )
-from proa_engine.sources.safetensors_headers import read_header, read_headers
+from proa_engine.sources.weight_headers import read_header, read_headers
 
 _MAX_SENTENCE = 1000  # characters
 _log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from proa_engine.layers.expert_refusals import no_stacked_experts
+from proa_engine.layers.quantized.ggml_types import BLOCKS
 from proa_engine.models.quantization.formats import (
     GptqFormat,
     OnlineFp8Format,
@@ -18,9 +19,8 @@ from proa_engine.models.quantization.formats import (
     Quantization,
 )
 from proa_engine.models.text_prefix import text_prefix
-from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor
+from proa_engine.sources.tensors import FLOATS, ITEM_BYTES, Tensor
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _QUANTIZED = ("weight", "weight_packed", "qweight")  # the last part of the names of numbers; gpt-oss: `*_blocks`
 _FIRST_EXPERT = re.compile(rf"(.+\.experts\.0\.\w+)\.(?:{'|'.join(_QUANTIZED)})")
@@ -44,7 +44,7 @@ def check_tensors(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, a
     _check_layers(tensors, layers, fields, wrong)
     if not fields.get("quantization_config"):
         for name, tensor in tensors.items():
-            if name.startswith(layers) and name.endswith("weight") and tensor.dtype not in FLOATS:
+            if name.startswith(layers) and name.endswith("weight") and tensor.dtype not in (*FLOATS, *BLOCKS):
                 raise ValueError(
                     f"{wrong}: {name} is stored as {tensor.dtype}, so it is quantized, but there is no "
                     "quantization_config; was config.json replaced by the one of the unquantized model?"
@@ -93,7 +93,7 @@ def least_bytes(
     else:
         of_float = 1 if isinstance(quantization.format, OnlineFp8Format) else of_float
         item_bytes = ITEM_BYTES
-    item_bytes = item_bytes | dict.fromkeys(FLOATS, of_float)
+    item_bytes = item_bytes | dict.fromkeys((*FLOATS, *BLOCKS), of_float)  # GGUF's blocks are dequantized
     return sum(
         tensor.size * item_bytes.get(tensor.dtype, 0)
         for name, tensor in _of_decoder(tensors, fields)

@@ -5,13 +5,15 @@ Raises ValueError with a sentence for the user.
 """
 
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from proa.tokenizer_files import FILE_NAMES, MAX_DEPTH, TOKENIZER_FILE, depth
 from proa_engine.sources.config_fields import check_eos, check_fields
+from proa_engine.sources.gguf.files import make_file
+from proa_engine.sources.gguf.header import is_gguf, parts_of
+from proa_engine.sources.regular_files import check_regular, refuse_broken_link, refuse_lfs_pointer
 
 GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -20,10 +22,8 @@ MAX_JSON_BYTES = 32 << 20  # lists of what is not quantized may name every matri
 MAX_INDEX_BYTES = 256 << 20  # of a model of a trillion parameters it has 20 MB
 MAX_TOKENIZER_BYTES = 256 << 20  # the largest published ones have 35 MB; gateways take as much
 STORED_DTYPES = ("float32", "float16", "bfloat16")  # names of torch's types in config.json
-_LFS_POINTER = b"version https://git-lfs"
 # Weights in other formats, by the end of the file's name.
 _OTHER_WEIGHTS = {
-    ".gguf": "GGUF",
     ".bin": "PyTorch's pickle format, which can run code when it is loaded",
     ".pt": "PyTorch's pickle format, which can run code when it is loaded",
     ".pth": "PyTorch's pickle format, which can run code when it is loaded",
@@ -106,14 +106,17 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | N
 
 
 def read_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """The content of a file; None if there is no such file. Raises ValueError for what is not a regular file, a file of
-    more than `max_bytes`, a Git LFS pointer, or a link to a file that does not exist."""
+    """The content of a file, also of one that a GGUF file stands for (`FILE.gguf/config.json`); None if there is no
+    such file. Raises ValueError for what is not a regular file, a file of more than `max_bytes`, a Git LFS pointer, or
+    a link to a file that does not exist."""
+    if made := make_file(path):
+        return made
     try:
         check_regular(path)
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
-        _refuse_broken_link(path)
+        refuse_broken_link(path)
         return None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
@@ -121,30 +124,6 @@ def read_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
         raise ValueError(f"{path} is too large: it has more than {max_bytes >> 20} MiB")
     refuse_lfs_pointer(path, data)
     return data
-
-
-def check_regular(path: Path) -> None:
-    """Raise ValueError for a folder, a device or a pipe: opening or reading those could block, or never end. Raises
-    OSError if there is no such file."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise ValueError(f"{path} is a folder, not a file")
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is a device, a pipe or a socket, not a file")
-
-
-def refuse_lfs_pointer(path: Path, beginning: bytes) -> None:
-    """`beginning`: the file's first bytes."""
-    if beginning.startswith(_LFS_POINTER):
-        raise ValueError(f"{path} is a pointer of Git LFS, not the file itself; get the files with `git lfs pull`")
-
-
-def _refuse_broken_link(path: Path) -> None:
-    if path.is_symlink() and not path.exists():
-        raise ValueError(
-            f"{path} is a link to {path.readlink()}, which does not exist; of a model in the hub's cache, give the id, "
-            "or copy or mount its folder models--… whole"
-        )
 
 
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
@@ -158,14 +137,17 @@ def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The *.safetensors files that the index lists, because a folder may hold others; without an index, all of them."""
+    """The *.safetensors files that the index lists, because a folder may hold others; without an index, all of them. Of
+    a GGUF file, all parts."""
+    if is_gguf(folder):
+        return parts_of(folder)
     index = read_json(folder / INDEX_FILE, MAX_INDEX_BYTES)
     if index is not None:
         if not isinstance(index.get("weight_map"), Mapping):
             raise ValueError(f"{folder / INDEX_FILE} has no weight_map")
         names = sorted(set(map(str, index["weight_map"].values())))
         for name in names:
-            _refuse_broken_link(folder / name)
+            refuse_broken_link(folder / name)
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
@@ -174,7 +156,7 @@ def weight_files(folder: Path) -> list[Path]:
     single = folder / "model.safetensors"
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     for path in paths:
-        _refuse_broken_link(path)
+        refuse_broken_link(path)
     if not paths:
         raise ValueError(f"{folder} holds no *.safetensors weights{_other_weights(folder)}")
     return paths
@@ -184,8 +166,10 @@ def _other_weights(folder: Path) -> str:
     """What to do where a folder has weights in other formats only."""
     for path in sorted(folder.iterdir()):
         if kind := _OTHER_WEIGHTS.get(path.suffix):
-            convert = "" if kind == "GGUF" else ", or convert it with transformers (save_pretrained)"
-            return f": {path.name} is in {kind}; take a version of the model in safetensors{convert}"
+            return (
+                f": {path.name} is in {kind}; take a version of the model in safetensors, or convert it with "
+                "transformers (save_pretrained)"
+            )
     return ": only its other files were copied or downloaded"
 
 
@@ -195,8 +179,6 @@ def _why_no_config(folder: Path) -> str:
         return "it is empty; is the volume mounted, and the download complete?"
     if "adapter_config.json" in names:
         return "it is a LoRA adapter; give the base model as model, and the adapter by lora_modules"
-    if gguf := sorted(name for name in names if name.endswith(".gguf")):
-        return f"it has no config.json, and {gguf[0]} is in GGUF; take a version of the model in safetensors"
     inner = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
     hint = f"; did you mean {inner[0].parent}?" if inner else ""
     return f"it has no config.json{hint}"

@@ -1,8 +1,9 @@
 """Where the files of a model, a tokenizer or an adapter are, by the name that the user gives: shipped with the engine,
 in a folder, or on the Hugging Face hub or in an object store, from which they are downloaded.
 
-`source_of` decides from the name and the file system alone; `resolve_model` and its siblings return the folder. Raises
-ValueError with a sentence for the user, for adapters LoraNotFound. Does not import torch, which takes seconds.
+`source_of` decides from the name and the file system alone; `resolve_model` and its siblings return the folder, or a
+GGUF file, which is read as one. Raises ValueError with a sentence for the user, for adapters LoraNotFound. Does not
+import torch, which takes seconds.
 """
 
 import difflib
@@ -17,6 +18,8 @@ from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.option_groups import Downloads
 from proa_engine.sources.folders import INDEX_FILE
+from proa_engine.sources.gguf.choice import choose_file, patterns_of, split_type
+from proa_engine.sources.gguf.header import SUFFIX, parts_of
 from proa_engine.sources.object_urls import store_of
 
 CONFIG_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -31,12 +34,17 @@ _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/]+/[^
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
+    """`path`: a folder, or a GGUF file."""
+
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
+    """`gguf_type`: of its GGUF files, which is taken; empty: its *.safetensors files are."""
+
     id: str
+    gguf_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +68,20 @@ def source_of(model: str) -> Source:
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
-            return LocalFolder(folder)
+            return LocalFolder(_model_in(folder))
         is_file = folder.exists()
+        if is_file and folder.suffix == SUFFIX:
+            return LocalFolder(parts_of(folder)[0])
     except OSError as error:  # such as a name that is too long, or a folder above it that may not be read
         raise ValueError(f"model folder {model} cannot be read: {error.strerror}") from error
     except RuntimeError as error:  # of `expanduser`
         raise ValueError(f"model folder {model} cannot be read: there is no such user") from error
     if is_file:
-        raise ValueError(_refuse_file(model, folder))
+        raise ValueError(f"model {model} is a file; give the folder with config.json and *.safetensors")
+    if typed := split_type(model):
+        return HubModel(*typed)
+    if model.lower().endswith("-gguf"):
+        raise ValueError(f"model {model} has GGUF files of several types: name one, as in {model}:Q4_K_M")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ValueError(_absent(model, folder))
     return HubModel(model)
@@ -80,9 +94,9 @@ def resolve_model(
     downloads: Downloads = _DEFAULTS,
 ) -> Path:
     """Return the folder of `model`: "builtin", a folder's path, or a Hugging Face hub id or a URL of an object store,
-    which is downloaded.
+    which is downloaded. A GGUF file, or the hub's `ID:TYPE`, is returned as a file.
 
-    If `load_format` is "dummy", weights are not downloaded.
+    If `load_format` is "dummy", weights are not downloaded, except for GGUF, which has all in one file.
     """
     source = source_of(model)
     if isinstance(source, LocalFolder):
@@ -92,6 +106,8 @@ def resolve_model(
         if revision is not None:
             raise ValueError(f"revision {revision}: {model} has no revisions; give each version a prefix of its own")
         return _fetch(source.url, "config.json", with_weights=with_weights, downloads=downloads)
+    if source.gguf_type:
+        return _download_gguf(source, revision, downloads)
     weights = WEIGHT_FILE_PATTERNS if with_weights else []
     return _download(source.id, revision, CONFIG_FILE_PATTERNS + weights, downloads)
 
@@ -168,13 +184,11 @@ def _refuse_url(model: str, scheme: str) -> str:
     return f"model {model} is a URL, which is not supported: download the model and give the folder"
 
 
-def _refuse_file(model: str, path: Path) -> str:
-    if path.suffix == ".gguf":
-        return (
-            f"model {model} is a GGUF file, which is not supported: take the model's folder with config.json and "
-            "*.safetensors"
-        )
-    return f"model {model} is a file; give the folder with config.json and *.safetensors"
+def _model_in(folder: Path) -> Path:
+    """The folder itself, or the GGUF file in it if it has no model in another format."""
+    if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
+        return folder
+    return (choose_file(folder) if any(folder.glob(f"*{SUFFIX}")) else None) or folder
 
 
 def _absent(model: str, folder: Path) -> str:
@@ -209,6 +223,14 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
         reason = error.strerror or error
         where = f"{error.filename}: " if error.filename else ""  # none of a full disk
         raise ValueError(f"{url} could not be kept in {folder} (download_dir): {where}{reason}") from error
+
+
+def _download_gguf(source: HubModel, revision: str | None, downloads: Downloads) -> Path:
+    names = patterns_of(source.gguf_type)
+    path = choose_file(_download(source.id, revision, names, downloads), names)
+    if not path:
+        raise ValueError(f"{source.id} has no GGUF file of the type {source.gguf_type} on the hub")
+    return path
 
 
 def _download(model: str, revision: str | None, patterns: list[str], downloads: Downloads) -> Path:

@@ -3,45 +3,19 @@
 The package `safetensors` would check files too, but imports torch or NumPy and makes an object of each tensor.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from proa_engine.sources.folders import check_regular, refuse_lfs_pointer
+from proa_engine.sources.regular_files import check_regular, refuse_lfs_pointer
+from proa_engine.sources.tensors import ITEM_BYTES, Tensor
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MAX_NAME_CHARACTERS = 1000  # quantization's rules look at each run of a name's parts
 MAX_DIMS = 16
-# Bytes of a value
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """`dtype`: safetensors' name of the type. `start`: the offset of the first byte in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def size(self) -> int:
-        """The number of values."""
-        return prod(self.shape)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.size * ITEM_BYTES[self.dtype]
-
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
@@ -57,17 +31,9 @@ _header_decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw])
 _entry_decoder = msgspec.json.Decoder(_Entry)
 
 
-def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """The tensors of all files, by name. Raises ValueError for a file whose header is invalid, or that is shorter or
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name. Raises ValueError for a file whose header is invalid, or that is shorter or
     longer than its header says, or that has a type of numbers which no engine loads."""
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        tensors |= read_header(path)
-    return tensors
-
-
-def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by name. Raises ValueError as `read_headers` does."""
     check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:

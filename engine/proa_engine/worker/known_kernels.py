@@ -18,7 +18,10 @@ import msgspec
 
 from proa.options import flat
 from proa_engine.config import EngineConfig
+from proa_engine.sources.folders import read_config, weight_files
+from proa_engine.sources.gguf.header import is_gguf
 from proa_engine.sources.resolve import LocalFolder, source_of
+from proa_engine.sources.weight_headers import read_headers
 
 _FOLDER = "proa"  # in Triton's cache, whose own folders have longer names
 _MAX_MODEL_FILE_BYTES = 1 << 20  # tokenizers and lists of tensors are larger
@@ -111,10 +114,13 @@ def _fields(config: EngineConfig) -> dict[str, object]:
 
 
 def _model(config: EngineConfig) -> list[str]:
-    """Return the JSON files of a local model, or another one's name, by which it is downloaded."""
+    """Return the JSON files of a local model, of a GGUF file its header, or another one's name, by which it is
+    downloaded."""
     source = source_of(config.model)
     if not isinstance(source, LocalFolder):
         return [config.model, config.revision or ""]
+    if is_gguf(source.path):
+        return [repr(part) for part in (read_config(source.path), read_headers(weight_files(source.path)))]
     files = (path for path in sorted(source.path.glob("*.json")) if path.is_file())
     return [
         f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"

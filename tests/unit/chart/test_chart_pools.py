@@ -110,6 +110,12 @@ def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts() -> None:
     make_parser().parse_args(download["args"])
 
 
+def test_a_gguf_file_of_the_hub_is_downloaded_before_the_engine_starts() -> None:
+    (download,) = engine_pod({"enginePool.model": "org/big-GGUF:Q4_K_M"})["initContainers"]
+    assert "--model=org/big-GGUF:Q4_K_M" in download["args"]
+    make_parser().parse_args(download["args"])
+
+
 @pytest.mark.parametrize("model", ["s3://bucket/big", "gs://bucket/big", "az://container/big", "abfss://c@a.host/big"])
 def test_a_model_in_an_object_store_is_downloaded_by_an_init_container(model: str) -> None:
     (download,) = engine_pod({"enginePool.model": model})["initContainers"]
@@ -117,7 +123,7 @@ def test_a_model_in_an_object_store_is_downloaded_by_an_init_container(model: st
     make_parser().parse_args(download["args"])
 
 
-@pytest.mark.parametrize("model", ["builtin", "/models/big", "./big", "~/big", "https://host/big"])
+@pytest.mark.parametrize("model", ["builtin", "/models/big", "/models/big.gguf", "./big", "~/big", "https://host/big"])
 def test_nothing_else_is_downloaded(model: str) -> None:
     assert "initContainers" not in engine_pod({"enginePool.model": model})
 

@@ -14,8 +14,8 @@ from proa_engine.layers.weights import Slice
 from proa_engine.models import read_ahead, read_config
 from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.loader import load_model
-from proa_engine.models.weight_sources import SafetensorsWeights
-from proa_engine.sources.safetensors_headers import read_header
+from proa_engine.models.weight_sources import CheckpointWeights
+from proa_engine.sources.weight_headers import read_header
 from support.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_a_byte_changed_anywhere_changes_the_digests(architecture: str, num_rank
 
 def take_all(folder: Path, names: Sequence[str], parts: Sequence[Slice | None]) -> bytes:
     digest = WeightsDigest()
-    with SafetensorsWeights(folder, torch.bfloat16, CPU, digest) as checkpoint:
+    with CheckpointWeights(folder, torch.bfloat16, CPU, digest) as checkpoint:
         for name in names:
             for part in parts:
                 checkpoint.take(name, (ROWS, COLUMNS), part)
@@ -129,7 +129,7 @@ def test_names_types_and_shapes_count_beside_bytes(tmp_path: Path) -> None:
     for tensors in stored:
         save_file(tensors, tmp_path / "model.safetensors")
         digest = WeightsDigest()
-        with SafetensorsWeights(tmp_path, torch.float32, CPU, digest) as checkpoint:
+        with CheckpointWeights(tmp_path, torch.float32, CPU, digest) as checkpoint:
             for name, tensor in tensors.items():
                 checkpoint.take(name, tuple(tensor.shape))
         digests.add(digest.digest())

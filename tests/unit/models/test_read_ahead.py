@@ -16,8 +16,9 @@ from proa_engine.layers.weights import Slice
 from proa_engine.models import read_ahead, read_config
 from proa_engine.models.loader import load_model
 from proa_engine.models.read_ahead import ReadAhead, split
-from proa_engine.models.weight_sources import SafetensorsWeights
-from proa_engine.sources.safetensors_headers import Tensor, read_header
+from proa_engine.models.weight_sources import CheckpointWeights
+from proa_engine.sources.tensors import Tensor
+from proa_engine.sources.weight_headers import read_header
 
 CPU = torch.device("cpu")
 TYPES = (
@@ -66,7 +67,7 @@ def test_parts_of_all_shapes_and_types_equal_those_of_safetensors(dtype: torch.d
         save_file(tensors, tmp_path / f"{layer}.safetensors")
     expected = {name: tensor for path in tmp_path.iterdir() for name, tensor in load_file(path).items()}
 
-    with SafetensorsWeights(tmp_path, dtype, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, dtype, CPU) as checkpoint:
         for name in sorted(expected):
             shape = tuple(expected[name].shape)
             for part in parts_of(shape):
@@ -89,7 +90,7 @@ def test_any_order_of_asking_gives_the_same_tensors(tmp_path: Path) -> None:
     names = list(tensors)
     random.Random(0).shuffle(names)
 
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
         for name in names:
             first, second = Slice(1, 0, 20), Slice(1, 20, 30)  # of one tensor
             both = [checkpoint.take(name, (40, 50), part) for part in (first, second)]
@@ -115,7 +116,7 @@ def test_what_is_copied_to_a_device_piece_by_piece_is_the_same(tmp_path: Path) -
 def test_a_float_is_converted_and_a_scalar_may_be_asked_for_as_a_vector(tmp_path: Path) -> None:
     save_file({"a": torch.tensor(1.5), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
 
-    with SafetensorsWeights(tmp_path, torch.float16, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float16, CPU) as checkpoint:
         assert torch.equal(checkpoint.take("a", (1,)), torch.tensor([1.5], dtype=torch.float16))
         assert torch.equal(checkpoint.take("b", (3,), dtype=torch.float64), torch.ones(3, dtype=torch.float64))
 
@@ -124,7 +125,7 @@ def test_a_float_is_converted_and_a_scalar_may_be_asked_for_as_a_vector(tmp_path
 def test_dimensions_of_1_may_be_stored_or_not(stored: tuple[int, ...], tmp_path: Path) -> None:
     numbers = torch.arange(24.0)
     save_file({"a": numbers.view(stored), "b": numbers[:4].clone()}, tmp_path / "model.safetensors")
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
         assert torch.equal(checkpoint.take("a", (4, 6), Slice(1, 2, 3)), numbers.view(4, 6)[:, 2:5])
         assert torch.equal(checkpoint.take("a", (4, 1, 6), Slice(0, 1, 2)), numbers.view(4, 1, 6)[1:3])
         assert torch.equal(checkpoint.take("b", (4, 1), Slice(0, 2, 2)), numbers[2:4, None])
@@ -135,7 +136,7 @@ def test_dimensions_of_1_may_be_stored_or_not(stored: tuple[int, ...], tmp_path:
 def test_a_tensor_can_be_changed_without_changing_what_is_read_later(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors")
 
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
         checkpoint.take("a", (4,)).zero_()
         assert torch.equal(checkpoint.take("a", (4,)), torch.ones(4))
 
@@ -219,7 +220,7 @@ def test_of_the_first_layer_the_next_experts_are_read_but_not_those_of_other_ran
 
     monkeypatch.setattr(os, "preadv", recorded)
 
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
         starts = {name: checkpoint._stored[name][1].start for name in names}
         for left in ("layers.0.experts.0", "layers.0.experts.4", "layers.0.experts.5"):
             checkpoint.leave(left)
@@ -250,7 +251,7 @@ def test_an_error_of_a_reading_thread_reaches_the_caller_and_ends_the_threads(mo
 def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(1000)}, path)
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
         os.truncate(path, 1000)
         with pytest.raises(ValueError, match=r"model.safetensors has become shorter since its header was read"):
             checkpoint.take("a", (1000,))
@@ -261,7 +262,7 @@ def test_tensors_may_be_asked_for_by_several_threads(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     wrong: list[str] = []
 
-    with SafetensorsWeights(tmp_path, torch.float32, CPU) as checkpoint:
+    with CheckpointWeights(tmp_path, torch.float32, CPU) as checkpoint:
 
         def take(names: list[str]) -> None:
             wrong.extend(name for name in names if not torch.equal(checkpoint.take(name, (100, 100)), tensors[name]))

@@ -20,11 +20,11 @@ from proa_engine.models.quantization.read import read_quantization
 from proa_engine.models.read_config import from_folder
 from proa_engine.models.registry import MODULES, REQUIRED_FIELDS, model_class
 from proa_engine.models.transformers_names import causal_lm_names, parse_names
-from proa_engine.models.weight_sources import FLOATS as LOADED_FLOATS
 from proa_engine.preflight import check_start
-from proa_engine.preflight.weights import FLOATS, check_experts, least_bytes
+from proa_engine.preflight.weights import check_experts, least_bytes
 from proa_engine.sources.folders import read_config, text_fields, weight_files
-from proa_engine.sources.safetensors_headers import ITEM_BYTES, Tensor, read_header, read_headers
+from proa_engine.sources.tensors import ITEM_BYTES, Tensor
+from proa_engine.sources.weight_headers import read_header, read_headers
 from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
@@ -164,10 +164,6 @@ def test_quantized_experts_in_one_tensor_are_refused(fields: dict[str, Any], is_
 
     with pytest.raises(ValueError, match=sentence) if is_refused else nullcontext():
         check_experts(tensors, config, read_quantization(fields, None))
-
-
-def test_types_of_unquantized_weights_are_those_that_can_be_loaded() -> None:
-    assert FLOATS == LOADED_FLOATS
 
 
 def test_no_architecture_has_a_default_for_a_required_field() -> None:

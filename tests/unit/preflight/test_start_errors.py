@@ -123,13 +123,13 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "empty": (empty, "it is empty; is the volume mounted, and the download complete?"),
     "model is in a folder of the folder": (nest, "it has no config.json; did you mean"),
     "adapter": (rename("config.json", "adapter_config.json"), "it is a LoRA adapter; give the base model as model"),
-    "GGUF alone": (
+    "GGUF that is cut": (
         both(empty, write("model-q4.gguf", "GGUF")),
-        "it has no config.json, and model-q4.gguf is in GGUF; take a version of the model in safetensors",
+        "model-q4.gguf is not a readable GGUF file: its header does not end before byte 4; was it copied",
     ),
-    "GGUF weights": (
+    "safetensors named GGUF": (
         rename("model.safetensors", "model-q4.gguf"),
-        "holds no *.safetensors weights: model-q4.gguf is in GGUF; take a version",
+        "model-q4.gguf is not a GGUF file: it does not begin with GGUF",
     ),
     "config is a folder": (put_folder("config.json"), "config.json is a folder, not a file"),
     "config is empty": (write("config.json", ""), "config.json is not valid JSON: it is empty"),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from proa_engine.layers.weights import Slice
-from proa_engine.models.weight_sources import SafetensorsWeights
+from proa_engine.models.weight_sources import CheckpointWeights
 from proa_engine.observability import progress as progress_module
 from proa_engine.observability.progress import Progress
 
@@ -65,7 +65,7 @@ def test_a_checkpoints_progress_counts_what_is_taken_or_left_to_other_ranks(
     tensors = {name: torch.zeros(250_000_00) for name in ("e.1.up", "e.1.down", "e.10.up", "unused")}
     save_file(tensors, tmp_path / "model.safetensors")
     lines: list[str] = []
-    checkpoint = SafetensorsWeights(tmp_path, torch.float32, torch.device("cpu"))
+    checkpoint = CheckpointWeights(tmp_path, torch.float32, torch.device("cpu"))
     checkpoint.begin(lambda name: name == "unused", lines.append)
     if takes == "leave":
         checkpoint.leave("e.1")

@@ -18,7 +18,7 @@ from proa_engine.models.digest import WeightsDigest
 from proa_engine.models.drafters.base import DrafterOptions, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.eagle3 import read_eagle3
 from proa_engine.models.drafters.mtp import read_mtp
-from proa_engine.models.weight_sources import RandomWeights, SafetensorsWeights, tensor_names
+from proa_engine.models.weight_sources import CheckpointWeights, RandomWeights, tensor_names
 from proa_engine.sources.folders import missing_field, read_config
 from proa_engine.sources.resolve import resolve_drafter
 
@@ -89,7 +89,7 @@ def load_drafter(
     context = LayerContext(options.hidden_size, parallel, tables, expert_parallel=bool(split and split.by_expert))
     if load_format == "dummy":
         return options.make(Weights(RandomWeights(seed, dtype, device), options.linear_method), model, context)
-    with SafetensorsWeights(found.folder, dtype, device, digest) as checkpoint:
+    with CheckpointWeights(found.folder, dtype, device, digest) as checkpoint:
         checkpoint.begin(options.is_unread, report)
         drafter = options.make(Weights(checkpoint, options.linear_method), model, context)
         checkpoint.finish()

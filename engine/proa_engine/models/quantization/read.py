@@ -30,7 +30,7 @@ _INSTEAD = {
     "experts_int8": _8_BITS,
     "fbgemm_fp8": _8_BITS,
     "fp_quant": _NVIDIA_4_BITS,
-    "gguf": _4_BITS,
+    "gguf": "give the GGUF file itself as the model",
     "higgs": _4_BITS,
     "hqq": _4_BITS,
     "marlin": _4_BITS,

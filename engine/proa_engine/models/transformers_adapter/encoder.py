@@ -19,7 +19,7 @@ from proa_engine.models.transformers_adapter.attention import IMPLEMENTATION, At
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
 from proa_engine.models.transformers_adapter.model import GivenStates, unique_tensors
 from proa_engine.models.transformers_adapter.probe import LENGTHS, check_states
-from proa_engine.models.weight_sources import SafetensorsWeights
+from proa_engine.models.weight_sources import CheckpointWeights
 
 OFFSET_TYPES = ("camembert", "roberta", "xlm-roberta")  # positions begin behind that of padding
 
@@ -121,7 +121,7 @@ class TransformersEncoder:
 
 
 def _has_pooler(source: TypedSource) -> bool:
-    return isinstance(source, SafetensorsWeights) and any("pooler." in name for name in source.take_names())
+    return isinstance(source, CheckpointWeights) and any("pooler." in name for name in source.take_names())
 
 
 def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:

@@ -13,7 +13,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 from proa_engine.layers.weights import Slice, WeightSource
-from proa_engine.models.weight_sources import SafetensorsWeights
+from proa_engine.models.weight_sources import CheckpointWeights
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ def load_weights(model: Any, source: TypedSource, *, others: Collection[str] = (
     """
     dtype = source.dtype
     stored: Mapping[str, tuple[int, ...]]
-    if isinstance(source, SafetensorsWeights):
+    if isinstance(source, CheckpointWeights):
         stored = source.take_names()
         mapping: list[Any] = get_model_conversion_mapping(model)
     else:

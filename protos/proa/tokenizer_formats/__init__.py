@@ -1,0 +1,1 @@
+"""Other formats of tokenizers, converted to tokenizer.json in memory."""
