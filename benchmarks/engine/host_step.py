@@ -30,7 +30,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.executor.started import StartedRanks

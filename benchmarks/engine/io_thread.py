@@ -17,7 +17,7 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.started import StartedRanks

@@ -211,6 +211,8 @@ def scheduler_config(config: EngineConfig, started: StartedRanks) -> SchedulerCo
         async_scheduling=config.async_scheduling,
         pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         num_speculative_tokens=config.num_speculative_tokens,
+        draft_schedule=() if config.speculative_config is None else config.speculative_config.schedule,
+        measures_drafts=True,
         compute_forced_tokens=not started.replays_decodes,
         eos_token_ids=started.eos_token_ids,
         last_token_tasks=started.model_config.pooling.last_token_tasks,

@@ -1,7 +1,7 @@
 """Configurations that a user gives as JSON: of the model's pooling, and of draft tokens. Names are vLLM's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -17,7 +17,6 @@ MAX_NGRAM = 16
 _WITHOUT_EFFECT = frozenset(("disable_eagle_block_drop", "disable_padded_drafter_batch"))
 # Those that have one value here, with others that mean the same, and why they have no other.
 _FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "num_speculative_tokens_per_batch_size": ((None,), "the number of draft tokens is the same for every batch"),
     "parallel_drafting": ((False, None), "draft tokens are proposed one after the other"),
     "rejection_sample_method": (
         ("standard",),
@@ -126,6 +125,9 @@ class SpeculativeConfig(JsonConfig):
     NAME = "speculative_config"
     method: Literal["ngram", "eagle3", "mtp"]
     num_speculative_tokens: int = 3  # maximum in one step
+    # [first, last, drafts] by number of running requests, in place of the number that is measured to be best. Between
+    # two ranges the earlier one counts, as behind the last.
+    num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
     model: str = ""  # of eagle3: the drafter's folder, id or URL, as --model; builtin: the built-in model's drafter
     revision: str | None = None  # of `model` on the hub
     quantization: str | None = None  # of `model`, as the model's
@@ -158,6 +160,8 @@ class SpeculativeConfig(JsonConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"{name} must be an integer from 1 to {most}, got {value!r}")
+        if self.num_speculative_tokens_per_batch_size is not None:
+            _check_schedule(self.num_speculative_tokens_per_batch_size)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
@@ -175,9 +179,33 @@ class SpeculativeConfig(JsonConfig):
         return kept | {"method": "mtp"} if str(kept.get("method")).endswith("_mtp") else kept
 
     @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """The first number of requests of each range, ascending from 1, and its draft tokens; empty: measured."""
+        ranges = self.num_speculative_tokens_per_batch_size or ()
+        return tuple((first, min(drafts, self.num_speculative_tokens)) for first, _, drafts in ranges)
+
+    @property
     def reads_states(self) -> bool:
         """Whether draft tokens come from layers that read the model's hidden states."""
         return self.method != "ngram"
+
+
+def _check_schedule(ranges: Sequence[Sequence[int]]) -> None:
+    name, form = "num_speculative_tokens_per_batch_size", "[first, last, drafts]"
+    if not isinstance(ranges, list | tuple) or not ranges:
+        raise ValueError(f"{name} must be a list of ranges {form}, got {ranges!r}")
+    end = 0
+    for each in ranges:
+        if not isinstance(each, list | tuple) or len(each) != 3 or not all(type(value) is int for value in each):
+            raise ValueError(f"{name} must have ranges {form} of integers, got {each!r}")
+        first, last, drafts = each
+        if not end and first != 1:
+            raise ValueError(f"{name} must begin with 1 request, got {first}")
+        if first <= end or last < first:
+            raise ValueError(f"{name} must have ascending ranges that do not overlap, got {list(ranges)!r}")
+        if drafts < 0:
+            raise ValueError(f"{name} must have at least 0 draft tokens, got {drafts}")
+        end = last
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -29,6 +29,14 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
     return [*start, *end]
 
 
+def random_schedule(seed: int, max_drafts: int) -> tuple[tuple[int, int], ...]:
+    """Numbers of draft tokens that change with the number of rows, for three of four seeds."""
+    rng = random.Random(f"schedule {seed}")
+    if seed % 4 == 0 or not max_drafts:
+        return ()
+    return tuple((num_rows, rng.randint(0, max_drafts)) for num_rows in (1, 2, 3, 5, 8))
+
+
 def random_host(rng: random.Random, seed: int) -> dict[str, Any]:
     """Arguments of a run for a host tier of random size, in a third of the seeds; mostly with a source of fetches, then
     often with a disk."""

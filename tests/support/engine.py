@@ -152,7 +152,11 @@ def engine_over(
         has_sources=config.kv_tiers.kv_transfer_address is not None,
     )
     scheduler = Scheduler(
-        replace(scheduler_config(config, executor.started), compute_forced_tokens=compute_forced_tokens),
+        replace(
+            scheduler_config(config, executor.started),
+            compute_forced_tokens=compute_forced_tokens,
+            measures_drafts=False,  # which depends on time
+        ),
         manager,
         grammars=grammars,
         loras=make_loras(config, executor),

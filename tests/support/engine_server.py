@@ -15,7 +15,7 @@ from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.started import StartedRanks
 from proa_engine.executor.uniproc import UniProcExecutor

@@ -15,6 +15,7 @@ from support.drafters import write_eagle3
 from support.tiny_models import make_tiny_model
 
 EAGLE3 = {"method": "eagle3", "model": "/drafter"}
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,11 @@ EAGLE3 = {"method": "eagle3", "model": "/drafter"}
         ({**EAGLE3, "parallel_drafting": True}, "parallel_drafting True is not supported: draft tokens are proposed"),
         ({**EAGLE3, "use_heterogeneous_vocab": True}, "use_heterogeneous_vocab True is not supported: the drafter has"),
         ({**EAGLE3, "speculative_token_tree": "[(0,)]"}, "speculative_token_tree .* is not supported: .* no tree"),
-        ({**EAGLE3, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "num_speculative_tokens_per_batch_size"),
+        ({**EAGLE3, SCHEDULE: []}, "num_speculative_tokens_per_batch_size must be a list of ranges"),
+        ({**EAGLE3, SCHEDULE: [[1, 4]]}, r"must have ranges \[first, last, drafts\] of integers, got \[1, 4\]"),
+        ({**EAGLE3, SCHEDULE: [[2, 4, 3]]}, "must begin with 1 request, got 2"),
+        ({**EAGLE3, SCHEDULE: [[1, 4, 3], [4, 8, 2]]}, "must have ascending ranges that do not overlap"),
+        ({**EAGLE3, SCHEDULE: [[1, 4, -1]]}, "must have at least 0 draft tokens, got -1"),
         ({**EAGLE3, "temperature": 1}, "speculative_config has no field 'temperature'; its fields are method, "),
     ],
 )
@@ -47,6 +52,11 @@ def test_fields_of_vllm_without_effect_are_accepted() -> None:
     ignored = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": False, "parallel_drafting": False}
     config = SpeculativeConfig.from_mapping({**EAGLE3, **ignored, "rejection_sample_method": "standard"})
     assert config == SpeculativeConfig(method="eagle3", model="/drafter", num_speculative_tokens=3)
+
+
+def test_a_schedule_is_read_by_the_first_number_of_each_range_and_limited_by_the_maximum() -> None:
+    ranges = [[1, 16, 5], [32, 128, 2], [256, 4096, 0]]
+    assert SpeculativeConfig.from_mapping({**EAGLE3, SCHEDULE: ranges}).schedule == ((1, 3), (32, 2), (256, 0))
 
 
 def test_vllms_names_of_mtp_by_family_mean_mtp() -> None:

@@ -26,7 +26,7 @@ from proa_engine.core.outbox import Outbox
 from proa_engine.core.request import Request
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.step_costs import StepRows
+from proa_engine.core.timing.step_costs import StepRows
 from proa_engine.core.types import CacheOccupancy, Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
@@ -94,8 +94,8 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         self._max_in_flight = scheduler.config.max_steps_in_flight  # when `step` returns
+        self._counts_decodes = scheduler.config.num_speculative_tokens > 0  # steps without prompts and drafts too
         self._in_flight: deque[_Started] = deque()
-        self._prefill_rate = scheduler.prefill_rate
         self._finished_at = 0.0  # when the last step was finished
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
@@ -181,7 +181,6 @@ class EngineCore:
         """Return the current statistics, in a new object. From any thread."""
         stats = self._scheduler.stats
         stats.sleep_level = self._operations.sleep_level
-        stats.prefill_tokens_per_second = self._prefill_rate.tokens_per_second
         return stats
 
     def cache_occupancy(self) -> CacheOccupancy:
@@ -231,10 +230,11 @@ class EngineCore:
         self.rows_in_flight = self.rows_in_flight[1:]
         self._read_inbox()  # so that requests aborted meanwhile get no more tokens
         now = self._clock()
-        if step.row_sizes:  # with two steps in flight, one begins when the one before has ended
-            self._prefill_rate.add(step.row_sizes, now - max(step.time, self._finished_at))
+        seconds = now - max(step.time, self._finished_at)  # with two in flight, one begins when the other has ended
         self._finished_at = now
         outputs, self._outbox.plain = self._scheduler.update_from_output(step.requests, result, now)
+        if step.requests and (step.row_sizes or self._counts_decodes):
+            self._scheduler.count_step(len(step.requests), step.row_sizes, seconds)
         self._outbox.outputs += outputs
         self._num_steps += 1
 

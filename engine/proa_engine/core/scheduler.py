@@ -4,7 +4,7 @@ There are no phases: each step lets every request's `num_computed_tokens` catch 
 budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation after preemption all follow this rule.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.admission.prefill import finish_cached
@@ -19,10 +19,10 @@ from proa_engine.core.loras import Loras
 from proa_engine.core.media import Media
 from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.pipeline import step_share
-from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.step_plan import IdColumn, StepPlan
+from proa_engine.core.timing.prefill_rate import PrefillRate
 from proa_engine.core.types import (
     CacheOccupancy,
     Copies,
@@ -102,10 +102,12 @@ class Scheduler:
             num_deferred_reqs=self._table.num_deferred,
             num_waiting_tokens=self._table.waiting.num_tokens,
             num_preemptions=self._table.num_preemptions,
+            prefill_tokens_per_second=self.prefill_rate.tokens_per_second,
             spec_decode_num_drafts=drafts.num_drafts,
             spec_decode_num_draft_tokens=drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=drafts.num_accepted_tokens,
             spec_decode_num_accepted_tokens_per_pos=tuple(drafts.num_accepted_per_position),
+            spec_decode_depth=drafts.depth.num_drafts,
             spec_decode_num_planned=drafts.num_planned,
             spec_decode_num_matches=drafts.num_matches,
             num_forced_tokens=self._factory.forced.num_tokens,
@@ -176,6 +178,12 @@ class Scheduler:
         plain, plain_token_ids, others = append_plain_tokens(requests, result)
         outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
+
+    def count_step(self, num_rows: int, row_sizes: Collection[int], seconds: float) -> None:
+        """Count the time of a step whose result has been appended. `row_sizes` are the tokens of its rows of several
+        tokens."""
+        self.prefill_rate.add(row_sizes, seconds)
+        self._factory.drafts.end_step(num_rows, row_sizes, seconds)
 
     def reset_prefix_cache(self, since: float, *, keep_host: bool = False) -> None:
         """Empty the prefix cache and the encoder cache, as after a change of weights at `since`, in Unix seconds.

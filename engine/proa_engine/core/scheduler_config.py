@@ -16,6 +16,9 @@ class SchedulerConfig:
     async_scheduling: bool = True
     pipeline_parallel_size: int = 1  # stages
     num_speculative_tokens: int = 0  # maximum per decode
+    # Numbers of a step's rows, ascending from 1, and the draft tokens of decodes in steps of at least so many.
+    draft_schedule: tuple[tuple[int, int], ...] = ()
+    measures_drafts: bool = False  # without a schedule: use the number that is measured to be best, not the maximum
     # Compute the tokens that a grammar forces in one step. Ignored with drafts. It pays only where a step with chunks
     # costs little more than one with decodes alone, so not where decodes replay CUDA graphs.
     compute_forced_tokens: bool = False

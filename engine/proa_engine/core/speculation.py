@@ -14,11 +14,12 @@ its own always loses to equal noise, and one above the request's temperature to 
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.request import Request
+from proa_engine.core.timing.draft_depth import DraftDepth
 from proa_engine.core.types import Drafts, RowOutput
 
 TEMPERATURES = (0.2, 0.5, 0.85)  # ways are compared by range of temperatures, between these
@@ -42,9 +43,11 @@ def range_of(temperature: float) -> int:
 
 
 class DraftCounter:
-    """Counts the drafts of finished steps since start."""
+    """Counts the drafts of finished steps since start. `depth` says how many the rows of the next one have."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: DraftDepth) -> None:
+        self.depth = depth
+        self._accepted_before: list[int] = []  # `num_accepted_per_position` before the step that ends
         self.num_drafts = 0  # times that a request had drafts in a step
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -66,11 +69,19 @@ class DraftCounter:
         for position in range(num_accepted):
             by_position[position] += 1
 
+    def end_step(self, num_rows: int, row_sizes: Collection[int], seconds: float) -> None:
+        """Count a step all of whose drafts have been added. `row_sizes` are the tokens of its rows of several
+        tokens."""
+        now, before = self.num_accepted_per_position, self._accepted_before
+        accepted = [count - (before[place] if place < len(before) else 0) for place, count in enumerate(now)]
+        self.depth.add(num_rows, row_sizes, accepted, seconds)
+        self._accepted_before = list(now)
+
 
 class SpeculatingRequest(Request):
     """A request whose decode steps carry up to `max_drafts` draft tokens, verified together with its last token."""
 
-    __slots__ = ("_counter", "max_drafts")
+    __slots__ = ("_counter", "_is_exact", "max_drafts")
 
     def __init__(
         self,
@@ -85,6 +96,7 @@ class SpeculatingRequest(Request):
         super().__init__(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos_token_ids)
         self.max_drafts = max_drafts
         self._counter = counter
+        self._is_exact = False  # whether the position that the workers were told last is no upper bound
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -94,7 +106,7 @@ class SpeculatingRequest(Request):
         """
         num_left = self.num_planned_tokens - self.num_computed_tokens
         if num_left == 1:
-            num_left += self.max_drafts
+            num_left += self._counter.depth.num_drafts
         return min(num_left, self.max_num_tokens - 1 - self.num_computed_tokens)
 
     @property
@@ -106,10 +118,11 @@ class SpeculatingRequest(Request):
         return 2 * (1 + self.max_drafts)
 
     def schedule_decode(self) -> bool:
-        """Return False: a decode has drafts, and the workers do not know the upper bound of its computed tokens."""
-        return False
+        """Return False with drafts, and until the workers know the position again, as rejected drafts moved it."""
+        return self._is_exact and not self._counter.depth.num_drafts and super().schedule_decode()
 
     def schedule(self, num_tokens: int) -> None:
+        self._is_exact = num_tokens == 1 and self.num_placeholders <= 1  # a row with drafts in flight has more
         if self.num_computed_tokens + num_tokens > self.num_planned_tokens:  # drafts
             self.drafted_from = min(self.drafted_from, self.num_computed_tokens)
         super().schedule(num_tokens)

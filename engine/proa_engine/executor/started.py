@@ -8,7 +8,7 @@ from proa.contract import KvTransfer
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.mover import Mover
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.observability.progress import gigabytes

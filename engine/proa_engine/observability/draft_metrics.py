@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from proa.contract import SchedulerStats
 from proa_engine.core.speculation import RANGES, WAYS
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.metric_families import CounterByLabel, Histogram, counter_by_labels
+from proa_engine.metric_families import CounterByLabel, Histogram, counter_by_labels, gauge
 
 
 def accepted_drafts(num_speculative_tokens: int, stats: SchedulerStats) -> CounterByLabel:
@@ -23,6 +23,8 @@ def draft_families(
     """What the counters of vLLM's names do not tell."""
     if not config:
         return
+    text = "Draft tokens of a request in the next step: the number that is measured or scheduled for this load."
+    yield gauge("proa_engine_draft_tokens", text, labels, stats.spec_decode_depth)
     text = "Draft tokens for which a step had room, by step and request."
     planned = Histogram("proa_engine_draft_tokens_planned", text, range(1, config.num_speculative_tokens + 1))
     for num_tokens, count in stats.spec_decode_num_planned.items():

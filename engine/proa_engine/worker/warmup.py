@@ -13,7 +13,7 @@ from proa.contract import PoolingParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS, StepCosts
+from proa_engine.core.timing.step_costs import CONTEXT_ROW_TOKENS, StepCosts
 from proa_engine.core.types import BASE_MODEL, LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.sampling.token_bitmask import WORD

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from proa_engine.config import FITTING_LENGTH, EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer

@@ -131,6 +131,7 @@ class SchedulerStats:
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
     # The same by the draft's place, the first one first, as far as any was accepted.
     spec_decode_num_accepted_tokens_per_pos: Sequence[int] = field(default=(), metadata=LOCAL)
+    spec_decode_depth: int = field(default=0, metadata=LOCAL)  # draft tokens of a request in the next step
     # By number of draft tokens: times that a step had room for so many of a request.
     spec_decode_num_planned: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)
     # By way to draw and range of temperatures: times that the way's first draft token was the sample.

@@ -13,7 +13,7 @@ import pytest
 
 from proa_engine.core.kv.cache_groups import CacheGroups
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host, random_schedule
 from support.fake_audio import CROSS_TOKENS
 from support.thorough import seeds
 
@@ -63,6 +63,7 @@ def random_run(rng: random.Random, kind: Kind, seed: int) -> CoreRun:
         policy=rng.choice(["fcfs", "priority"]),
         enable_prefix_caching=rng.random() < 0.9,
         num_speculative_tokens=drafts,
+        draft_schedule=random_schedule(seed, drafts),
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if drafts else None,
         **random_host(rng, seed),
     )

@@ -7,7 +7,7 @@ import pytest
 
 from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun
-from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic, random_host, random_schedule
 from support.thorough import seeds
 
 Policy = Literal["fcfs", "priority"]
@@ -36,6 +36,7 @@ def check_random_traffic(
     seed: int, *, embeds_share: float = 0.0, follow_up_share: float = 0.0, **settings: Any
 ) -> CoreRun:
     rng = random.Random(seed)
+    settings["draft_schedule"] = random_schedule(seed, settings.get("num_speculative_tokens", 0))
     run = random_run(rng, **settings, **random_host(rng, seed))
     pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
     traffic = Traffic(

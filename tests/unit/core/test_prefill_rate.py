@@ -3,7 +3,7 @@
 import pytest
 
 from proa_engine.core.kv.host_tier import HostTierConfig
-from proa_engine.core.prefill_rate import PrefillRate
+from proa_engine.core.timing.prefill_rate import PrefillRate
 from support.core import Clock, CoreRun, make_request
 
 

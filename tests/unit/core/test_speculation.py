@@ -7,6 +7,7 @@ import pytest
 
 from proa.contract import FinishReason
 from proa_engine.core.speculation import DraftCounter
+from proa_engine.core.timing.draft_depth import ScheduledDepth
 from proa_engine.core.types import Drafts
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
@@ -53,7 +54,7 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
 
 
 def test_drafts_are_counted_by_room_and_by_way_to_draw() -> None:
-    counter = DraftCounter()
+    counter = DraftCounter(ScheduledDepth([(1, 3)]))
     counter.add(Drafts(3, 3, (1, 0, 1)), 2, 0.1)
     counter.add(Drafts(3, 2, (1, 1, 1)), 2, 0.5)
     counter.add(Drafts(1, 0), 0, 0.9)
@@ -137,3 +138,31 @@ def test_blocks_of_accepted_drafts_are_hit_once_the_host_knows_them() -> None:
     run.finish()  # the executor reads every context back
     num_computed = [new.num_computed_tokens for plan in run.executor.plans for new in plan.new_requests]
     assert num_computed[1] >= len(known) - 8  # blocks of four; the last one scheduled is published with the next step
+
+
+def test_draft_tokens_follow_a_schedule_by_the_rows_of_the_step_before() -> None:
+    run = run_with_drafts(none_accepted, draft_schedule=((1, 3), (2, 1), (3, 0)), async_scheduling=False)
+    run.submit(*(make_request(name, [1, 2], max_tokens=12) for name in "abc"))
+    run.finish()
+    rows = [dict(sorted(batch.items())) for batch in run.batches()]
+    assert rows[1] == {"a": 1, "b": 1, "c": 1}
+    run.submit(make_request("d", [1, 2], max_tokens=6))
+    run.finish()
+    assert {"d": 1} not in [dict(batch) for batch in run.batches()][-3:-1]
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_without_draft_tokens_requests_become_plain_decodes_once_their_position_is_known(
+    async_scheduling: bool,
+) -> None:
+    run = run_with_drafts(lambda count: 1, draft_schedule=((1, 3), (2, 0)), async_scheduling=async_scheduling)
+    requests = [make_request(name, [1, 2, start], max_tokens=24) for start, name in enumerate("ab")]
+    run.submit(requests[0])
+    run.steps(4)  # with drafts, then beside another request without
+    run.submit(requests[1])
+    run.steps(5)
+    step = run.executor.plans[-1]
+    assert sorted(step.decode_request_ids) == ["a", "b"]
+    assert not step.cached_requests
+    run.finish()
+    run.assert_complete(requests)

@@ -3,7 +3,7 @@
 import pytest
 
 from proa_engine.core.request import Request
-from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS, StepCosts, StepRows
+from proa_engine.core.timing.step_costs import CONTEXT_ROW_TOKENS, StepCosts, StepRows
 from support.core import make_request
 
 COSTS = StepCosts(step=0.01, token=0.001, pair=1e-6, images=2.0)

@@ -12,7 +12,7 @@ from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.core.step_costs import StepCosts
+from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor

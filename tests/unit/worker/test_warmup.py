@@ -4,7 +4,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.step_costs import CONTEXT_ROW_TOKENS
+from proa_engine.core.timing.step_costs import CONTEXT_ROW_TOKENS
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker.warmup import WarmUp
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness

@@ -16,9 +16,9 @@ from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.loras import Loras
 from proa_engine.core.media import Media
 from proa_engine.core.outputs import make_output
-from proa_engine.core.prefill_rate import PrefillRate
 from proa_engine.core.request import RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
+from proa_engine.core.timing.prefill_rate import PrefillRate
 from proa_engine.core.types import Rejection, RejectionCode
 
 OnReady = Callable[[ConstrainedRequest, GrammarReady], None]

@@ -8,6 +8,7 @@ from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
+from proa_engine.core.timing.draft_depth import DraftDepth, MeasuredDepth, ScheduledDepth
 
 
 class _RepetitionRequest(Request):
@@ -44,7 +45,7 @@ class RequestFactory:
     """Makes requests, which count their forced tokens in `forced` and their draft tokens in `drafts`."""
 
     def __init__(self, config: SchedulerConfig, lengths: LengthLimits, block_size: int) -> None:
-        self.forced, self.drafts = ForcedCounter(), DraftCounter()
+        self.forced, self.drafts = ForcedCounter(), DraftCounter(_draft_depth(config))
         self._config = config
         self._lengths = lengths
         self._block_size = block_size
@@ -80,3 +81,9 @@ class RequestFactory:
             )
         plain = Request if repeats is None else _RepetitionRequest
         return plain(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+
+
+def _draft_depth(config: SchedulerConfig) -> DraftDepth:
+    if config.measures_drafts and not config.draft_schedule:
+        return MeasuredDepth(config.num_speculative_tokens)
+    return ScheduledDepth(config.draft_schedule or ((1, config.num_speculative_tokens),))

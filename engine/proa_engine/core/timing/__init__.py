@@ -1,0 +1,1 @@
+"""How long steps take: what the engine learns of it, and decides by it."""
