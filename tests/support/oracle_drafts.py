@@ -12,6 +12,8 @@ from proa_engine.core.speculation import SpeculatingRequest
 from proa_engine.kernels.sampling.drafts import NONE, propose_ngrams_reference
 
 VOCAB_SIZE = 250
+# Ranges of running requests, with another number of drafts from each to the next, 0 again and again.
+CHANGING = ((1, 1, 3), (2, 2, 0), (3, 3, 2), (4, 4, 0), (5, 5, 1), (6, 6, 0), (7, 64, 3))
 
 
 class Oracle:

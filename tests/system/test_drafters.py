@@ -23,6 +23,7 @@ from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
 from support.host_rounds import HOST, rounds
 from support.mtp_models import make_mtp_model
+from support.oracle_drafts import CHANGING
 from support.prompt_embeds import embedded, input_embeddings
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
@@ -170,6 +171,21 @@ def test_drafts_of_which_70_percent_are_right_change_no_token(
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
     first = stats.spec_decode_num_accepted_tokens_per_pos[0] / stats.spec_decode_num_drafts
     assert 0.6 < first < 0.8
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
+    target: Path, drafter: Path, expected: dict[str, Result], async_scheduling: bool
+) -> None:
+    config = drafts(drafter, 3, num_speculative_tokens_per_batch_size=CHANGING)
+    settings = {"speculative_config": config, "async_scheduling": async_scheduling, "max_num_seqs": 7}
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(target, poison=True, **CONFIG, **settings) as engine,
+    ):
+        assert_same(run(engine, requests()), expected)
+        assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 40
 
 
 def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(

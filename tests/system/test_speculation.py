@@ -4,6 +4,7 @@ ranks and in replayed graphs; and draft tokens are accepted where a text repeats
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.engine import Engine, Result, build_core, request, run, tokens
+from support.oracle_drafts import CHANGING
 from support.runner import FakeCapture
 from support.sampling_params import TRUNCATED
 from support.tiny_models import BYTES, make_tiny_model
@@ -106,6 +108,19 @@ def test_tokens_and_logprobs_equal_those_without_speculation(
     assert (stats.num_preemptions > 0) == (num_blocks == 30)
     assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
     assert 0 < stats.spec_decode_num_drafts < stats.spec_decode_num_draft_tokens
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_tokens_and_logprobs_are_the_same_where_the_number_of_drafts_follows_the_load(
+    folder: Path, expected: dict[str, Result], async_scheduling: bool
+) -> None:
+    drafts = replace(DRAFTS, num_speculative_tokens_per_batch_size=CHANGING)
+    settings = {"speculative_config": drafts, "async_scheduling": async_scheduling, "max_num_seqs": 7}
+    with build_core(folder, poison=True, **CONFIG, **settings) as engine:
+        assert_same(run(engine, requests()), expected)
+        sizes = {size - 1 for plan in engine.plans for size in plan.num_scheduled_tokens.values()}
+        assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
+    assert sizes >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])

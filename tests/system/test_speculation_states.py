@@ -2,7 +2,7 @@
 drafts of which most are right, numbers of drafts that vary, chunks, hits, preemption, replayed graphs and two ranks."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.drafters import write_eagle3
 from support.engine import Engine, build_core, request, run, tokens
-from support.oracle_drafts import oracle_drafts, varied_room
+from support.oracle_drafts import CHANGING, oracle_drafts, varied_room
 from support.runner import FakeCapture
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.thorough import combinations
@@ -61,9 +61,16 @@ def expected(plain: Engine) -> dict[str, list[int]]:
 
 
 @contextmanager
-def drafting(folder: Path, num_drafts: int, **settings: Any) -> Iterator[Engine]:
+def drafting(
+    folder: Path, num_drafts: int, schedule: Sequence[Sequence[int]] | None = None, **settings: Any
+) -> Iterator[Engine]:
     """An engine whose memory, that of kept inputs too, begins as NaN."""
-    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts, prompt_lookup_max=3)
+    drafts = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=num_drafts,
+        num_speculative_tokens_per_batch_size=schedule,
+        prompt_lookup_max=3,
+    )
     with build_core(folder, poison=True, speculative_config=drafts, **CONFIG | settings) as engine:
         for cache in engine.executor._worker.model_runner.caches:
             for kept in cache.kept:
@@ -124,6 +131,18 @@ def test_numbers_of_drafts_that_vary_by_row_and_step(
     ):
         check_equal(engine, expected, least=40)
         assert (engine.core.stats().num_preemptions > 0) == ("num_gpu_blocks_override" in settings)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
+    folder: Path, expected: dict[str, list[int]], async_scheduling: bool
+) -> None:
+    with (
+        oracle_drafts(requests(), expected),
+        drafting(folder, 3, CHANGING, async_scheduling=async_scheduling, max_num_seqs=7) as engine,
+    ):
+        check_equal(engine, expected, least=40)
+        assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
