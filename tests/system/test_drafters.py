@@ -178,7 +178,7 @@ def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
     target: Path, drafter: Path, expected: dict[str, Result], async_scheduling: bool
 ) -> None:
     config = drafts(drafter, 3, num_speculative_tokens_per_batch_size=CHANGING)
-    settings = {"speculative_config": config, "async_scheduling": async_scheduling, "max_num_seqs": 7}
+    settings: dict[str, Any] = {"speculative_config": config, "async_scheduling": async_scheduling, "max_num_seqs": 7}
     with (
         scripted_drafts(seven_of_ten(whole(expected, requests()))),
         build_core(target, poison=True, **CONFIG, **settings) as engine,

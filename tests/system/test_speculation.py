@@ -115,7 +115,7 @@ def test_tokens_and_logprobs_are_the_same_where_the_number_of_drafts_follows_the
     folder: Path, expected: dict[str, Result], async_scheduling: bool
 ) -> None:
     drafts = replace(DRAFTS, num_speculative_tokens_per_batch_size=CHANGING)
-    settings = {"speculative_config": drafts, "async_scheduling": async_scheduling, "max_num_seqs": 7}
+    settings: dict[str, Any] = {"speculative_config": drafts, "async_scheduling": async_scheduling, "max_num_seqs": 7}
     with build_core(folder, poison=True, **CONFIG, **settings) as engine:
         assert_same(run(engine, requests()), expected)
         sizes = {size - 1 for plan in engine.plans for size in plan.num_scheduled_tokens.values()}
