@@ -1,13 +1,19 @@
-"""Share of a system prompt that is found in the prefix cache, by kind of cache: `python -m benchmarks.cache.hit_rate`.
+"""Share of prompts that is found in the prefix cache, by kind of cache: `python -m benchmarks.cache.hit_rate`.
 
-Prompts have 300 tokens in common and 50 to 400 of their own. They come one after the other, or all at once. The sizes
-are Qwen3.5-35B-A3B's on an H200: 257 slots of recurrent states for 256 requests, 171 for snapshots, 1.6 million tokens
-in blocks. The core is the real one; the device computes nothing.
+Prompts have 300 tokens in common and 50 to 400 of their own. They come one after the other, or all at once; of these
+300 tokens the share is counted. In the last column 300 conversations have turns in random order, each of which appends
+60 to 300 tokens; of what a turn repeats the share is counted. The core is the real one; the device computes nothing.
+
+The sizes are those of a GPU with 40 GiB for the cache (Qwen3.5: an H200), where 257 slots of recurrent states are for
+256 requests and the others for snapshots: "qwen3.5" is Qwen3.5-35B-A3B, "nemotron" Nemotron-3-Nano with half of what
+is left for snapshots and "nemotron, 1/4" with a quarter, "lfm2" LFM2-8B-A1B and "lfm2, 512" with the interval of 512
+tokens that larger states have.
 """
 
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.engine.core_step import BLOCK_SIZE, InstantExecutor
@@ -20,56 +26,95 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 
 NUM_SHARED = 300
-# Windows, state slots.
-KINDS: Final[dict[str, tuple[tuple[int, ...], int]]] = {
-    "full": ((), 0),
-    "window": ((128,), 0),
-    "state": ((), 257 + 171),
+NUM_CONVERSATIONS, NUM_TURNS = 300, 1200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    windows: tuple[int, ...] = ()
+    num_state_slots: int = 0
+    interval: int = 16_384
+    num_blocks: int = 100_000
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "full": Kind(),
+    "window": Kind(windows=(128,)),
+    "qwen3.5": Kind(num_state_slots=257 + 171),
+    "nemotron": Kind(num_state_slots=257 + 308, interval=32_768, num_blocks=154_000),
+    "nemotron, 1/4": Kind(num_state_slots=257 + 154, interval=32_768, num_blocks=231_000),
+    "lfm2": Kind(num_state_slots=257 + 72_000, interval=64),
+    "lfm2, 512": Kind(num_state_slots=257 + 72_000, interval=512),
 }
 
 
-def make_core(kind: str) -> EngineCore:
-    windows, num_state_slots = KINDS[kind]
+def make_core(kind: Kind) -> EngineCore:
     groups = CacheGroups(
-        num_blocks=100_000,
+        num_blocks=kind.num_blocks,
         block_size=BLOCK_SIZE,
-        windows=windows,
-        num_state_slots=num_state_slots,
-        checkpoint_interval=16384,
-        min_junction=256,
+        windows=kind.windows,
+        num_state_slots=kind.num_state_slots,
+        checkpoint_interval=kind.interval,
+        min_junction=min(256, kind.interval // 2),
         max_step_tokens=8192,
     )
     manager = KVCacheManager(groups, hash_block=hash_block, checkpoint_positions=checkpoint_positions)
-    return EngineCore(Scheduler(SchedulerConfig(max_model_len=4096, max_num_seqs=256), manager), InstantExecutor())
+    return EngineCore(Scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=256), manager), InstantExecutor())
 
 
-def hit_rate(kind: str, num_requests: int, *, at_once: bool, seed: int = 0) -> float:
+def submit(core: EngineCore, request_id: str, prompt: list[int], rng: random.Random) -> None:
+    params = SamplingParams(max_tokens=rng.randint(5, 60), ignore_eos=True)
+    core.submit(
+        EngineCoreRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params, arrival_time=0.0)
+    )
+
+
+def finish(core: EngineCore) -> dict[str, int]:
+    """Run until no request is left. Returns each one's cached tokens."""
+    num_cached = dict[str, int]()
+    while core.has_unfinished_requests():
+        outputs = core.step()
+        for output in () if outputs is None else outputs.outputs:
+            num_cached[output.request_id] = output.num_cached_tokens or 0
+    return num_cached
+
+
+def random_tokens(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(100_000) for _ in range(num_tokens)]
+
+
+def hit_rate(kind: Kind, num_requests: int, *, at_once: bool, seed: int = 0) -> float:
     """Cached tokens of all requests, at most those in common, as a share of these."""
     rng, core, num_cached = random.Random(seed), make_core(kind), dict[str, int]()
-    shared = [rng.randrange(100_000) for _ in range(NUM_SHARED)]
+    shared = random_tokens(rng, NUM_SHARED)
     for index in range(num_requests):
-        own = [rng.randrange(100_000) for _ in range(rng.randint(50, 400))]
-        params = SamplingParams(max_tokens=rng.randint(5, 60), ignore_eos=True)
-        request = EngineCoreRequest(
-            request_id=str(index), prompt_token_ids=shared + own, sampling_params=params, arrival_time=0.0
-        )
-        core.submit(request)
-        if at_once and index < num_requests - 1:
-            continue
-        while core.has_unfinished_requests():
-            outputs = core.step()
-            for output in () if outputs is None else outputs.outputs:
-                num_cached[output.request_id] = min(output.num_cached_tokens or 0, NUM_SHARED)
-    return sum(num_cached.values()) / (NUM_SHARED * num_requests)
+        submit(core, str(index), shared + random_tokens(rng, rng.randint(50, 400)), rng)
+        if not at_once or index == num_requests - 1:
+            num_cached |= finish(core)
+    return sum(min(cached, NUM_SHARED) for cached in num_cached.values()) / (NUM_SHARED * num_requests)
+
+
+def hit_rate_of_turns(kind: Kind, seed: int = 0) -> float:
+    """Cached tokens of all turns but the first ones, as a share of what they repeat."""
+    rng, core, num_cached, num_repeated = random.Random(seed), make_core(kind), 0, 0
+    conversations: list[list[int]] = [[] for _ in range(NUM_CONVERSATIONS)]
+    for turn in range(NUM_TURNS):
+        conversation = rng.choice(conversations)
+        num_repeated += len(conversation)
+        conversation += random_tokens(rng, rng.randint(60, 300))
+        submit(core, str(turn), list(conversation), rng)
+        num_cached += finish(core)[str(turn)]
+    return num_cached / num_repeated
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    print(f"{'cache':>8} {'100, one by one':>16} {'256 at once':>12} {'1000 at once':>13}")
-    for kind in KINDS:
+    print(f"{'cache':>13} {'100, one by one':>16} {'256 at once':>12} {'1000 at once':>13} {'turns':>8}")
+    for name, kind in KINDS.items():
         rates = [hit_rate(kind, count, at_once=at_once) for count, at_once in ((100, False), (256, True), (1000, True))]
-        print(f"{kind:>8} {rates[0]:>16.1%} {rates[1]:>12.1%} {rates[2]:>13.1%}", flush=True)
+        turns = hit_rate_of_turns(kind)
+        print(f"{name:>13} {rates[0]:>16.1%} {rates[1]:>12.1%} {rates[2]:>13.1%} {turns:>8.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, LayerCache, SharedLayer, StateLayer
 
 _MAX_TABLES = 16  # each is one more block table of every request
-_MIN_INTERVAL = 512
+_MIN_INTERVAL_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,13 @@ def _tail_columns(windows: Sequence[int], block_size: int) -> tuple[int, ...]:
 
 
 def _checkpoint_interval(windows: Sequence[int], block_size: int, block_bytes: int, state_bytes: int) -> int:
-    """Return the least power of two for which a checkpoint takes at most a quarter of the bytes of table 0 in that
-    interval. A model that keeps no blocks has no bytes to compare with, and gets the shortest interval."""
+    """Return the least number of tokens, the shortest interval times a power of two, for which a checkpoint takes at
+    most a quarter of the bytes of table 0 in that interval. A model that keeps no blocks has no bytes to compare with,
+    and gets the shortest one."""
+    interval = _MIN_INTERVAL_BLOCKS * block_size
     if not block_bytes:
-        return _MIN_INTERVAL
+        return interval
     checkpoint_bytes = sum(_tail_columns(windows, block_size)) * block_bytes + state_bytes
-    interval = _MIN_INTERVAL
     while interval // block_size * block_bytes < 4 * checkpoint_bytes:
         interval *= 2
     return interval

@@ -19,15 +19,17 @@ from proa_engine.models.image_config import ImageConfig
 _SHARE_OF_MACHINE = 0.5
 
 
-# Share of the memory beside the requests' own states that is for states of cached prefixes. The rest is for blocks.
-_SHARE_OF_CACHED_STATES = 0.25
+# A state of more bytes than so many tokens in blocks is large.
+_TOKENS_OF_LARGE_STATE = 4096
 # Number of blocks whose host memory, some tens of MB, needs no limit.
 _SMALL_NUM_BLOCKS = 1 << 17
 # Bytes copied between device and host in one step: on CUDA beside the step, on a CPU before it.
 _COPIED_STEP_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
 # Least number of blocks to load. A load takes at least one step, in which fewer blocks could be computed.
 _MIN_LOAD_BLOCKS = 4
-# A junction, where a prompt diverges from cached ones, gets a checkpoint if that saves at least this many tokens.
+# A junction, where a prompt diverges from cached ones, gets a checkpoint if that saves at least this many tokens, or
+# half of the interval: with checkpoints that are as small as LFM2's, prompts would else lose what is behind the last
+# one of the interval.
 _MIN_JUNCTION = 256
 
 
@@ -88,7 +90,7 @@ def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> Ca
         windows=plan.windows,
         num_state_slots=sizes.num_state_slots,
         checkpoint_interval=plan.checkpoint_interval,
-        min_junction=_MIN_JUNCTION,
+        min_junction=min(_MIN_JUNCTION, plan.checkpoint_interval // 2),
         max_step_tokens=max(config.max_num_batched_tokens, step_of_drafts),
     )
 
@@ -96,6 +98,13 @@ def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> Ca
 def num_kept_tokens(config: EngineConfig) -> int:
     """Return the number of a request's tokens of which layers with states keep inputs: those of a step with drafts."""
     return 1 + config.num_speculative_tokens if config.num_speculative_tokens else 0
+
+
+def share_of_cached_states(plan: CachePlan) -> float:
+    """Return the share of the memory beside the requests' own states that is for states of cached prefixes. The rest is
+    for blocks. With large states conversations that can be continued are limited by states, not by blocks."""
+    is_large = plan.state_bytes * plan.block_size > _TOKENS_OF_LARGE_STATE * plan.block_bytes
+    return 0.5 if is_large else 0.25
 
 
 def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int, num_kept: int = 0) -> CacheSizes:
@@ -116,7 +125,7 @@ def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int, num_kept: int = 0
             "memory"
         )
     left = num_bytes - max_num_seqs * request_bytes - plan.state_bytes
-    num_cached = int(left * _SHARE_OF_CACHED_STATES) // plan.state_bytes
+    num_cached = int(left * share_of_cached_states(plan)) // plan.state_bytes
     num_blocks = (left - num_cached * plan.state_bytes) // plan.block_bytes
     return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
 
@@ -125,8 +134,8 @@ def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSiz
     """Return the sizes with this number of blocks, with states in the same proportion as `divide` has."""
     if not plan.state_bytes:
         return CacheSizes(num_blocks, 0, max_num_seqs)
-    share = _SHARE_OF_CACHED_STATES / (1 - _SHARE_OF_CACHED_STATES)
-    num_cached = int(num_blocks * plan.block_bytes * share) // plan.state_bytes
+    share = share_of_cached_states(plan)
+    num_cached = int(num_blocks * plan.block_bytes * share / (1 - share)) // plan.state_bytes
     return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
 
 
@@ -137,7 +146,7 @@ def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> Cache
     if not plan.block_bytes:
         raise ValueError("kv_offloading_size is set, but the model keeps no KV cache")
     num_bytes = host_bytes(config)
-    num_states = int(num_bytes * _SHARE_OF_CACHED_STATES) // plan.state_bytes if plan.state_bytes else 0
+    num_states = int(num_bytes * share_of_cached_states(plan)) // plan.state_bytes if plan.state_bytes else 0
     num_pages = (num_bytes - num_states * plan.state_bytes) // plan.block_bytes
     if not num_pages or (plan.state_bytes and not num_states):
         smallest = plan.block_bytes if not plan.state_bytes else max(4 * plan.state_bytes, 2 * plan.block_bytes)
