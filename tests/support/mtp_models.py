@@ -18,14 +18,30 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "glm4_moe": {**MIXTURES["glm4_moe"], "num_hidden_layers": 3},
     "glm4_moe_lite": {**LATENT, "n_group": 1, "topk_group": 1, "num_hidden_layers": 3},
     **{name: _RECURRENT for name in RECURRENT},
+    "mimo": {"num_hidden_layers": 3},
 }
 FAMILIES = tuple(_OPTIONS)
+
+
+def parts_of(family: str) -> tuple[str, tuple[str, str, str, str]]:
+    """How the layer behind two others, or three, is called; and the norms of the embedding and of the hidden state, the
+    projection and the last norm."""
+    if family in RECURRENT:
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
+        return "mtp.layers.0", (*norms, "mtp.fc", "mtp.norm")
+    layer, names = "model.layers.2", ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    if family == "mimo":
+        layer = "model.mtp_layers.0"
+        names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    of_embedding, of_hidden, projection, final = (f"{layer}.{name}" for name in names)
+    return layer, (of_embedding, of_hidden, projection, final)
 
 
 def make_mtp_model(folder: Path, family: str, seed: int = 4) -> tuple[Path, Path]:
     """Write a model with a layer for further tokens to `folder`/model, and one of `transformers` with that layer as its
     last one to `folder`/whole. Returns both."""
-    whole, model = make_tiny_model(folder / "whole", family, seed=seed, **_OPTIONS[family]), folder / "model"
+    base = "qwen2" if family == "mimo" else family
+    whole, model = make_tiny_model(folder / "whole", base, seed=seed, **_OPTIONS[family]), folder / "model"
     config = json.loads((whole / "config.json").read_text())
     last = config["num_hidden_layers"] - 1
     tensors, size = load_file(whole / "model.safetensors"), config["hidden_size"]
@@ -34,17 +50,12 @@ def make_mtp_model(folder: Path, family: str, seed: int = 4) -> tuple[Path, Path
     def random(*shape: int) -> torch.Tensor:
         return 0.2 * torch.randn(shape, generator=generator)
 
-    old, is_qwen = f"model.layers.{last}", family in RECURRENT
-    new = "mtp.layers.0" if is_qwen else old
-    kept = {name.replace(f"{old}.", f"{new}."): tensor for name, tensor in tensors.items()}
-    if is_qwen:
-        names = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
-    else:
-        names = f"{new}.enorm", f"{new}.hnorm", f"{new}.eh_proj", f"{new}.shared_head.norm"
+    new, (embedding_norm, hidden_norm, projection, final_norm) = parts_of(family)
+    kept = {name.replace(f"model.layers.{last}.", f"{new}."): tensor for name, tensor in tensors.items()}
+    if new == f"model.layers.{last}":
         for repeated, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
             kept[f"{new}.{repeated}.weight"] = tensors[f"{original}.weight"].clone()
-    center = 0.0 if is_qwen else 1.0  # of the norms' stored weights
-    embedding_norm, hidden_norm, projection, final_norm = names
+    center = 0.0 if family in RECURRENT else 1.0  # of the norms' stored weights
     for name in (embedding_norm, hidden_norm, final_norm):
         kept[f"{name}.weight"] = center + random(size)
     kept[f"{projection}.weight"] = random(size, 2 * size)
@@ -53,6 +64,8 @@ def make_mtp_model(folder: Path, family: str, seed: int = 4) -> tuple[Path, Path
         if path.suffix != ".safetensors":
             (model / path.name).write_bytes(path.read_bytes())
     config |= {"num_hidden_layers": last, "num_nextn_predict_layers": 1}
+    if family == "mimo":  # which `transformers` does not have
+        config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     for name in ("layer_types", "mlp_layer_types"):
         if config.get(name):
             config[name] = config[name][:last]

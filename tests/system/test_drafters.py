@@ -386,7 +386,7 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
         assert engine.core.stats().spec_decode_num_accepted_tokens > 100
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "qwen3_next", "qwen3_5_text"])
 def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path, family: str) -> None:
     folder, _ = make_mtp_model(tmp_path, family)
     with build_core(folder, **CONFIG) as engine:

@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
     "Ministral3ForCausalLM": ("ministral3", {}),
     "Mistral3ForConditionalGeneration": ("ministral3", {}),
+    "MiMoForCausalLM": ("qwen2", {}),
     "MistralForCausalLM": ("mistral", {}),
     "MixtralForCausalLM": ("mixtral", {}),
     "NemotronHForCausalLM": ("nemotron_h", {}),

@@ -30,6 +30,7 @@ MODULES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
+    "MiMoForCausalLM": "qwen",
     "Ministral3ForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "llama",
     "MistralForCausalLM": "llama",

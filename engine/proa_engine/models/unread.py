@@ -19,7 +19,7 @@ def why_unread(name: str, config: ModelConfig, decoder: str, head: str) -> str |
         return "frequencies, which config.json gives"
     if name.rpartition(".")[2] == "position_ids":
         return "the numbers from 0 on"
-    if name.startswith(("mtp.", *predictors)):
+    if name.startswith(("mtp.", f"{decoder}mtp_layers.", *predictors)):
         return "predicts further tokens: a drafter's (models/drafters/mtp.py)"
     if "vision_tower." in name and ".head." in name:
         return "pools an image, of which text models read every part"

@@ -15,7 +15,7 @@ from proa_engine.models import read_config
 from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
-from support.mtp_models import FAMILIES, make_mtp_model
+from support.mtp_models import FAMILIES, make_mtp_model, parts_of
 from support.paged_model import attention_metadata, nan_caches
 from support.tiny_models import RECURRENT, VOCAB_SIZE, make_tiny_model
 
@@ -57,11 +57,7 @@ def test_entries_and_logits_equal_those_of_transformers_layer(tmp_path: Path, fa
     drafter, layer = load(folder), last_layer(whole)
     weights = {name.removesuffix(".weight"): each for name, each in load_file(folder / "model.safetensors").items()}
     is_qwen = family in RECURRENT
-    prefix = "mtp" if is_qwen else "model.layers.2"
-    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-    if not is_qwen:
-        names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-    of_embedding, of_hidden, projection, final = (weights[f"{prefix}.{name}"] for name in names)
+    of_embedding, of_hidden, projection, final = (weights[name] for name in parts_of(family)[1])
     eps = read_config.from_folder(folder).decoder.norm.eps
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -73,8 +69,9 @@ def test_entries_and_logits_equal_those_of_transformers_layer(tmp_path: Path, fa
     embedded = weights["model.embed_tokens"][next_ids]
     if not is_qwen:
         embedded[0] = 0
-    y = layer(torch.cat((norm(embedded, of_embedding), norm(hidden, of_hidden)), dim=1) @ projection.T)
-    expected = norm(y, final) if family == "deepseek_v3" or is_qwen else y
+    parts = norm(embedded, of_embedding), norm(hidden, of_hidden)
+    y = layer(torch.cat(parts[::-1] if family == "mimo" else parts, dim=1) @ projection.T)
+    expected = y if family.startswith("glm") else norm(y, final)
     caches, blocks = nan_caches(drafter, 6, 4), [[5, 0, 3, 1, 2]]  # type: ignore[arg-type]
     found = []
     for start, end in ((0, 11), (11, 18), (18, 19)):

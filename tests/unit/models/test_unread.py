@@ -32,6 +32,7 @@ UNREAD = (  # form of the model, name, a part of the reason or None
     ("ForCausalLM", "model.layers.0.self_attn.inv_freq", None),
     ("ForCausalLM", "vision_tower.embeddings.position_ids", "from 0"),
     ("ForCausalLM", "mtp.fc.weight", "further tokens"),
+    ("ForCausalLM", "model.mtp_layers.0.input_proj.weight", "further tokens"),
     ("ForCausalLM", "model.layers.2.eh_proj.weight", "further tokens"),
     ("ForCausalLM", "model.layers.1.eh_proj.weight", None),
     ("ForCausalLM", "model.layers.3.eh_proj.weight", None),

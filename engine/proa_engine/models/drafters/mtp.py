@@ -2,7 +2,7 @@
 DeepSeek-V3, arXiv 2412.19437). The first of them drafts.
 
     read   = the model's hidden state, behind its last norm            [T, hidden_size]; later the layer's own output
-    x      = projection(embedding_norm(embedding), hidden_norm(read))  both beside each other
+    x      = projection(embedding_norm(embedding), hidden_norm(read))  beside each other; MiMo has the second first
     y      = layer(x)                                                  a layer as the model's
     logits = lm_head(final_norm(y))
 
@@ -37,6 +37,7 @@ class MtpForm:
     repeated: tuple[str, ...] = ()  # tensors of the model that the checkpoint may repeat
     first_is_masked: bool = False  # the embedding in entry 0 is zero
     reads_normed: bool = True  # the next entries read the output behind the final norm
+    hidden_first: bool = False  # the order of what the projection reads
 
     def of(self, layer: str) -> "MtpForm":
         """The form with this name of the layer."""
@@ -68,10 +69,20 @@ _OF_DEEPSEEK = MtpForm(
     first_is_masked=True,
 )
 _OF_GLM = replace(_OF_DEEPSEEK, reads_normed=False)
+_OF_MIMO = MtpForm(
+    embedding_norm="model.mtp_layers.0.token_layernorm",
+    hidden_norm="model.mtp_layers.0.hidden_layernorm",
+    projection="model.mtp_layers.0.input_proj",
+    layer="model.mtp_layers.0",
+    final_norm="model.mtp_layers.0.final_layernorm",
+    first_is_masked=True,
+    hidden_first=True,
+)
 _FORMS: Mapping[str, MtpForm] = {
     "DeepseekV3ForCausalLM": _OF_DEEPSEEK,
     "Glm4MoeForCausalLM": _OF_GLM,
     "Glm4MoeLiteForCausalLM": _OF_GLM,
+    "MiMoForCausalLM": _OF_MIMO,
     "Qwen3NextForCausalLM": _OF_QWEN,
     "Qwen3_5ForCausalLM": _OF_QWEN,
     "Qwen3_5ForConditionalGeneration": _OF_QWEN,
@@ -140,6 +151,7 @@ class MtpDrafter:
         self.projection = weights.method.load([whole], None).product
         self.layer = options.layer.make(weights / form.layer, context)
         self.first_is_masked, self.reads_normed = form.first_is_masked, form.reads_normed
+        self.hidden_first = form.hidden_first
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -155,7 +167,8 @@ class MtpDrafter:
         embedded = self.embedding(input_ids)
         if self.first_is_masked:
             embedded = embedded * (positions > 0)[:, None]
-        both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(read)), dim=-1)
+        parts = self.embedding_norm(embedded), self.hidden_norm(read)
+        both = torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1)
         step = AttentionStep(metadata, positions, self.batch_invariant)
         x, residual = self.layer(self.projection(both), None, caches, step)
         y = total(x, residual)

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3, dense and mixtures of experts."""
+"""Qwen2, MiMo and Qwen3, dense and mixtures of experts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +19,10 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         return _decoder(fields, dense_layers(fields), qkv_bias=True, output_bias=False)
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """MiMo-7B: Qwen2 with a layer for further tokens, which a drafter may be."""
 
 
 class Qwen2MoeForCausalLM(DecoderForCausalLM):
