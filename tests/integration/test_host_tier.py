@@ -11,16 +11,21 @@ from proa_engine.core.operations import ResetPrefixCache, Sleep, WakeUp
 from support.cache_families import FAMILIES, assert_equal, make_cache_family
 from support.engine import Result, build_core, request, run
 from support.host_rounds import HOST, rounds
+from support.tiny_models import make_tiny_model
 
-NUM_BLOCKS = {"full": 16, "windows": 44, "latent": 16, "states": 16}  # for one of the longest requests
+NUM_BLOCKS = {"windows": 44}  # for one of the longest requests
+OTHER_STATES = ("lfm2", "granitemoehybrid", "nemotron_h")
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, *OTHER_STATES])
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A folder with a tiny model, and the configuration of a pressed cache."""
-    folder = make_cache_family(tmp_path, request.param)
+    if request.param in OTHER_STATES:
+        folder = make_tiny_model(tmp_path, request.param, seed=3)
+    else:
+        folder = make_cache_family(tmp_path, request.param)
     return folder, {
-        "num_gpu_blocks_override": NUM_BLOCKS[request.param],
+        "num_gpu_blocks_override": NUM_BLOCKS.get(request.param, 16),
         "max_model_len": 256,
         "max_num_batched_tokens": 48,
     }

@@ -24,6 +24,9 @@ FP8 = torch.float8_e4m3fn
 INPUT_SCALE = 0.02
 INPUT_ZERO = -9
 
+# Ends of the names of matrices: of most families, of DeepSeek's, of LFM2's and of Granite 4's feed-forward layers.
+MATRICES = ("_proj", "_proj_with_mqa", ".w1", ".w2", ".w3", "shared_mlp.input_linear", "shared_mlp.output_linear")
+
 # Sizes that every format can cut in two: blocks of 128, groups of 32, packs of 8.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -303,7 +306,7 @@ def quantized_tensors(tensors: Mapping[str, torch.Tensor], format: Format) -> tu
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
         stored[name], twin[name] = tensor, tensor
-        if last == "weight" and module.endswith(("_proj", "_proj_with_mqa")) and not module.startswith(format.plain):
+        if last == "weight" and module.endswith(MATRICES) and not module.startswith(format.plain):
             quantize = format.others.get(module.rpartition(".")[2], format.quantize)
             parts, twin[name] = quantize(tensor.float())
             del stored[name]

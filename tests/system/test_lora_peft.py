@@ -42,6 +42,12 @@ FAMILIES: dict[str, tuple[dict[str, Any], Adapter]] = {
     "gemma3_text": ({"num_hidden_layers": 2, "sliding_window": 24}, Adapter("a")),
     "olmo3": ({}, Adapter("a")),
     "qwen3_moe": ({}, Adapter("a", modules=("q_proj", "k_proj", "v_proj", "o_proj"))),
+    "lfm2": ({}, Adapter("a", modules=("q_proj", "out_proj", "in_proj", "w1", "w2", "w3"))),
+    "granitemoehybrid": (
+        {"num_local_experts": 0},
+        Adapter("a", modules=("q_proj", "in_proj", "out_proj", "input_linear", "output_linear")),
+    ),
+    "nemotron_h": ({}, Adapter("a", modules=("q_proj", "in_proj", "up_proj", "down_proj"))),
     "qwen3_next": ({}, Adapter("a", modules=("q_proj", "v_proj", "o_proj", "in_proj_qkvz", "out_proj"))),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")

@@ -176,6 +176,23 @@ def test_latent_attention_of_integers_gives_the_logits_of_its_dense_twin(tmp_pat
     torch.testing.assert_close(logits(quantized), logits(dense), atol=2e-4, rtol=0)
 
 
+MIXERS: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "lfm2_moe": {"moe_intermediate_size": 64},
+    "granitemoehybrid": {"num_local_experts": 0, "shared_intermediate_size": 96, "mamba_d_head": 32},
+    "nemotron_h": {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96},
+}
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+@pytest.mark.parametrize("family", MIXERS)
+def test_mixers_of_integers_have_the_bits_of_their_dense_twins(family: str, name: str, tmp_path: Path) -> None:
+    """What is not a matrix of a linear layer is plain: convolutions, time steps, norms, routers."""
+    source = make_tiny_model(tmp_path / "source", family, seed=3, **SIZES | MIXERS[family])
+    quantized, dense = write_quantized(source, tmp_path, INT_FORMATS[name])
+    assert torch.equal(logits(quantized), logits(dense))
+
+
 @pytest.mark.parametrize("name", FP4_FORMATS)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_4_bit_floats_give_the_logits_of_their_dense_twins(family: str, name: str, tmp_path: Path) -> None:
