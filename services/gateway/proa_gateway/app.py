@@ -12,13 +12,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
 from proa_gateway.admission.auth import ApiKeyMiddleware
+from proa_gateway.apis.audio.routes import AUDIO_PATHS
 from proa_gateway.apis.models import public_router
 from proa_gateway.apis.routes import ERROR_FORMS, ROUTERS
 from proa_gateway.apis.tokenize import tokenizer_info_router
+from proa_gateway.audio.memory import AudioMemory
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway, authenticate, gateway_of
-from proa_gateway.http.bodies import LargeBodies, RequestBodies
+from proa_gateway.http.bodies import BodyLimits, LargeBodies, RequestBodies
 from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.forms import FIELD_BYTES
 from proa_gateway.http.middleware import AccessLogMiddleware, HeadAsGet, Paths, RequestIdMiddleware
 from proa_gateway.open_gateway import open_gateway
 from proa_gateway.operators.dev import dev_router
@@ -40,10 +43,11 @@ def create_app(config: GatewayConfig) -> FastAPI:
     `Connection`, see `HttpProtocol`."""
 
     large_bodies = LargeBodies()
+    audio_memory = AudioMemory(config.audio.max_audio_memory)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
-        async with open_gateway(config, large_bodies) as gateway:
+        async with open_gateway(config, large_bodies, audio_memory) as gateway:
             yield {"gateway": gateway}
 
     app = FastAPIOffline(  # pages at /docs and /redoc whose scripts come from the gateway
@@ -56,8 +60,13 @@ def create_app(config: GatewayConfig) -> FastAPI:
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_middleware(HeadAsGet)
+    audio_limits = BodyLimits(config.audio.max_audio_bytes + FIELD_BYTES, audio_memory, is_json=False)
     app.add_middleware(
-        RequestBodies, max_bytes=config.max_body_bytes, large_bodies=large_bodies, error_forms=ERROR_FORMS
+        RequestBodies,
+        max_bytes=config.max_body_bytes,
+        large_bodies=large_bodies,
+        error_forms=ERROR_FORMS,
+        forms=dict.fromkeys(AUDIO_PATHS, audio_limits),
     )
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))

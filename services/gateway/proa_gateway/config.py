@@ -10,6 +10,7 @@ from proa.logs import LogOptions
 from proa.lora_module import LoraModule
 from proa.options import check_options, masked_repr, option, parse_count
 from proa.tls import TlsFiles
+from proa_gateway.audio.config import AudioOptions
 from proa_gateway.http.middleware import parse_host_pattern
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
@@ -354,6 +355,7 @@ class GatewayConfig:
     )
     cors: Cors = option(Cors(), "web pages of other origins")
     images: ImageOptions = option(ImageOptions(), "images in requests")
+    audio: AudioOptions = option(AudioOptions(), "audio files in requests")
     deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
     scaler: ScalerOptions = option(ScalerOptions(), "external scaler for KEDA")
     logs: LogOptions = option(LogOptions(), "logs")

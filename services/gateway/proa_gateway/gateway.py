@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from proa_gateway.admission.auth import ApiKeyStore, Caller, authorization
 from proa_gateway.admission.control import AdmissionControl
+from proa_gateway.audio.loader import AudioLoader
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.models import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
@@ -45,6 +46,7 @@ class Gateway:
     settings: ApiSettings
     responses: ResponseStore
     background: BackgroundTasks
+    audios: AudioLoader
     notices: Notices
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore
 from proa_gateway.admission.control import AdmissionControl
+from proa_gateway.audio.loader import AudioLoader
+from proa_gateway.audio.memory import AudioMemory
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.deletion_costs import write_deletion_costs
@@ -55,7 +57,9 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    config: GatewayConfig, large_bodies: LargeBodies, audio_memory: AudioMemory
+) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
     async with AsyncExitStack() as at_exit:
         executor = at_exit.enter_context(ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer"))
@@ -67,6 +71,9 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
         fetcher = _make_fetcher(config.images)
         at_exit.push_async_callback(fetcher.close)
         images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
+
+        audios = AudioLoader(config.audio, audio_memory, metrics)
+        at_exit.push_async_callback(audios.close)
 
         formats = _make_formats(config)
         loras = LoraRegistry(config.lora_modules)
@@ -132,6 +139,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             config=config,
             responses=_make_response_store(config),
             background=BackgroundTasks(),
+            audios=audios,
             notices=notices,
             settings=_make_settings(config, formats, images),
         )

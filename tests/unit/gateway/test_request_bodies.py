@@ -10,7 +10,7 @@ from proa_gateway.errors import Overloaded, RequestTimeout
 from proa_gateway.http.bodies import LARGE_BODY, UNFINISHED_BODIES, LargeBodies, RequestBodies
 from proa_gateway.http.errors import ErrorForms
 
-HTTP: Scope = {"type": "http", "headers": []}
+HTTP: Scope = {"type": "http", "path": "/v1/completions", "headers": []}
 
 
 async def bodies_and_others(num_bytes: int, count: int, parts: int = 1) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from proa.contract import SamplingParams
+from proa.contract import ModelInfo, SamplingParams
 from proa.template_rules import THINKING_SWITCHES
 from proa.tokenizer_files import SAMPLING_DEFAULTS
 from proa_gateway.errors import ModelNotFound
@@ -92,11 +92,24 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "parent": None if lora is None else base,
         "max_model_len": max_model_len,
         "max_input_tokens": max_model_len,
-        "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
+        "task": _task(model.info) if model is not None else None,
+        "input_modalities": _modalities(model.info) if model is not None else ["text"],
         "thinking_switch": _thinking_switch(model.tokenizer) if model is not None else None,
         "reasoning_efforts": _reasoning_efforts(model.tokenizer) if model is not None else None,
         "default_sampling_params": _default_sampling(model.tokenizer) if model is not None else None,
     }
+
+
+def _task(info: ModelInfo) -> str:
+    """What engines do with the model's prompts: `generate`, `pool`, or `transcribe`, whose prompts are audio files."""
+    if info.audios is not None and info.audios.cross_attention:
+        return "transcribe"
+    return "pool" if info.pooling_only else "generate"
+
+
+def _modalities(info: ModelInfo) -> list[str]:
+    present = {"text": True, "image": info.images is not None, "audio": info.audios is not None}
+    return [name for name, is_present in present.items() if is_present]
 
 
 def _default_sampling(tokenizer: Tokenizer) -> dict[str, float]:

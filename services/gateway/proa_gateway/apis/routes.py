@@ -1,5 +1,6 @@
 """The routers of all APIs, and the forms of their errors."""
 
+from proa_gateway.apis.audio.routes import audio_router
 from proa_gateway.apis.chat.routes import chat_router
 from proa_gateway.apis.completions.routes import completions_router
 from proa_gateway.apis.decisions.routes import decisions_router
@@ -25,6 +26,7 @@ ROUTERS = (
     generate_router,
     embeddings_router,
     scores_router,
+    audio_router,
     decisions_router,
     public_router,
 )

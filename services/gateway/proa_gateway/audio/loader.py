@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from proa_gateway.audio.processes import (
 from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, UnsupportedTask
 
 Outcome = Literal["prepared", "refused", "overloaded", "cancelled"]
+WindowOutcome = Literal["accepted", "silent"]
 EXTRA = ("av", "soxr")  # what the extra `audio` installs
 _log = logging.getLogger(__name__)
 
@@ -32,13 +33,19 @@ class Metrics(Protocol):
 
     def observe_audio_process_restart(self) -> None: ...
 
+    def observe_window(self, outcome: WindowOutcome) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFile:
-    data: bytes
+    data: Sequence[bytes]  # its content, in parts
     param: str  # the field that errors name
     sampling_rate: int  # of its windows
     max_window: int  # samples of a window
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.data))
 
 
 class AudioWindows:
@@ -88,7 +95,7 @@ class AudioWindows:
         except AudioRefused as error:
             raise InvalidRequest(f"{message}{error}.", param=file.param) from error
         except AudioProcessFailed as error:
-            _log.warning("audio process %d failed on a file of %d bytes: %s", self.process.pid, len(file.data), error)
+            _log.warning("audio process %d failed on a file of %d bytes: %s", self.process.pid, file.num_bytes, error)
             raise InvalidRequest(f"{message}it could not be decoded in time.", param=file.param) from error
         finally:
             self.decode_seconds += time.perf_counter() - started
@@ -99,7 +106,7 @@ class AudioWindows:
 
     def _request(self) -> DecodeRequest:
         return DecodeRequest(
-            num_bytes=len(self._file.data),
+            num_bytes=self._file.num_bytes,
             sampling_rate=self._file.sampling_rate,
             max_window=self._file.max_window,
             max_seconds=self._max_seconds,
@@ -112,7 +119,7 @@ class AudioLoader:
 
     def __init__(self, options: AudioOptions, memory: AudioMemory, metrics: Metrics) -> None:
         self.options = options
-        self._metrics = metrics
+        self.metrics = metrics
         self._processes = AudioProcesses(
             options.audio_processes, options.process_memory, metrics.observe_audio_process_restart
         )
@@ -133,9 +140,9 @@ class AudioLoader:
                 try:
                     yield windows
                 finally:
-                    self._metrics.observe_audio(windows.outcome, windows.decode_seconds, windows.seconds)
+                    self.metrics.observe_audio(windows.outcome, windows.decode_seconds, windows.seconds)
         except AudioProcessesBusy:
-            self._metrics.observe_audio("overloaded", 0.0, 0.0)
+            self.metrics.observe_audio("overloaded", 0.0, 0.0)
             message = "The server is at its limit of audio files that are decoded at the same time."
             raise Overloaded(message, limit="audios") from None
         except AudioProcessFailed as error:

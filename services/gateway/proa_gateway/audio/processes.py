@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,6 @@ from typing import Final
 from proa_gateway.audio.pipe import HEAD_SIZE, MAX_TEXT, Command, DecodeRequest, Kind, unpack_head
 
 START_SECONDS: Final = 60.0  # for a process to start; it takes one, on a busy machine more
-WRITTEN_AT_ONCE: Final = 256 * 1024  # bytes
 # All that a process gets of the gateway's environment, which may have API keys.
 _VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _log = logging.getLogger(__name__)
@@ -72,17 +71,17 @@ class AudioProcess:
         started.is_usable = True
         return started
 
-    async def send_file(self, data: bytes, request: DecodeRequest, seconds: float) -> None:
+    async def send_file(self, data: Sequence[bytes], request: DecodeRequest, seconds: float) -> None:
         """Raises `AudioProcessFailed`."""
         self._has_file, self.is_usable = True, False
         try:
             async with asyncio.timeout(seconds):
                 self._input.write(Command.FILE.value + request.pack())
-                for start in range(0, len(data), WRITTEN_AT_ONCE):
-                    self._input.write(data[start : start + WRITTEN_AT_ONCE])
+                for part in data:
+                    self._input.write(part)
                     await self._input.drain()
         except TimeoutError:
-            raise AudioProcessFailed(f"it did not read a file of {len(data)} bytes in {seconds:.1f} s") from None
+            raise AudioProcessFailed(f"it did not read the file in {seconds:.1f} s") from None
         except ConnectionError:
             raise AudioProcessFailed(self._end()) from None
         self.is_usable = True

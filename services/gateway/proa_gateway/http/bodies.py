@@ -7,9 +7,10 @@ a second in any of them. `orjson` is the fastest, and long numbers and deep nest
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 import orjson
 from fastapi import Request, Response
@@ -24,7 +25,7 @@ from proa_gateway.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from proa_gateway.http.errors import ErrorForms
+from proa_gateway.http.errors import ErrorForms, route_path
 
 MAX_COST: Final = 700_000  # in numbers of a list, which take 30 ms
 LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse and validate
@@ -133,8 +134,43 @@ class JsonRoute(APIRoute):
         return handle_json
 
 
+class BodyMemory(Protocol):
+    """The bytes of bodies that are held."""
+
+    def hold(self, num_bytes: int) -> None:
+        """Raises `Overloaded` if there is no room."""
+
+    def release(self, num_bytes: int) -> None: ...
+
+
+class UnfinishedBodies:
+    """The `BodyMemory` of bodies that are parsed as JSON as soon as they are complete."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def hold(self, num_bytes: int) -> None:
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise Overloaded("Too many large request bodies are arriving at the same time.")
+        self._num_bytes += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Of the bodies of some paths. `is_json`: else the body is a form with files, which are held until the request has
+    ended, and are not parsed at once."""
+
+    max_bytes: int  # of one body
+    memory: BodyMemory
+    is_json: bool = True
+
+
 class RequestBodies:
-    """Middleware that rejects request bodies over `max_bytes` (by Content-Length or while reading), bodies that stop
+    """Middleware that rejects request bodies over the limit (by Content-Length or while reading), bodies that stop
     arriving, that contain too many JSON values, or that are compressed.
 
     Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
@@ -148,51 +184,47 @@ class RequestBodies:
         large_bodies: LargeBodies,
         error_forms: ErrorForms,
         *,
+        forms: Mapping[str, BodyLimits] = MappingProxyType({}),
         silence: float = SILENCE,
         longest: float = LONGEST,
     ) -> None:
-        """`silence`: seconds after which a body that stops arriving is rejected. `longest`: seconds for a whole
-        body."""
+        """`max_bytes`: of a body that is no form. `forms`: the limits of those that are, by path. `silence`: seconds
+        after which a body that stops arriving is rejected. `longest`: seconds for a whole body."""
         self._app = app
-        self._max_bytes = max_bytes
+        self._json = BodyLimits(max_bytes, UnfinishedBodies(UNFINISHED_BODIES * max_bytes))
+        self._forms = forms
         self._large_bodies = large_bodies
         self._error_forms = error_forms
         self._silence = silence
         self._longest = longest
-        self._unfinished_bytes = 0  # of all bodies that still arrive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limits = self._forms.get(route_path(scope), self._json)
         try:
-            self._check_headers(dict(scope["headers"]))
+            _check_headers(dict(scope["headers"]), limits)
         except GatewayError as error:
             await self._error_forms.response(scope, error)(scope, receive, send)
             return
-        body = _Body(asyncio.get_running_loop().time() + self._longest)
+        body = _Body(limits, asyncio.get_running_loop().time() + self._longest)
 
         async def limited() -> Message:
             if body.is_complete:
                 return await receive()
             message = await self._next_part(body, receive)
             if message["type"] == "http.request" and not message.get("more_body"):
-                self._finish(body)
-                await self._pass_on(body)
+                body.is_complete = True
+                if limits.is_json:
+                    body.release()
+                    await self._pass_on(body)
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._finish(body)
-
-    def _check_headers(self, headers: dict[bytes, bytes]) -> None:
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
-            raise self._too_large()
-        if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
-            name = encoding[:80].decode("latin-1")
-            raise UnsupportedMediaType(f"The body must not be compressed, it has the header Content-Encoding: {name}.")
+            body.release()
 
     async def _next_part(self, body: "_Body", receive: Receive) -> Message:
         loop = asyncio.get_running_loop()
@@ -201,13 +233,7 @@ class RequestBodies:
                 message = await receive()
         except TimeoutError:
             raise RequestTimeout("The rest of the request body did not arrive in time.") from None
-        part = message.get("body", b"")
-        body.add(part)
-        self._unfinished_bytes += len(part)
-        if body.num_bytes > self._max_bytes:
-            raise self._too_large()
-        if self._unfinished_bytes > UNFINISHED_BODIES * self._max_bytes:
-            raise Overloaded("Too many large request bodies are arriving at the same time.")
+        body.add(message.get("body", b""))
         return message
 
     async def _pass_on(self, body: "_Body") -> None:
@@ -217,26 +243,43 @@ class RequestBodies:
         if body.num_bytes >= LARGE_BODY:
             await self._large_bodies.turn()
 
-    def _finish(self, body: "_Body") -> None:
-        if not body.is_complete:
-            body.is_complete = True
-            self._unfinished_bytes -= body.num_bytes
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
+def _check_headers(headers: dict[bytes, bytes], limits: BodyLimits) -> None:
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > limits.max_bytes:
+        raise _too_large(limits)
+    if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+        name = encoding[:80].decode("latin-1")
+        raise UnsupportedMediaType(f"The body must not be compressed, it has the header Content-Encoding: {name}.")
+
+
+def _too_large(limits: BodyLimits) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body must not be larger than {limits.max_bytes} bytes.")
 
 
 @dataclass(slots=True, eq=False)
 class _Body:
     """The part of a body that has arrived."""
 
+    limits: BodyLimits
     deadline: float  # event loop time
-    parts: list[bytes] = field(default_factory=list)
-    num_bytes: int = 0  # of `parts`
+    parts: list[bytes] = field(default_factory=list)  # empty for a form
+    num_bytes: int = 0
+    num_held: int = 0  # of the memory's bytes
     cost_bound: int = 0  # of reading it as JSON
     is_complete: bool = False
 
     def add(self, part: bytes) -> None:
-        self.parts.append(part)
+        """Raises `BodyTooLarge` and `Overloaded`."""
         self.num_bytes += len(part)
-        self.cost_bound += cost_bound(part)
+        if self.num_bytes > self.limits.max_bytes:
+            raise _too_large(self.limits)
+        self.limits.memory.hold(len(part))
+        self.num_held += len(part)
+        if self.limits.is_json:
+            self.parts.append(part)
+            self.cost_bound += cost_bound(part)
+
+    def release(self) -> None:
+        self.limits.memory.release(self.num_held)
+        self.num_held = 0

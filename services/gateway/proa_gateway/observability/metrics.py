@@ -21,6 +21,7 @@ from proa_gateway.sessions.model_sessions import ModelSessions
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 _FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
 IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+AUDIO_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
@@ -284,6 +285,26 @@ class GatewayMetrics:
             "Time to fetch, decode and resize an image, for images that are used.",
             IMAGE_BUCKETS,
         )
+        self._audios = counter(
+            "proa_gateway_audios",
+            "Audio files of requests, by outcome: prepared, refused, overloaded, cancelled.",
+            "outcome",
+        )
+        self._audio_time = histogram(
+            "proa_gateway_audio_seconds", "Time to decode an audio file, for files that are used.", AUDIO_BUCKETS
+        )
+        self._audio_duration = counter(
+            "proa_gateway_audio_duration_seconds", "Duration of the audio that was decoded, in seconds."
+        )
+        self._audio_restarts = counter(
+            "proa_gateway_audio_process_restarts",
+            "Processes for audio files that were ended: they died, were late, or their request was cancelled.",
+        )
+        self._windows = counter(
+            "proa_gateway_transcription_windows",
+            "Windows of audio, of at most 30 seconds, by outcome: accepted, silent (not sent to an engine).",
+            "outcome",
+        )
         registry.register(self)
 
     def watch(self, engines: Collection[Engine], index: Index, peers: Peers) -> None:
@@ -376,6 +397,20 @@ class GatewayMetrics:
         self._images.labels(outcome).inc()
         if outcome in ("prepared", "cached"):
             self._image_time.observe(seconds)
+
+    def observe_audio(self, outcome: str, decode_seconds: float, audio_seconds: float) -> None:
+        """`outcome`: `prepared`, `refused`, `overloaded` or `cancelled` (client gone, or its request failed)."""
+        self._audios.labels(outcome).inc()
+        self._audio_duration.inc(audio_seconds)
+        if outcome == "prepared":
+            self._audio_time.observe(decode_seconds)
+
+    def observe_audio_process_restart(self) -> None:
+        self._audio_restarts.inc()
+
+    def observe_window(self, outcome: str) -> None:
+        """Count a window of an audio: `accepted`, or `silent` if no engine was sent it."""
+        self._windows.labels(outcome).inc()
 
     def render(self) -> bytes:
         """Return all metrics of the registry in the Prometheus text format, `text/plain; version=0.0.4`."""

@@ -16,6 +16,7 @@ from proa_gateway.admission.auth import Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
+from proa_gateway.errors import ModelNotFound
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.telemetry import RequestTrace
@@ -37,6 +38,17 @@ class Endpoint:
     operation: str  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
     id_prefix: str  # of responses' ids
     refused: Mapping[str, Refused]  # fields that the body's class does not have, with the reasons
+    transcribes: bool = False  # each request has an audio, and models whose prompts need one serve no other endpoint
+
+    def check(self, model: ServedModel) -> None:
+        """Raises `ModelNotFound` for a model that does not serve the endpoint whatever a request has."""
+        audios = model.info.audios
+        if self.transcribes and audios is None:
+            message = f"The model {model.name!r} reads no audio, so {self.route} does not have it."
+            raise ModelNotFound(message, param="model")
+        if not self.transcribes and audios is not None and audios.cross_attention:
+            message = f"The model {model.name!r} only transcribes audio, so {self.route} does not have it."
+            raise ModelNotFound(message, param="model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ def plain_conversation(conversation: Conversation, tokenizer: Tokenizer) -> Conv
 
 
 def _plain_conversation(conversation: Conversation, tokenizer: Tokenizer) -> Conversation:
-    change = partial(_marked, tokenizer.control_tokens)
-    changes = {"assistant": partial(_marked, tokenizer.special_control_tokens)}
+    change = partial(marked, tokenizer.control_tokens)
+    changes = {"assistant": partial(marked, tokenizer.special_control_tokens)}
     return replace(
         conversation,
         messages=[_message(message, changes.get(message.role, change)) for message in conversation.messages],
@@ -74,7 +74,8 @@ def _changed(value: Any, change: Change) -> Any:
     return value
 
 
-def _marked(tokens: ControlTokens, text: str) -> str:
+def marked(tokens: ControlTokens, text: str) -> str:
+    """The text with a mark in each of these tokens, for `Tokenizer.encode_marked`."""
     text = text.replace(MARK, "")
     if tokens.starts is None:
         return text

@@ -168,6 +168,7 @@ class Serving:
         call.check()
         with self._admission.admit(accepted, ends_at) as guard:
             progress.model = model = await guard.find_model(call.fields.model)
+            call.endpoint.check(model)
             if trace.is_recording:
                 trace.set_request(operation=call.endpoint.operation, model=model.name, base_model=model.base_name)
             with trace.span("tokenize"):

@@ -36,6 +36,8 @@ class FakeMetrics:
         assert decode_seconds >= 0
         self.audios.append((outcome, round(audio_seconds, 2)))
 
+    def observe_window(self, outcome: str) -> None: ...
+
     def observe_audio_process_restart(self) -> None:
         self.restarts += 1
 
@@ -51,7 +53,7 @@ class Loading:
 
     @asynccontextmanager
     async def windows(self, data: bytes, *, max_window: int = 30 * RATE) -> AsyncIterator[AudioWindows]:
-        file = AudioFile(data=data, param="file", sampling_rate=RATE, max_window=max_window)
+        file = AudioFile(data=[data], param="file", sampling_rate=RATE, max_window=max_window)
         with self.memory.request() as held:
             async with self.loader.windows(file, held) as windows:
                 self.processes.append(windows.process)

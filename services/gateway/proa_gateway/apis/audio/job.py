@@ -1,0 +1,156 @@
+"""What engines get for transcriptions and translations, and how their text is written."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from opentelemetry.util.types import AttributeValue
+
+from proa.contract import SamplingParams, TokenLogprobs
+from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequest
+from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text
+from proa_gateway.apis.audio.transcription import Transcription
+from proa_gateway.apis.audio.whisper import Task, WhisperRequest, whisper_request
+from proa_gateway.audio.loader import AudioFile, AudioLoader
+from proa_gateway.engines.models import ServedModel
+from proa_gateway.errors import GatewayError, InvalidRequest, MissingField, UnsupportedTask
+from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.serving.choices import Prompt
+from proa_gateway.serving.generation_request import GenerationRequest, sampling_params
+from proa_gateway.serving.job import ApiCall, Endpoint, Job, Running
+from proa_gateway.serving.prompt import check_context
+
+FILE = "file"
+TRANSCRIPTIONS = Endpoint("/v1/audio/transcriptions", "transcription", "trsc-", REFUSED_IN_AUDIO, transcribes=True)
+TRANSLATIONS = Endpoint("/v1/audio/translations", "translation", "trsl-", REFUSED_IN_AUDIO, transcribes=True)
+_SAMPLING = ("seed", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionCall(ApiCall):
+    fields: TranscriptionRequest
+    task: Task
+    file: Sequence[bytes]  # its content, in parts
+    loader: AudioLoader
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.fields.stream)
+
+    def check(self) -> None:
+        request = self.fields
+        if not self.file:
+            raise MissingField(f"{FILE}: Field required, with the content of an audio file", param=FILE)
+        if request.stream and request.response_format not in (None, "json"):
+            raise InvalidRequest(f"{request.response_format} cannot be streamed.", param="response_format")
+        if request.wants_logprobs and request.response_format not in (None, "json"):
+            raise InvalidRequest("include needs the response_format json.", param="include")
+
+    async def prepare(self, model: ServedModel) -> "TranscriptionJob":
+        audios = model.info.audios
+        assert audios is not None  # `Serving` has checked it, as `transcribes` demands
+        if audios.whisper is None:
+            raise UnsupportedTask(f"The model {model.name!r} transcribes in chats only.", param="model")
+        request = self.fields
+        whisper = await whisper_request(model, audios.whisper, self.task, request.language, request.prompt or "")
+        max_window = audios.max_samples
+        return TranscriptionJob(
+            prompts=[Prompt([*whisper.before, *whisper.language_prompt()])],
+            request=request,
+            file=AudioFile(data=self.file, param=FILE, sampling_rate=audios.sampling_rate, max_window=max_window),
+            loader=self.loader,
+            whisper=whisper,
+            params=_params(request, model, whisper),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionJob(Job):
+    """`prompts`: one without its audio, whose windows are not known before they are decoded."""
+
+    request: TranscriptionRequest
+    file: AudioFile
+    loader: AudioLoader
+    whisper: WhisperRequest
+    params: SamplingParams  # of each window
+    usage: TranscriptUsage = field(default_factory=TranscriptUsage)  # so far
+
+    @property
+    def num_tokens(self) -> int:
+        return self.usage.input_tokens or len(self.prompts[0].token_ids)
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.params.max_tokens
+
+    @property
+    def parameters(self) -> Mapping[str, AttributeValue | None]:
+        params = self.params
+        return {
+            "stream": bool(self.request.stream),
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k or None,
+            "seed": self.request.seed,
+        }
+
+    def check(self, model: ServedModel) -> None:
+        check_context(self.whisper.num_prompt_tokens, model, "prompt")
+
+    async def run(self, running: Running, writer: ResponseWriter) -> None:
+        model = running.prepared.model
+        transcription = Transcription(self.file, self.loader, self.whisper, self.params, running, usage=self.usage)
+        renderer = TranscriptRenderer(model.tokenizer.vocabulary, self.request.wants_logprobs)
+        if self.request.stream:
+            await _stream(transcription, renderer, writer, running.config.sse_keep_alive_interval)
+            return
+        async with transcription.running():
+            while not transcription.has_ended:
+                await transcription.more()
+        _, logprobs = transcription.take()
+        text, is_text = str(transcription.text), self.request.response_format == "text"
+        await writer.send(plain_text(text) if is_text else renderer.json(text, logprobs, self.usage))
+
+
+async def _stream(
+    transcription: Transcription, renderer: TranscriptRenderer, writer: ResponseWriter, keep_alive: float
+) -> None:
+    """Write events until the end. Raises `GatewayError` before the first text, while the status can still be an
+    error's; but the status does not wait for it for longer than `keep_alive` seconds."""
+    logprobs: list[TokenLogprobs] = []
+    async with transcription.running():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(keep_alive or None):
+                await transcription.more()
+        await writer.start_comments(keep_alive)
+        try:
+            while True:
+                has_ended = transcription.has_ended
+                await writer.drain()
+                text, entries = transcription.take()
+                logprobs += entries
+                if delta := renderer.delta(text, entries):
+                    writer.write(delta)
+                if has_ended:
+                    break
+                await transcription.more()
+            last = renderer.last_events(str(transcription.text), logprobs, transcription.usage)
+        except GatewayError as error:
+            last = renderer.error_events(error)
+        await writer.end(last)
+
+
+def _params(request: TranscriptionRequest, model: ServedModel, whisper: WhisperRequest) -> SamplingParams:
+    """Of the requests for windows. Raises `InvalidRequest`."""
+    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    params = sampling_params(
+        GenerationRequest.model_construct(temperature=request.temperature or 0.0, **given),
+        model,
+        max_tokens=request.max_completion_tokens,
+        logprobs=0 if request.wants_logprobs else None,
+        prompt_logprobs=None,
+    )[0]
+    params.bad_words_token_ids = tuple((token_id,) for token_id in whisper.prompts.suppress_tokens)
+    return params

@@ -1,0 +1,250 @@
+"""Transcriptions and translations over HTTP, from the client's file to what an engine gets and back."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from support.audio_files import encode
+from support.fake_engine import FakeEngine, Reply, prompt_ids
+from support.gateway import RunningGateway, events_of, running_gateway
+from support.speech import RATE, ids, levels, whisper_engine
+
+FILE = encode(levels(3), RATE)
+LONG = encode(levels(1, 2, 3, 4, 5), RATE)
+WHOLE = "Window 1. Window 2. Window 3. Window 4. Window 5."
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with whisper_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(engine) as gateway:
+        yield gateway
+
+
+async def post(
+    gateway: RunningGateway, file: bytes | None = FILE, path: str = "transcriptions", **fields: Any
+) -> httpx.Response:
+    files = {} if file is None else {"file": ("a.wav", file)}
+    data = {"model": "fake"} | fields
+    return await gateway.http.post(f"/v1/audio/{path}", data=data, files=files or {"x": b""})
+
+
+def names(token_ids: list[int]) -> list[str | int]:
+    by_id = {token_id: name for name, token_id in ids().items()}
+    return [by_id.get(token_id, token_id) for token_id in token_ids]
+
+
+async def test_the_official_client_gets_the_text_and_its_duration(gateway: RunningGateway) -> None:
+    response = await gateway.openai.audio.transcriptions.create(model="fake", file=FILE)
+    assert response.text == "Window 3."
+    assert response.usage is not None
+    assert response.usage.model_dump() == {"type": "duration", "seconds": 2}
+
+
+async def test_the_language_is_found_once_and_stands_in_the_prompts(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    assert (await post(gateway, LONG)).json()["text"] == WHOLE
+    first, *others = engine.requests
+    assert names(prompt_ids(first)) == ["<|startoftranscript|>"]
+    assert first.sampling_params.max_tokens == 1
+    assert len(others) == 5
+    start = ["<|startoftranscript|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert all(names(prompt_ids(each)) == start for each in others)
+    assert len({each.audios[0].hash for each in others}) == 5
+    assert all(each.sampling_params.temperature == 0 for each in others)
+
+
+async def test_a_given_language_is_not_looked_for_and_translations_are_another_task(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    client = gateway.openai.audio
+    await client.transcriptions.create(model="fake", file=FILE, language="ja")
+    with pytest.deprecated_call():  # by OpenAI
+        await client.translations.create(model="fake", file=FILE)
+    found = [names(prompt_ids(each))[1:3] for each in engine.requests]
+    assert found == [["<|ja|>", "<|transcribe|>"], [], ["<|de|>", "<|translate|>"]]
+
+
+async def test_a_model_that_knows_english_only_has_no_language_in_its_prompt() -> None:
+    async with whisper_engine(multilingual=False) as engine, running_gateway(engine) as gateway:
+        assert (await post(gateway, language="en")).json()["text"] == "Window 3."
+        assert names(prompt_ids(engine.requests[0])) == ["<|startoftranscript|>", "<|notimestamps|>"]
+        translated = await post(gateway, path="translations")
+        german = await post(gateway, language="de")
+    assert translated.json()["error"]["code"] == "unsupported_task"
+    assert german.json()["error"]["message"].endswith("does not know the language 'de', only en.")
+
+
+async def test_the_text_before_stands_before_each_window_cut_to_what_fits(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    await post(gateway, language="de", prompt=" Hello ")
+    await post(gateway, language="de", prompt="x" * 100)
+    await post(gateway, language="de", prompt="a <|de|>")
+    short, long, special = (names(prompt_ids(each)) for each in engine.requests)
+    assert short[0] == long[0] == "<|startofprev|>"
+    assert long.index("<|startoftranscript|>") == 1 + 31
+    assert special.count("<|de|>") == 1
+    assert len(special) > len(short)
+
+
+async def test_windows_run_side_by_side_and_their_texts_are_in_order(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    async with running_gateway(engine) as gateway:
+        waiting = asyncio.create_task(post(gateway, encode(levels(*range(1, 10), 1, 2), RATE), language="de"))
+        await engine.until(lambda each: len(each.requests) == 8)
+        engine.step_delay = 0
+        text = (await waiting).json()["text"]
+    assert text == " ".join(f"Window {number}." for number in (*range(1, 10), 1, 2))
+    assert len(engine.requests) == 11
+
+
+async def test_windows_in_languages_without_spaces_are_joined_without_them(gateway: RunningGateway) -> None:
+    assert (await post(gateway, LONG, language="ja")).json()["text"] == WHOLE.replace(". ", ".")
+
+
+async def test_silence_is_not_sent_to_an_engine(engine: FakeEngine, gateway: RunningGateway) -> None:
+    response = await post(gateway, encode(levels(0, 0), RATE))
+    assert response.json()["text"] == ""
+    assert await (await post(gateway, encode(levels(0, 2, 0), RATE))).aread()
+    assert len(engine.requests) == 2
+    metrics = (await gateway.http.get("/metrics")).text
+    assert 'proa_gateway_transcription_windows_total{outcome="silent"} 4.0' in metrics
+    assert 'proa_gateway_transcription_windows_total{outcome="accepted"} 1.0' in metrics
+    assert 'proa_gateway_audios_total{outcome="prepared"} 2.0' in metrics
+
+
+async def test_a_stream_has_openais_events(gateway: RunningGateway) -> None:
+    stream = await gateway.openai.audio.transcriptions.create(model="fake", file=LONG, stream=True, language="de")
+    *deltas, done = [event async for event in stream]
+    assert {event.type for event in deltas} == {"transcript.text.delta"}
+    assert len(deltas) > 5
+    assert done.type == "transcript.text.done"
+    assert "".join(event.delta for event in deltas if event.type == "transcript.text.delta") == done.text == WHOLE
+    assert done.usage is not None
+    details = done.usage.input_token_details
+    assert details is not None
+    assert (details.audio_tokens, details.text_tokens) == (500, 20)
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_those_of_the_texts_tokens(gateway: RunningGateway, stream: bool) -> None:
+    created: Any = await gateway.openai.audio.transcriptions.create(
+        model="fake", file=FILE, include=["logprobs"], stream=stream
+    )
+    if stream:
+        *deltas, created = [event async for event in created]
+        listed = [each.model_dump() for event in deltas for each in event.logprobs or ()]
+        assert listed == [each.model_dump() for each in created.logprobs]
+    assert created.logprobs is not None
+    assert b"".join(bytes(map(int, each.bytes)) for each in created.logprobs) == b" Window 3."
+    assert {each.logprob for each in created.logprobs} == {-0.25}
+
+
+async def test_text_is_plain_text(gateway: RunningGateway) -> None:
+    response = await post(gateway, response_format="text")
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert response.text == "Window 3.\n"
+    text: Any = await gateway.openai.audio.transcriptions.create(model="fake", file=FILE, response_format="text")
+    assert text == "Window 3.\n"
+
+
+async def test_timestamps_that_a_model_writes_unasked_are_no_text(engine: FakeEngine, gateway: RunningGateway) -> None:
+    engine.script = lambda request: Reply([ids()["<|0.00|>"], 70, 71, ids()["<|1.00|>"], ids()["<|1.00|>"], 0])
+    text = (await post(gateway, language="de")).json()["text"]
+    assert len(text) == 2
+
+
+async def test_tokens_that_the_model_suppresses_are_never_sampled(engine: FakeEngine, gateway: RunningGateway) -> None:
+    await post(gateway, language="de")
+    words = engine.requests[0].sampling_params.bad_words_token_ids
+    assert [list(word.token_ids) for word in words] == [[5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"language": "xx"}, "language"),
+        ({"response_format": "diarized_json"}, "response_format"),
+        ({"temperature": 3}, "temperature"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": "true", "response_format": "text"}, "response_format"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy[type]"),
+        ({"known_speaker_names[]": "Ann"}, "known_speaker_names"),
+        ({"hotwords": "Ann"}, "hotwords"),
+        ({"n": "2"}, "n"),
+    ],
+)
+async def test_fields_that_cannot_be_honoured_are_refused_by_name(
+    gateway: RunningGateway, fields: dict[str, Any], param: str
+) -> None:
+    response = await post(gateway, **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_a_form_without_a_file_and_a_json_body_are_refused(gateway: RunningGateway) -> None:
+    for response in (await post(gateway, None), await post(gateway, b"")):
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "missing_required_parameter"
+    response = await gateway.http.post("/v1/audio/transcriptions", json={"model": "fake"})
+    assert response.status_code == 415
+    assert "multipart/form-data" in response.json()["error"]["message"]
+
+
+async def test_a_file_that_is_no_audio_is_refused_also_in_a_stream(gateway: RunningGateway) -> None:
+    for fields in ({}, {"stream": "true"}):
+        response = await post(gateway, b"hello", **fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "file"
+        assert "Invalid or unsupported audio file" in response.json()["error"]["message"]
+    with pytest.raises(openai.BadRequestError, match="Invalid or unsupported audio file"):
+        await gateway.openai.audio.transcriptions.create(model="fake", file=b"hello")
+
+
+async def test_models_are_known_by_their_task(engine: FakeEngine, gateway: RunningGateway) -> None:
+    (card,) = (await gateway.http.get("/v1/models")).json()["data"]
+    assert card["task"] == "transcribe"
+    assert card["input_modalities"] == ["text", "audio"]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/embeddings": {"input": "Hi"},
+        "/v1/responses": {"input": "Hi"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    }
+    for path, body in bodies.items():
+        assert (await gateway.http.post(path, json={"model": "fake", **body})).status_code == 404, path
+    async with FakeEngine() as chat, running_gateway(chat) as other:
+        response = await post(other)
+    assert response.status_code == 404
+    assert "reads no audio" in response.json()["error"]["message"]
+
+
+async def test_an_error_in_a_stream_is_its_last_event(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    async with (
+        running_gateway(engine, sse_keep_alive_interval=0.05) as gateway,
+        gateway.http.stream(
+            "POST", "/v1/audio/transcriptions", data={"stream": "true", "language": "de"}, files={"file": FILE}
+        ) as response,
+    ):
+        assert response.status_code == 200
+        await engine.until(lambda each: len(each.requests) == 1)
+        for _ in range(4):  # attempts
+            await engine.stop()
+        *_, error, done = [event async for event in events_of(response)]
+    assert done == "[DONE]"
+    assert json.dumps(error).startswith('{"error"')
