@@ -1,5 +1,7 @@
 """Integer weights on a GPU: products and experts against their references on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,6 +33,17 @@ def test_products(rows: int, group_size: int, shuffled: bool, bits: int, dtype: 
     weight = int_case(1032, 2048, bits=bits, group_size=group_size, shuffled=shuffled, dtype=dtype)
     x = torch.randn(rows, 2048).to(dtype)
     near(IntLinear(int_weight_on(weight, "cuda"), None)(x.cuda()), IntLinear(weight, None)(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 33, 200])
+def test_products_by_numbers_with_fractional_zeros(rows: int, bits: int, dtype: torch.dtype) -> None:
+    """Scales and zeros in float32, as of GGUF's blocks."""
+    weight = int_case(1032, 2048, bits=bits, group_size=32, dtype=torch.float32)
+    weight = replace(weight, zeros=weight.zeros + torch.rand(weight.zeros.shape))
+    x = torch.randn(rows, 2048).to(dtype)
+    near(IntLinear(int_weight_on(weight, "cuda"), None)(x.cuda()), Linear(dequantize_int(weight).to(dtype))(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

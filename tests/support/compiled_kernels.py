@@ -125,6 +125,7 @@ MORE_CASES = [
         stored_as(models.QWEN3_30B_A3B, models.AWQ_GROUPS_OF_32),
         _FOUR_RANKS,
     ),
+    Case("Qwen3-30B-A3B GGUF", stored_as(models.QWEN3_30B_A3B, models.GGUF)),
     Case("Qwen3-30B-A3B GPTQ 8 bits", stored_as(models.QWEN3_30B_A3B, models.GPTQ_8_BITS)),
     Case("Qwen3-30B-A3B int8", stored_as(models.QWEN3_30B_A3B, models.INT8)),
     Case("gpt-oss-20b, whole experts", models.GPT_OSS_20B, _FOUR_RANKS),

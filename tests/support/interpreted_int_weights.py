@@ -37,6 +37,14 @@ def check_matmul_with_the_tiles_of_a_b200(dtype: torch.dtype) -> None:
             compare(int_case(72, 160, bits=bits, group_size=32, dtype=dtype), rows, dtype)
 
 
+def check_fractional_zeros(dtype: torch.dtype) -> None:
+    """Scales and zeros in float32, whatever the type of x, as GGUF's blocks have them."""
+    for rows, outputs, inputs, bits in ((1, 72, 128, 4), (17, 72, 288, 8), (65, 40, 256, 4)):
+        weight = int_case(outputs, inputs, bits=bits, group_size=32, dtype=torch.float32)
+        weight = replace(weight, zeros=weight.zeros + torch.rand(weight.zeros.shape))
+        compare(weight, rows, dtype)
+
+
 def check_inputs_out_of_order(dtype: torch.dtype) -> None:
     """All inputs, and those of one of two ranks, which has some of each group."""
     for bits in (4, 8):
@@ -50,7 +58,7 @@ def check_inputs_out_of_order(dtype: torch.dtype) -> None:
 
 def compare(weight: IntWeight, rows: int, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
     x = torch.randn(rows, weight.numbers.shape[1]).to(dtype)
-    expected = x.double() @ dequantize_int(weight).double().t()
+    expected = x.double() @ dequantize_int(weight).to(dtype).double().t()
     if bias is not None:
         expected += bias.double()
     ours = int_matmul(x, pack_int(weight), bias).double()

@@ -119,6 +119,7 @@ GPTQ_OUT_OF_ORDER = GPTQ | {"desc_act": True}
 GPTQ_8_BITS = GPTQ | {"bits": 8}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 AWQ_GROUPS_OF_32 = AWQ | {"group_size": 32}
+GGUF = {"quant_method": "gguf", "modules": {"Q4_K": ["self_attn", "gate_proj", "up_proj"], "Q8_0": ["down_proj"]}}
 
 
 def stored_as(model: Fields, quantization: dict[str, Any]) -> Fields:

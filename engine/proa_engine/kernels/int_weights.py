@@ -3,8 +3,8 @@ GPU's memory, and the part of a product that all kernels share.
 
 An int32 holds pairs of neighbouring inputs 16 bits apart, which are dequantized together: or-ed into the mantissa of a
 float16 or bfloat16 whose last bit counts 1, they are that number (1024 or 128) plus theirs. 8 bits are too many for
-bfloat16's mantissa, and go through float32, as does a model of float32. The difference to the zero is exact, and the
-weight is rounded once to the model's type, as by the reference.
+bfloat16's mantissa, and go through float32, as do scales and zeros of float32, whatever the model's type. The
+difference to a whole zero is exact, and the weight is rounded once to the model's type, as by the reference.
 
 A program computes a tile of the transposed output, as in `fp4`.
 """
@@ -27,7 +27,7 @@ class IntWeight:
 
     numbers: torch.Tensor  # [outputs, inputs] uint8
     scales: torch.Tensor  # [outputs, groups]
-    zeros: torch.Tensor  # [outputs, groups], whole numbers in the type of the scales
+    zeros: torch.Tensor  # [outputs, groups], in the type of the scales: whole numbers; in float32 maybe fractions
     bits: int  # 4 or 8
     groups: torch.Tensor | None = None  # [inputs] int32: the group of each input; None: equal runs of inputs
     is_part: bool = False  # where `groups` is set: these are some of the inputs of each group
@@ -39,7 +39,7 @@ class PackedIntWeight:
     512 / `bits`."""
 
     words: torch.Tensor  # [blocks, outputs, 16] int32; see `pack_int`
-    scales: torch.Tensor  # [groups, outputs]: scale and zero, floats of the model's type, in one int32 or int64
+    scales: torch.Tensor  # [groups, outputs]: scale and zero, floats of the model's type or float32, in int32 or int64
     bits: int
     num_inputs: int  # in the order of `order`
     group: int  # inputs that share a scale; 0: all
@@ -192,26 +192,28 @@ def dequantize(
 ):
     """The weights of a slice, [N, 32]"""
     LAST: tl.constexpr = (1 << BITS) - 1
-    if tl.float32 == DTYPE:
+    shifted = words >> BITS * NUMBER
+    if both.dtype == tl.int64:  # 2^23, as below, would take the fraction of a zero
         scale = both.to(tl.int32).to(tl.float32, bitcast=True)
         zero = (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        first = (shifted & LAST).to(tl.float32)
+        second = (shifted >> 16 & LAST).to(tl.float32)
     else:
         scale = both.to(tl.int16).to(DTYPE, bitcast=True)
         zero = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    shifted = words >> BITS * NUMBER
-    if tl.float16 == DTYPE or (tl.bfloat16 == DTYPE and BITS == 4):
-        if tl.float16 == DTYPE:
-            pairs = (shifted & (LAST * 0x10001)) | 0x64006400
-            zero += 1024.0
+        if tl.float16 == DTYPE or (tl.bfloat16 == DTYPE and BITS == 4):
+            if tl.float16 == DTYPE:
+                pairs = (shifted & (LAST * 0x10001)) | 0x64006400
+                zero += 1024.0
+            else:
+                pairs = (shifted & (LAST * 0x10001)) | 0x43004300
+                zero += 128.0
+            first = pairs.to(tl.int16).to(DTYPE, bitcast=True)
+            second = (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True)
         else:
-            pairs = (shifted & (LAST * 0x10001)) | 0x43004300
-            zero += 128.0
-        first = pairs.to(tl.int16).to(DTYPE, bitcast=True)
-        second = (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    else:
-        first = ((shifted & LAST) | 0x4B000000).to(tl.float32, bitcast=True)  # 2^23 and the number
-        second = ((shifted >> 16 & LAST) | 0x4B000000).to(tl.float32, bitcast=True)
-        zero = zero.to(tl.float32) + 8388608.0
-        scale = scale.to(tl.float32)
+            first = ((shifted & LAST) | 0x4B000000).to(tl.float32, bitcast=True)  # 2^23 and the number
+            second = ((shifted >> 16 & LAST) | 0x4B000000).to(tl.float32, bitcast=True)
+            zero = zero.to(tl.float32) + 8388608.0
+            scale = scale.to(tl.float32)
     numbers = tl.reshape(tl.join(first, second), (words.shape[0], 2 * words.shape[1]))
     return ((numbers - zero[:, None]) * scale[:, None]).to(DTYPE)

@@ -99,19 +99,28 @@ class CheckpointWeights:
         if problem is not None:
             self._problems.append(problem)
             return torch.zeros(wanted, dtype=dtype, device=self.device)
-        stored = self._stored[name][1]
+        stored = self._wanted(name, dtype)
         aligned = part if part is None else _aligned(part, shape, stored.shape)
         tensor = self._read(name, stored, aligned).to(dtype).view(wanted)
         return tensor if stored.change is UNCHANGED else _unchanged(tensor, stored.change)
 
+    def _wanted(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor in the form that is asked for: blocks are floats, or bytes."""
+        stored = self._stored[name][1]
+        return stored.as_bytes() if dtype is torch.uint8 and stored.dtype in BLOCKS else stored
+
     def _read(self, name: str, stored: Tensor, part: Slice | None) -> torch.Tensor:
         """`part` in the stored order of numbers, of any shape."""
-        if stored.dtype not in BLOCKS:
-            return self._reader.read(name, part, self._is_needed).view(_TYPES[stored.dtype])
-        if part is None or not _cuts_blocks(stored, part):
-            return dequantize(self._reader.read(name, part, self._is_needed), stored.dtype)
-        whole = dequantize(self._reader.read(name, None, self._is_needed), stored.dtype)
-        return whole.view(stored.shape).narrow(part.dim, part.start, part.length).contiguous()
+        blocks = self._stored[name][1]
+        if stored.dtype in BLOCKS:
+            cut = part if part and _cuts_blocks(stored, part) else None
+            data = self._reader.read(name, None if cut else part, self._is_needed)
+            values = dequantize(data, stored.dtype)
+            return values.view(stored.shape).narrow(cut.dim, cut.start, cut.length).contiguous() if cut else values
+        if blocks.dtype in BLOCKS and part and part.dim == 1:  # of bytes, where the reader counts values
+            count, num_bytes = blocks.item
+            part = Slice(1, part.start // num_bytes * count, part.length // num_bytes * count)
+        return self._reader.read(name, part, self._is_needed).view(_TYPES[stored.dtype])
 
     def leave(self, prefix: str) -> None:
         self._left.add(prefix)
@@ -131,7 +140,7 @@ class CheckpointWeights:
     def _problem(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         if name not in self._stored:
             return f"missing {name} {list(shape)}"
-        tensor = self._stored[name][1]
+        tensor = self._wanted(name, dtype)
         if _without_ones(tensor.shape) != _without_ones(shape):
             return f"{name} has shape {list(tensor.shape)}, not {list(shape)}"
         if tensor.dtype not in STORED_AS.get(dtype, (*FLOATS, *BLOCKS)):
@@ -192,6 +201,8 @@ class RandomWeights:
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if name.endswith("g_idx"):
         return torch.zeros(shape, dtype=dtype, device=generator.device)
+    if dtype == torch.uint8 and name.endswith(".weight"):  # GGUF's blocks, with scales of two such bytes
+        return torch.randint(0, 32, shape, dtype=dtype, device=generator.device, generator=generator)
     if dtype == torch.uint8:
         low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if "scale" in name.rpartition(".")[2] else (0, 256)
         return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from proa_engine.layers.expert_refusals import no_stacked_experts
-from proa_engine.layers.quantized.ggml_types import BLOCKS
+from proa_engine.layers.quantized.ggml_types import BLOCKS, INTEGER_BITS
 from proa_engine.models.quantization.formats import (
     GptqFormat,
     OnlineFp8Format,
@@ -89,16 +89,19 @@ def least_bytes(
     dequantizes = on_cpu and not any(isinstance(each, PluginFormat) for each in formats)
     if dequantizes:
         bits = max((each.bits for each in formats if isinstance(each, GptqFormat | PackQuantizedFormat)), default=4)
-        item_bytes = {"I8": 4, "F8_E4M3": 4, "U8": 8, "I32": 32 // bits * of_float}
+        item_bytes: dict[str, float] = {"I8": 4, "F8_E4M3": 4, "U8": 8, "I32": 32 // bits * of_float}
+        item_bytes |= dict.fromkeys(BLOCKS, of_float)
     else:
         of_float = 1 if isinstance(quantization.format, OnlineFp8Format) else of_float
-        item_bytes = ITEM_BYTES
-    item_bytes = item_bytes | dict.fromkeys((*FLOATS, *BLOCKS), of_float)  # GGUF's blocks are dequantized
-    return sum(
+        integers = {kind: bits / 8 for kind, bits in INTEGER_BITS.items()}
+        item_bytes = {**ITEM_BYTES, **dict.fromkeys(BLOCKS, of_float), **integers}
+    item_bytes |= dict.fromkeys(FLOATS, of_float)
+    total = sum(
         tensor.size * item_bytes.get(tensor.dtype, 0)
         for name, tensor in _of_decoder(tensors, fields)
         if not (dequantizes and _belongs_to_matrix(name, tensor))
     )
+    return int(total)
 
 
 def _belongs_to_matrix(name: str, tensor: Tensor) -> bool:

@@ -48,6 +48,11 @@ class Tensor:
         """The values of the smallest part that can be read, and its bytes."""
         return BLOCKS[self.dtype] if self.dtype in BLOCKS else (1, ITEM_BYTES[self.dtype])
 
+    def as_bytes(self) -> "Tensor":
+        """Blocks as the bytes of rows."""
+        values, num_bytes = self.item
+        return Tensor("U8", (*self.shape[:-1], self.shape[-1] // values * num_bytes), self.start, self.change)
+
     @property
     def num_bytes(self) -> int:
         values, num_bytes = self.item

@@ -16,13 +16,17 @@ from tokenizers import Tokenizer
 
 from proa.model_tokenizer import ModelTokenizer
 from proa_engine.config import EngineConfig
+from proa_engine.kernels.int_weights import dequantize_int
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.quantized.ggml_blocks import dequantize
-from proa_engine.layers.quantized.ggml_types import BLOCKS
-from proa_engine.layers.weights import Slice
+from proa_engine.layers.quantized.ggml_types import BLOCKS, INTEGER_BITS
+from proa_engine.layers.quantized.quant_ggml import Ggml
+from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.loader import load_model
+from proa_engine.models.quantization.by_module import ByModule
+from proa_engine.models.quantization.formats import GgmlFormat
 from proa_engine.models.weight_sources import CheckpointWeights
 from proa_engine.preflight.check import check_start
 from proa_engine.sources.folders import read_tokenizer_files
@@ -136,6 +140,43 @@ def test_a_rank_reads_its_part(kind: gguf.GGMLQuantizationType, part: Slice, tmp
         whole = checkpoint.take(name, (64, 64))
         taken = checkpoint.take(name, (64, 64), part)
     assert torch.equal(taken, whole.narrow(part.dim, part.start, part.length))
+
+
+@pytest.mark.parametrize("part", [Slice(0, 8, 16), Slice(1, 256, 256), Slice(1, 96, 288)])
+@pytest.mark.parametrize("kind", INTEGER_BITS)
+def test_integers_of_a_part_stand_for_its_values(kind: str, part: Slice, tmp_path: Path) -> None:
+    """To the bit if a weight is a multiple of the scale; where an offset is added, up to float32's last bits."""
+    name, shape = "model.layers.0.self_attn.v_proj", (32, 512)
+    writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama")
+    data = random_blocks(kind, rows=32, blocks=512 // BLOCKS[kind][0])
+    if kind.endswith(("_1", "_K")):
+        data[3, :2] = 0  # a scale
+    writer.add_tensor("blk.0.attn_v.weight", data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    write(writer)
+    with CheckpointWeights(tmp_path / "model.gguf", torch.float32, CPU) as checkpoint:
+        values = checkpoint.take(f"{name}.weight", shape, part)
+        weights = Weights(checkpoint, Ggml(kind)) / name
+        integers = Ggml(kind).expert_weight([Projection(weights, *shape, part)])
+    assert (integers.bits, integers.scales.shape[1]) == (INTEGER_BITS[kind], values.shape[1] // 32)
+    atol = 0.0 if kind in ("Q4_0", "Q5_0", "Q8_0") else 2e-6 * float(values.abs().max())
+    torch.testing.assert_close(dequantize_int(integers), values, atol=atol, rtol=0)
+
+
+def test_a_file_with_experts_of_several_types_is_loaded(tmp_path: Path) -> None:
+    """Those of a layer stay integers if all of them can."""
+    folder = make_tiny_model(tmp_path / "folder", "qwen3_moe", hidden_size=256, moe_intermediate_size=256)
+
+    def kind_of(name: str) -> gguf.GGMLQuantizationType:
+        return F32 if "exps" not in name or name.startswith("blk.1.ffn_down") else Q8_0 if "down" in name else Q4_1
+
+    path = write_gguf(folder, tmp_path / "model.gguf", kind_of)
+    method = read_config.from_folder(path).linear_method
+    assert isinstance(method, ByModule)
+    prefix = "model.layers.{}.mlp.experts.3.{}_proj"
+    assert method.quantization.format_of(prefix.format(0, "down")) == GgmlFormat("Q8_0")
+    assert method.quantization.format_of(prefix.format(0, "up")) == GgmlFormat("Q4_1")
+    assert method.quantization.format_of(prefix.format(1, "up")) is None
+    assert logits(path).isfinite().all()
 
 
 def test_the_tokenizer_and_the_template_are_those_of_the_folder(tmp_path: Path) -> None:

@@ -239,7 +239,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bitsandbytes nf4": (BITSANDBYTES | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "take .* awq or gptq"),
     "bitsandbytes int8": (BITSANDBYTES | {"load_in_8bit": True}, "quantization bitsandbytes is not supported"),
     "bitsandbytes before its name": ({"load_in_8bit": True}, "quantization bitsandbytes is not supported"),
-    "gguf": ({"quant_method": "gguf"}, "give the GGUF file itself as the model"),
     "quark fp8": ({"quant_method": "quark", "export": {"pack_method": "reorder"}}, "quantization fp8"),
     "hqq": ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, "awq or gptq"),
     "eetq": ({"quant_method": "eetq", "weights": "int8"}, "quantization fp8"),

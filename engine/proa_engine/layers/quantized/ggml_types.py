@@ -11,3 +11,5 @@ BLOCKS = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
+# The bits in which numbers can stay integers. Q6_K's groups of 16 are too small for the kernels.
+INTEGER_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q8_0": 8}

@@ -61,6 +61,10 @@ class IntMethod:
         assert not self.in_groups_of_any_inputs
         return merge_outputs([self._weight(projection) for projection in projections])
 
+    def expert_matrix(self, projections: Sequence[Projection]) -> torch.Tensor:
+        """`expert_weight`, dequantized."""
+        return dequantize_int(self.expert_weight(projections))
+
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise no_stacked_experts(experts.weights.prefix)
 
@@ -77,15 +81,13 @@ def load_int_experts(
     activation: ExpertActivation,
 ) -> Experts:
     """As `LinearMethod.load_experts`, with one method for gate and up, and one for down."""
+    if down[0].weights.source.device.type == "cpu":
+        matrices = [methods[0].expert_matrix(pair) for pair in gate_up]
+        others = [methods[1].expert_matrix([projection]) for projection in down]
+        return LoopedExperts(list(map(Linear, matrices)), list(map(Linear, others)), activation, held)
     first = [methods[0].expert_weight(pair) for pair in gate_up]
     second = [methods[1].expert_weight([projection]) for projection in down]
-    if first[0].numbers.is_cpu:
-        return LoopedExperts(_dequantized(first), _dequantized(second), activation, held)
     return FusedExperts(pack_experts(stack(first)), pack_experts(stack(second)), activation=activation, held=held)
-
-
-def _dequantized(weights: Sequence[IntWeight]) -> list[Linear]:
-    return [Linear(dequantize_int(weight)) for weight in weights]
 
 
 @dataclass(frozen=True, slots=True)

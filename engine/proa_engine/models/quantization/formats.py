@@ -120,6 +120,13 @@ class Nvfp4Format(StoredFormat):
 
 
 @dataclass(frozen=True, slots=True)
+class GgmlFormat(StoredFormat):
+    """GGUF's blocks."""
+
+    kind: str  # of `INTEGER_BITS`
+
+
+@dataclass(frozen=True, slots=True)
 class OnlineFp8Format(StoredFormat):
     """Stored unquantized, and quantized while loading."""
 
@@ -146,6 +153,7 @@ Format = (
     | Mxfp4Format
     | Mxfp4PackedFormat
     | Nvfp4Format
+    | GgmlFormat
     | OnlineFp8Format
     | PluginFormat
 )

@@ -7,6 +7,7 @@ from proa.plugins import Plugin
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quantized.quant_fp4 import Mxfp4, Mxfp4Packed, Nvfp4
 from proa_engine.layers.quantized.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
+from proa_engine.layers.quantized.quant_ggml import Ggml
 from proa_engine.layers.quantized.quant_int import Awq, Gptq, PackQuantized
 from proa_engine.layers.quantized.quant_int8 import StoredInt8
 from proa_engine.layers.weights import LinearMethod
@@ -16,6 +17,7 @@ from proa_engine.models.quantization.formats import (
     BlockFp8Format,
     Format,
     Fp8Format,
+    GgmlFormat,
     GptqFormat,
     Int8Format,
     Mxfp4Format,
@@ -68,6 +70,8 @@ def _method_of(stored: Format | None, fields: Mapping[str, Any] | None) -> Linea
             return Mxfp4Packed(weight_name)
         case Nvfp4Format(weight_name, global_scale_name, divides, input_scale_name):
             return Nvfp4(weight_name, global_scale_name, divides, input_scale_name)
+        case GgmlFormat(kind):
+            return Ggml(kind)
         case PluginFormat(quant_method):
             return _method_of_plugin(quantization_plugins()[quant_method], fields or {})
 

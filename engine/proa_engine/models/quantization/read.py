@@ -10,7 +10,14 @@ from proa.plugins import Group, Plugin, plugins_of
 from proa_engine.models.quantization.awq import read_awq
 from proa_engine.models.quantization.compressed_tensors import read_compressed_tensors
 from proa_engine.models.quantization.fields import entries
-from proa_engine.models.quantization.formats import Mxfp4Format, OnlineFp8Format, PluginFormat, Quantization
+from proa_engine.models.quantization.formats import (
+    GgmlFormat,
+    Mxfp4Format,
+    OnlineFp8Format,
+    PluginFormat,
+    Quantization,
+    Rule,
+)
 from proa_engine.models.quantization.fp8 import read_fp8
 from proa_engine.models.quantization.gptq import read_auto_round, read_gptq
 from proa_engine.models.quantization.modelopt import read_modelopt
@@ -30,7 +37,6 @@ _INSTEAD = {
     "experts_int8": _8_BITS,
     "fbgemm_fp8": _8_BITS,
     "fp_quant": _NVIDIA_4_BITS,
-    "gguf": "give the GGUF file itself as the model",
     "higgs": _4_BITS,
     "hqq": _4_BITS,
     "marlin": _4_BITS,
@@ -109,11 +115,18 @@ def _read_mxfp4(stored: Mapping[str, Any]) -> Quantization:
     return Quantization(Mxfp4Format()).except_for(*entries(stored, "modules_to_not_convert"))
 
 
+def _read_gguf(stored: Mapping[str, Any]) -> Quantization:
+    """As `sources.gguf` makes it."""
+    rules = [Rule(tuple(names), GgmlFormat(kind)) for kind, names in stored["modules"].items()]
+    return Quantization(None, tuple(rules))
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "auto-round": read_auto_round,
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
+    "gguf": _read_gguf,
     "gptq": read_gptq,
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,

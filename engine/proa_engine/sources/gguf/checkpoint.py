@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from proa_engine.layers.quantized.ggml_types import INTEGER_BITS
 from proa_engine.sources.gguf.end_tokens import end_token_ids
 from proa_engine.sources.gguf.families import FAMILIES, Family
 from proa_engine.sources.gguf.header import Header, StoredTensor, parts_of, read_header
@@ -46,6 +47,8 @@ def make_config(header: Header) -> dict[str, Any]:
         "bos_token_id": header.fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_token_ids(header),
     }
+    if modules := _integer_modules(header, family):
+        config["quantization_config"] = {"quant_method": "gguf", "modules": modules}
     if family.shared_score_layers:
         config["query_pre_attn_scalar"] = _score_size(config, family)
     if scaling := _rope_scaling(header, given):
@@ -81,6 +84,21 @@ def _headers(first: Header) -> Iterator[Header]:
     yield first
     for path in parts_of(first.path)[1:]:
         yield read_header(path)
+
+
+def _integer_modules(header: Header, family: Family) -> dict[str, list[str]]:
+    """The matrices of layers whose numbers can stay integers, by type: of experts, those of whole layers only."""
+    stored = [tensor for part in _headers(header) for tensor in part.tensors if _LAYER.match(tensor.name)]
+    kinds = {tensor.name: tensor.type for tensor in stored}
+    modules: dict[str, list[str]] = {}
+    for tensor in stored:
+        base = tensor.name.removesuffix("_exps.weight").rpartition("_")[0]
+        experts = [kinds[name] for part in ("gate", "up", "down") if (name := f"{base}_{part}_exps.weight") in kinds]
+        is_whole = all(kind in INTEGER_BITS for kind in experts) and experts[:1] == experts[1:2]
+        if tensor.type in INTEGER_BITS and (is_whole or not tensor.name.endswith("_exps.weight")):
+            names = (name.removesuffix(".weight") for name in _tensors(tensor, header, family))
+            modules.setdefault(tensor.type, []).extend(names)
+    return modules
 
 
 def _scalar(name: str, value: Any) -> int | float:
