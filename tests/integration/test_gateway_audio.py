@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from proa_cli.main import main
 from support.audio_files import encode
 from support.fake_engine import FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, events_of, running_gateway
@@ -248,3 +250,28 @@ async def test_an_error_in_a_stream_is_its_last_event(engine: FakeEngine) -> Non
         *_, error, done = [event async for event in events_of(response)]
     assert done == "[DONE]"
     assert json.dumps(error).startswith('{"error"')
+
+
+async def test_the_command_transcribe_prints_the_text_of_files(
+    gateway: RunningGateway, engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, file in (("a.wav", FILE), ("b.flac", encode(levels(1, 2), RATE, "flac")), ("c.txt", b"hello")):
+        (tmp_path / name).write_bytes(file)
+    url = f"--url=http://127.0.0.1:{gateway.port}/v1"
+
+    async def run(*words: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, ["transcribe", url, *words])
+        return (status, *capsys.readouterr())
+
+    files = [str(tmp_path / name) for name in ("a.wav", "b.flac", "c.txt")]
+    assert await run(*files[:2]) == (0, "Window 3.\nWindow 1. Window 2.\n", "")
+    assert await run(files[0], "--translate", "--language=ja", "--prompt=Ann") == (0, "Window 3.\n", "")
+    assert names(prompt_ids(engine.requests[-1]))[-3:-1] == ["<|ja|>", "<|translate|>"]
+    status, out, _ = await run(files[0], "--format=json")
+    assert (status, json.loads(out)["text"]) == (0, "Window 3.")
+    status, out, error = await run(files[2])
+    assert (status, out) == (1, "")
+    assert error.startswith("proa: error: Invalid or unsupported audio file: the formats are")
+    async with FakeEngine() as chat, running_gateway(chat) as other:
+        url = f"--url=http://127.0.0.1:{other.port}/v1"
+        assert "has no speech model" in (await run(files[0]))[2]

@@ -94,6 +94,15 @@ proa/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{- /* Arguments of the gateway for audio files. Context: gateway.audio */ -}}
+{{- define "proa.gateway.audioArguments" -}}
+- --max-audio-bytes={{ int .maxBytes }}
+- --max-audio-seconds={{ int .maxSeconds }}
+- --max-audio-memory={{ int .maxMemoryBytes }}
+- --audio-processes={{ int .processes }}
+- --audio-decode-timeout={{ .decodeTimeoutSeconds }}
+{{- end -}}
+
 {{- /* The names under which clients reach the gateway. Without hosts, an Ingress and an HTTPRoute have any. Context: $ */ -}}
 {{- define "proa.gateway.hostArguments" -}}
 {{- $service := printf "%s-gateway.%s" (include "proa.fullname" .) .Release.Namespace -}}

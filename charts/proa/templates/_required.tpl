@@ -33,6 +33,12 @@ gateway.images.fetchTimeoutSeconds
 gateway.images.maxBytes
 gateway.images.maxPixels
 gateway.images.maxPerPrompt
+gateway.audio
+gateway.audio.maxBytes
+gateway.audio.maxSeconds
+gateway.audio.maxMemoryBytes
+gateway.audio.processes
+gateway.audio.decodeTimeoutSeconds
 gateway.logLevel
 gateway.logFormat
 gateway.resources

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proa_cli.endpoints import Chat, Completion, Endpoint, Settings
-from proa_cli.http_api import ApiError, HttpApi
+from proa_cli.http_api import ApiError, HttpApi, add_server_arguments, connect
 from proa_cli.typed import HELP, Command, read_typed
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
@@ -51,11 +51,8 @@ def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
-    parser.add_argument("--url", default="http://localhost:8000/v1", help="URL of the server's API")
+    add_server_arguments(parser)
     parser.add_argument("--model-name", metavar="NAME", help="model to ask (default: the first one that is listed)")
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="API key (default: the variable PROA_API_KEY, or OPENAI_API_KEY)"
-    )
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="0: the most likely token (default: the server's)"
     )
@@ -69,9 +66,8 @@ def _add_arguments(parser: argparse.ArgumentParser, noun: str) -> None:
 def _converse(arguments: argparse.Namespace, endpoint: Endpoint) -> int:
     """Ask with `--quick`, with the standard input if it is no terminal, or with lines that are typed. Returns the exit
     status. Raises `KeyboardInterrupt`."""
-    key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
     try:
-        api = HttpApi(arguments.url, key)
+        api = connect(arguments)
         given = {name: value for name, value in vars(arguments).items() if name in endpoint.readers}
         model = arguments.model_name or _first_model(api)
         settings = Settings(endpoint.readers, {"model": model, **given})
@@ -152,7 +148,7 @@ class _Conversation:
                 raise ValueError(f"there is no command /{name}; /help lists all")
 
     def _print(self, text: str, answer: _Answer) -> None:
-        body = self._endpoint.body(text, self._settings.values)
+        body = {**self._endpoint.body(text, self._settings.values), "stream": True}
         if self._has_stats:
             body["stream_options"] = {"include_usage": True}
         with _printer() as show, closing(self._api.stream(self._endpoint.path, body)) as events:

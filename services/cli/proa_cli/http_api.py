@@ -1,10 +1,14 @@
 """An OpenAI-compatible API over HTTP, as `proa` uses it: requests that block, and streams of events."""
 
+import argparse
 import http.client
 import json
+import os
+import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +22,41 @@ class ApiError(Exception):
     """A request failed. The message is a sentence for the user."""
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A body as `multipart/form-data`."""
+
+    content_type: str
+    data: bytes
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str], file: bytes) -> "Form":
+        """`file`: the content of the field `file`."""
+        boundary = secrets.token_hex(16)
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+        parts = [f'{head}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
+        parts += [f'{head}file"; filename="audio"\r\n\r\n'.encode(), file, f"\r\n--{boundary}--\r\n".encode()]
+        return cls(f"multipart/form-data; boundary={boundary}", b"".join(parts))
+
+
+Body = Mapping[str, Any] | Form | None
+"""Of a request: JSON, a form, or none."""
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `connect` reads."""
+    parser.add_argument("--url", default="http://localhost:8000/v1", help="URL of the server's API")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="API key (default: the variable PROA_API_KEY, or OPENAI_API_KEY)"
+    )
+
+
+def connect(arguments: argparse.Namespace) -> "HttpApi":
+    """The API that a command's arguments name. Raises `ValueError`."""
+    key = arguments.api_key or os.environ.get("PROA_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
+    return HttpApi(arguments.url, key)
+
+
 class HttpApi:
     """Paths are added to `url`. This machine is asked without the environment's proxies, which may not reach it."""
 
@@ -28,29 +67,40 @@ class HttpApi:
         if not key.isascii() or not key.isprintable():
             raise ValueError("the API key has characters other than printable ASCII, such as the end of a line")
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         proxies = [urllib.request.ProxyHandler({})] if is_loopback_url(url) else []
         self._opener = urllib.request.build_opener(*proxies)
 
-    def open(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> http.client.HTTPResponse:
+    def open(self, path: str, body: Body = None, *, timeout: float) -> http.client.HTTPResponse:
         """Send a GET, or a POST of `body`. Raises `OSError`, of which `HTTPError` for a status that is an error."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, self._headers)
+        content_type = body.content_type if isinstance(body, Form) else "application/json"
+        headers = {**self._headers, "Content-Type": content_type}
+        data = body.data if isinstance(body, Form) else None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
         response: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
         return response
 
-    def models(self) -> list[str]:
-        """The names of the models. Raises `ApiError`."""
+    def models(self, task: str | None = None) -> list[str]:
+        """The names of the models that say they have this task; of all for None. Raises `ApiError`."""
         with self._asked("/models", None, _LIST_TIMEOUT) as response:
             try:
-                return [str(model["id"]) for model in json.load(response)["data"]]
+                models = json.load(response)["data"]
+                return [str(model["id"]) for model in models if task is None or model.get("task") == task]
             except (ValueError, LookupError, TypeError):
                 raise ApiError(f"{self.url}/models is not a list of models; does the URL lack /v1?") from None
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """Yield the JSON objects of a stream's events. Raises `ApiError`, also for an error event, and for a stream
-        that ends without `[DONE]`."""
-        with self._asked(path, {**body, "stream": True}, TIMEOUT) as response:
+    def text(self, path: str, body: Body) -> str:
+        """The text of an answer that is no JSON. Raises `ApiError`."""
+        with self._asked(path, body, TIMEOUT) as response:
+            try:
+                return response.read().decode()
+            except (OSError, http.client.HTTPException) as error:
+                raise ApiError(f"the connection to {self.url} broke off: {error or type(error).__name__}") from None
+
+    def stream(self, path: str, body: Body) -> Generator[dict[str, Any]]:
+        """Yield the JSON objects of the events that a request for a stream is answered with. Raises `ApiError`, also
+        for an error event, and for a stream that ends without `[DONE]`."""
+        with self._asked(path, body, TIMEOUT) as response:
             try:
                 for line in response:
                     name, _, data = line.strip().partition(b":")
@@ -68,7 +118,7 @@ class HttpApi:
                 raise ApiError(f"{self.url}{path} does not answer with events in JSON") from None
         raise ApiError(f"the connection to {self.url} broke off before the end of the answer")
 
-    def _asked(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> http.client.HTTPResponse:
+    def _asked(self, path: str, body: Body, timeout: float) -> http.client.HTTPResponse:
         try:
             return self.open(path, body, timeout=timeout)
         except urllib.error.HTTPError as error:

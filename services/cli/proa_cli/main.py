@@ -12,6 +12,7 @@ COMMANDS = (
     Command("bench", "measure a server or the engine", "proa_cli.bench.main"),
     Command("chat", "talk with the model of a running server", "proa_cli.conversation", "chat"),
     Command("complete", "let the model of a running server continue prompts", "proa_cli.conversation", "complete"),
+    Command("transcribe", "print what is said in audio files", "proa_cli.transcribe"),
     Command("run-batch", "load a model and answer the requests of a file", "proa_cli.run_batch"),
     Command("collect-env", "print what a bug report needs", "proa_cli.collect_env"),
 )

@@ -347,7 +347,8 @@ class GatewayMetrics:
     def observe_rejection(self, reason: str) -> None:
         """Count a rejected request.
 
-        `reason`: the gateway limit that was exceeded (`requests`, `tokens`, `waiting`, `images`), `rate_limit` of the
+        `reason`: the gateway limit that was exceeded (`requests`, `tokens`, `waiting`, `images`, `audios`),
+        `rate_limit` of the
         API key, `api_key` missing or unknown, `host` not allowed, `queue_timeout`, `draining` or `no_engine`.
         """
         self._rejections.labels(reason).inc()
