@@ -91,6 +91,37 @@ QWEN35_35B_A3B = (
         "shared_expert_intermediate_size": 512,
     }
 )
+LFM2_8B_A1B = _fields("Lfm2MoeForCausalLM", 2048, 7168, 32, 8, 65536) | {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "conv", "full_attention"],
+    "num_dense_layers": 1,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1792,
+}
+NEMOTRON_3_NANO = _fields("NemotronHForCausalLM", 2688, 1856, 32, 2, 131072, head_dim=128) | {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "routed_scaling_factor": 2.5,
+}
+GRANITE_4_TINY = _fields("GraniteMoeHybridForCausalLM", 1536, 512, 12, 4, 100352) | {
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "shared_intermediate_size": 1024,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+}
 
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

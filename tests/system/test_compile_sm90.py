@@ -34,7 +34,12 @@ AMONG_THEM = {
     "propose_ngrams_kernel",
     "replay_rows_kernel",
     "rms_norm_kernel",
+    "gated_group_norm_kernel",
+    "short_conv_kernel",
     "short_conv_replay_kernel",
+    "ssd_recurrent_kernel",
+    "ssd_scan_kernel",
+    "ssd_scores_kernel",
     "skinny_fp8_kernel",
     "skinny_gemm_kernel",
     "token_bitmask_kernel",
@@ -72,6 +77,7 @@ def test_loops_of_hot_kernels_have_copies_in_flight(compiled: list[KernelFacts])
         "delta_rule_scan_kernel",
         "few_rows_kernel",
         "prefill_attention_kernel",
+        "ssd_scan_kernel",
         "invariant_linear_kernel",
     }
     assert not [facts for facts in loops if min(facts.copies_in_flight) == 0]
