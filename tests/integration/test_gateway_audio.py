@@ -11,9 +11,10 @@ import openai
 import pytest
 
 from proa_cli.main import main
+from proa_gateway.audio.config import AudioOptions
 from support.audio_files import encode
 from support.fake_engine import FakeEngine, Reply, prompt_ids
-from support.gateway import RunningGateway, events_of, running_gateway
+from support.gateway import RunningGateway, events_of, running_gateway, until
 from support.speech import RATE, ids, levels, whisper_engine
 
 FILE = encode(levels(3), RATE)
@@ -275,3 +276,58 @@ async def test_the_command_transcribe_prints_the_text_of_files(
     async with FakeEngine() as chat, running_gateway(chat) as other:
         url = f"--url=http://127.0.0.1:{other.port}/v1"
         assert "has no speech model" in (await run(files[0]))[2]
+
+
+async def test_another_engine_continues_the_windows_of_a_lost_one(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    data, path = {"stream": "true", "language": "de"}, "/v1/audio/transcriptions"
+    async with whisper_engine() as other, running_gateway(engine) as gateway:
+        sending = gateway.http.stream("POST", path, data=data, files={"file": LONG})
+        waiting = asyncio.create_task(sending.__aenter__())
+        await engine.until(lambda each: len(each.requests) == 5)
+        for _ in range(3):
+            await engine.step()
+        events = events_of(await waiting)
+        text = (await anext(events))["delta"]
+        gateway.gateway.pool.set_engines({engine.address: "", other.address: ""})
+        await engine.stop()
+        text += "".join([event.get("delta", "") async for event in events if event != "[DONE]"])
+        await sending.__aexit__(None, None, None)
+    assert text == WHOLE
+    assert {len(each.resumed_token_ids) // 4 for each in other.requests} == {3}
+    assert all(each.audios[0].samples for each in other.requests)
+
+
+async def test_a_client_that_leaves_ends_its_requests_and_frees_their_memory(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    async with running_gateway(engine) as gateway:
+        waiting = asyncio.create_task(post(gateway, LONG, language="de"))
+        await engine.until(lambda each: len(each.requests) == 5)
+        memory = gateway.gateway.audios.memory
+        assert memory.num_bytes > len(LONG)
+        waiting.cancel()
+        await engine.until(lambda each: len(each.aborted) == 5)
+        await until(lambda: memory.num_bytes == 0)
+
+
+async def test_the_memory_of_files_is_bounded_and_freed(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    options = AudioOptions(max_audio_bytes=len(LONG), max_audio_memory=2 * len(LONG), audio_decode_timeout=0.2)
+    async with running_gateway(engine, audio=options) as gateway:
+        first = asyncio.create_task(post(gateway, LONG, language="de"))
+        await engine.until(lambda each: len(each.requests) >= 1)
+        too_many = await post(gateway, LONG)
+        engine.step_delay = 0
+        assert (await first).status_code in (200, 429)
+        assert (await post(gateway, FILE)).json()["text"] == "Window 3."
+        too_large = await post(gateway, LONG + b"x")
+    assert too_many.status_code == 429
+    assert too_many.json()["error"]["code"] == "overloaded"
+    assert too_large.status_code == 413
+
+
+async def test_many_clients_at_once_get_their_texts(gateway: RunningGateway) -> None:
+    files = {number: encode(levels(number), RATE, name) for number, name in enumerate(("wav", "flac", "mp3"), start=1)}
+    numbers = [1 + index % 3 for index in range(24)]
+    texts = await asyncio.gather(*(post(gateway, files[number], stream="false") for number in numbers))
+    assert [each.json()["text"] for each in texts] == [f"Window {number}." for number in numbers]
