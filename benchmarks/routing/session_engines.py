@@ -1,10 +1,11 @@
 """Engines of the simulation of sessions: a cache of blocks, and prompts that are computed one after the other."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.contract import SchedulerStats
+from proa_engine.server.claims import Claims
 from proa_gateway.engines.engine_loras import EngineLoras
 
 BLOCK_SIZE = 64  # with 16, as engines have it, a run takes four times as long
@@ -21,6 +22,7 @@ class Cache:
         self.free: OrderedDict[bytes, None] = OrderedDict()
         self.retained: OrderedDict[bytes, None] = OrderedDict()
         self.owners: dict[bytes, int] = {}  # a bit of each gateway
+        self.num_owned = Counter[int]()  # by gateway
 
     def num_hits(self, path: Sequence[bytes]) -> int:
         for index, block in enumerate(path):
@@ -39,22 +41,31 @@ class Cache:
             self.retained.pop(block, None)
         while len(self.used) + len(self.free) + len(self.retained) > self.capacity:
             block, _ = (self.free or self.retained).popitem(last=False)
-            self.owners.pop(block, None)
+            self._count(self.owners.pop(block, 0), -1)
         return True
 
     def give(self, path: Sequence[bytes], owner: int | None) -> None:
         """Stop using a path. `owner`: the gateway that retains it; None: none does."""
         if owner is not None:
-            self.owners.update([(block, self.owners.get(block, 0) | 1 << owner) for block in path])
+            for block in path:
+                before = self.owners.get(block, 0)
+                self.owners[block] = before | 1 << owner
+                self.num_owned[owner] += not before & 1 << owner
         for block in reversed(path):
             self.used[block] -= 1
             if not self.used[block]:
                 del self.used[block]
                 (self.retained if block in self.owners else self.free)[block] = None
 
+    def _count(self, owners: int, change: int) -> None:
+        while owners:
+            self.num_owned[owners.bit_length() - 1] += change
+            owners &= ~(1 << (owners.bit_length() - 1))
+
     def release(self, blocks: Sequence[bytes], owner: int) -> None:
         for block in blocks:
             owners = self.owners.pop(block, 0)
+            self.num_owned[owner] -= bool(owners & 1 << owner)
             if left := owners & ~(1 << owner):
                 self.owners[block] = left
             elif owners and block in self.retained:
@@ -92,6 +103,7 @@ class SimulatedEngine:
         self.load_stats = SchedulerStats(prefill_tokens_per_second=rate)
         self.usable = True
         self.load = 0
+        self.claims = Claims()
         self.kv_cache_usage = 0.0
         self.loras = EngineLoras(address, lambda lora, model: None)
         self._rate = rate / BLOCK_SIZE
@@ -103,6 +115,14 @@ class SimulatedEngine:
         self.load += 1
         self._queue.append(prompt)
         self._compute()
+
+    def stats_for(self, gateway: int) -> SchedulerStats:
+        """What the gateway is told."""
+        stats = replace(
+            self.load_stats, num_retained_blocks=len(self.cache.owners), num_retained_of=self.cache.num_owned
+        )
+        self.claims.fill(stats, gateway)
+        return stats
 
     def _compute(self) -> None:
         if self._queue and not self._is_computing:
@@ -125,7 +145,3 @@ class SimulatedEngine:
         self.load -= 1
         self.cache.give(prompt.path, prompt.on_end())
         self._compute()
-
-    def report(self) -> None:
-        """Tell gateways what is retained."""
-        self.load_stats.num_retained_blocks = len(self.cache.owners)

@@ -26,7 +26,7 @@ from proa_gateway.sessions.session_table import SessionTable
 
 Mode = Literal["off", "retain", "wait"]
 TICK_SECONDS = 0.25
-REPORT_SECONDS = 0.5
+REPORT_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +51,15 @@ class Job:
 class SimulatedGateway:
     """Sends turns to engines, or lets them wait as `SessionQueue` does."""
 
-    def __init__(self, number: int, mode: Mode, engines: Sequence[SimulatedEngine], simulation: "Simulation") -> None:
-        self.number, self.mode, self._simulation = number, mode, simulation
+    def __init__(
+        self,
+        number: int,
+        mode: Mode,
+        engines: Sequence[SimulatedEngine],
+        simulation: "Simulation",
+        max_wait: float,
+    ) -> None:
+        self.number, self.mode, self._simulation, self._max_wait = number, mode, simulation, max_wait
         self._engines = {engine.address: engine for engine in engines}
         self.sessions = ModelSessions(BLOCK_SIZE, lambda: simulation.now, self._count_cached)
         self._tables: dict[str, SessionTable] = {}
@@ -65,21 +72,36 @@ class SimulatedGateway:
     def arrive(self, job: Job) -> None:
         path = job.client.path
         turn = self.sessions.expect(path) if self.mode == "wait" else None
-        if turn is None or turn.session.is_resident or (not self._waiting and self.sessions.place(turn)):
+        if (
+            turn is None
+            or self.sessions.passes(turn)
+            or (not self._waiting and self.sessions.is_next and self.sessions.place(turn))
+        ):
             self._submit(job)
             return
         job.turn = turn
         if not self._waiting:
             self._head_since = self._simulation.now
         self._waiting.append(job)
+        self.sessions.waiting[turn] = self._simulation.now
 
     def tick(self) -> None:
-        self.sessions.tick([job.turn for job in self._waiting if job.turn is not None])
+        self.sessions.tick()
+        now = self._simulation.now
         while self._waiting and (turn := self._waiting[0].turn) is not None:
-            if not self.sessions.place(turn) and not self.sessions.displace(turn, self._head_since):
+            is_late = now - self._waiting[0].arrived >= self._max_wait
+            if not is_late and not self.sessions.admits(turn, self._head_since):
                 break
+            del self.sessions.waiting[turn]
             self._submit(self._waiting.popleft())
-            self._head_since = self._simulation.now
+            self._head_since = now
+
+    def report(self) -> None:
+        """Tell engines what is claimed, and learn what others claim."""
+        for engine in self._engines.values():
+            engine.claims.set(self.number, self.sessions.claim(engine))
+            stats = engine.stats_for(self.number)
+            self.sessions.observe(engine, stats.num_claimed_elsewhere, stats.longest_wait_elsewhere)
 
     def drain(self, engine: SimulatedEngine) -> None:
         self.sessions.evacuate(engine)
@@ -87,22 +109,18 @@ class SimulatedGateway:
     def _submit(self, job: Job) -> None:
         path = job.client.path
         engine = self._choose(path)
-        table, turn = self._tables[engine.address], None
+        table, turn, retain = self._tables[engine.address], None, False
         if self.mode != "off":
             turn = self.sessions.arrive(path)
-            if not turn.is_first:
-                table.admit(turn, self._simulation.now)
+            retain = not turn.is_first and table.admit(turn, self._simulation.now)
             table.start(turn, self._simulation.now)
             engine.cache.release(table.places.take_released(), self.number)
 
         def on_end() -> int | None:
-            if turn is None:
-                self._simulation.ended(job)
-                return None
-            is_retained = turn.session.home is table.places
-            table.end(turn, (), self._simulation.now)
+            if turn is not None:
+                table.end(turn, (), self._simulation.now)
             self._simulation.ended(job)
-            return self.number if is_retained else None
+            return self.number if retain else None
 
         engine.submit(
             Prompt(path, job.planned.output_tokens, lambda hits: self._simulation.computed(job, hits), on_end)
@@ -156,6 +174,7 @@ class Simulation:
         num_gateways: int = 1,
         drain_at: float | None = None,
         is_sticky: bool = True,
+        max_wait: float = 120.0,
     ) -> None:
         """`capacity` in tokens and `rate` in tokens a second, of each engine. `drain_at`: when the first engine drains.
         `is_sticky`: all turns of a session come to one gateway."""
@@ -168,7 +187,9 @@ class Simulation:
             SimulatedEngine(f"engine {number}", capacity, rate, lambda: self.now, self.at)
             for number in range(num_engines)
         ]
-        self._gateways = [SimulatedGateway(number, mode, self._engines, self) for number in range(num_gateways)]
+        self._gateways = [
+            SimulatedGateway(number, mode, self._engines, self, max_wait) for number in range(num_gateways)
+        ]
         self._drain_at = drain_at
         self._is_sticky = is_sticky
         self._draw = np.random.default_rng(seed)
@@ -183,8 +204,7 @@ class Simulation:
             self.at(0.0, self._one_shot)
         for gateway in self._gateways:
             self._every(TICK_SECONDS, gateway.tick)
-        for engine in self._engines:
-            self._every(REPORT_SECONDS, engine.report)
+            self._every(REPORT_SECONDS, gateway.report)
         if self._drain_at is not None:
             self.at(self._drain_at, self._drain)
         while self._events and self._events[0][0] < seconds:
@@ -264,6 +284,7 @@ def main() -> None:
     parser.add_argument("--drain-at", type=float, help="minute at which the first engine drains")
     parser.add_argument("--capacity", type=int, default=600_000, help="tokens of an engine's cache")
     parser.add_argument("--rate", type=float, default=35_000, help="prompt tokens a second of an engine")
+    parser.add_argument("--max-wait", type=float, default=120.0, help="as --session-max-wait")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
@@ -280,6 +301,7 @@ def main() -> None:
                     num_gateways=args.gateways,
                     drain_at=None if args.drain_at is None else 60 * args.drain_at,
                     is_sticky=not args.spread,
+                    max_wait=args.max_wait,
                 )
                 figures = simulation.run(60 * args.minutes)
                 print(f"{sessions:3} {mode:6} seed {seed}: {figures.row(args.minutes / 60)}", flush=True)

@@ -100,3 +100,16 @@ async def test_conversations_get_places_on_another_engine_if_theirs(how: str) ->
         other, request = await turn_of_several(gateway, engines, prompt(7, 12))
         assert other is not home
         assert request.retain
+
+
+async def test_engines_are_told_what_conversations_claim_if_they_read_it() -> None:
+    async with FakeEngine() as old, FakeEngine() as engine:
+        engine.info.session_claims = True
+        async with running_gateway(engine, session_admission="retain") as gateway:
+            for blocks in (3, 6):
+                await turn(gateway, engine, prompt(7, blocks))
+            await engine.until(lambda engine: engine.claim.num_blocks >= 6)
+        async with running_gateway(old, session_admission="retain") as gateway:
+            for blocks in (3, 6):
+                await turn(gateway, old, prompt(7, blocks))
+            assert not old.claim.num_blocks

@@ -284,6 +284,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         )
         self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
         self.samples: dict[bytes, bytes] = {}  # of the audios that it keeps, by hash
+        self.claim = service_pb2.SessionClaim()  # the last one
         self.lora_folders = lora_folders or {}
         self.loras = {name: self._lora(name, path) for name, path in (loras or {}).items()}
         self.lora_loads: list[service_pb2.LoadLoraRequest] = []
@@ -533,6 +534,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 handles = set(message.abort.handles)
                 gone = [item for item in self._unfinished() if item.caller is session and item.handle in handles]
                 await self._abort(gone)
+            elif message.HasField("claim"):
+                self.claim = message.claim
             self._notify()
         await session.send(None)
 

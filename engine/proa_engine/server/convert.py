@@ -23,6 +23,7 @@ from proa.contract import (
     ModelInfo,
     Rejected,
     SchedulerStats,
+    SessionClaim,
 )
 from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
@@ -76,7 +77,7 @@ def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 def session_message_from_pb(
     message: service_pb2.SessionRequest | None, *, now: float, vocab_size: int
-) -> Open | Add | AbortHandles:
+) -> Open | Add | AbortHandles | SessionClaim:
     """Raises `InvalidRequest` for a message that ends the session: malformed, empty, or with a handle of zero."""
     if message is None:
         raise InvalidRequest("the bytes are not a session message")
@@ -92,8 +93,10 @@ def session_message_from_pb(
                 return Add(message.add.handle, error)
         case "abort":
             return AbortHandles(tuple(message.abort.handles))
+        case "claim":
+            return SessionClaim(message.claim.num_blocks, message.claim.longest_wait)
         case _:
-            raise InvalidRequest("a session message must be one of open, add, abort")
+            raise InvalidRequest("a session message must be one of open, add, abort, claim")
 
 
 def request_from_pb(

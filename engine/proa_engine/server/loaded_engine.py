@@ -108,6 +108,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         num_host_blocks=0 if started.host_tier is None else started.host_tier.num_pages,
         kv_transfer=started.kv_transfer,
         role=Role[config.kv_tiers.role.upper()],
+        session_claims=True,
     )
 
 

@@ -15,6 +15,7 @@ from proa.image.limits import hash_image
 from proa_engine.core.operations import EndStream, Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.prompt_embeds import with_hashes
+from proa_engine.server.claims import Claims
 from proa_engine.server.errors import (
     Draining,
     EngineError,
@@ -181,6 +182,7 @@ class RequestRouter:
         self._num_streams = 0  # since the start; the last stream's id
         self._sleep_level = 0
         self.loras = LoadedLoras()  # that requests may name
+        self.claims = Claims()
         self._kv_events = KvEventPublisher()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -226,6 +228,7 @@ class RequestRouter:
     def remove_stream(self, stream_id: int) -> None:
         """Remove a stream and abort its unfinished requests."""
         self.abort(self._streams.pop(stream_id).request_ids)
+        self.claims.end(stream_id)
         self._engine.end_stream(stream_id)
 
     def submit(self, stream_id: int, request: EngineCoreRequest) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras, SchedulerStats, SessionClaim
 from proa.logs import with_fields
 from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
@@ -74,7 +74,7 @@ class Session:
         try:
             engine = self._router.engine
             hello = Hello(
-                instance_id=engine.instance_id, model=engine.info, stats=self._router.load(), loras=self._router.loras
+                instance_id=engine.instance_id, model=engine.info, stats=self._load(), loras=self._router.loras
             )
             await write(convert.hello_to_pb(hello))
             reading = self._read(messages, engine.info.vocab_size)
@@ -126,6 +126,8 @@ class Session:
                     await self._add(handle, request)
                 case convert.AbortHandles(handles):
                     self._router.abort([self._forget(handle) for handle in handles if handle in self._request_ids])
+                case SessionClaim() as claim:
+                    self._router.claims.set(self._stream_id, claim)
                 case convert.Open():
                     raise InvalidRequest("a session is opened once")
 
@@ -153,10 +155,15 @@ class Session:
             if self._pending.num_bytes or self._heartbeat_due:
                 self._heartbeat_due = False
                 outputs = self._pending.take()
-                outputs.stats, outputs.timestamp, outputs.step = self._router.load(), self._timestamp, self._step
+                outputs.stats, outputs.timestamp, outputs.step = self._load(), self._timestamp, self._step
                 await write(convert.outputs_to_pb(outputs))
             if self._draining and not (self._request_ids or self._pending.num_bytes or self._control):
                 return
+
+    def _load(self) -> SchedulerStats:
+        stats = self._router.load()
+        self._router.claims.fill(stats, self._stream_id)
+        return stats
 
     async def _heartbeat(self) -> None:
         while True:

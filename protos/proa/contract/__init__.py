@@ -36,6 +36,7 @@ from proa.contract.session import (
     ModelInfo,
     Rejected,
     Role,
+    SessionClaim,
 )
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "Role",
     "SamplingParams",
     "SchedulerStats",
+    "SessionClaim",
     "StructuredOutputsParams",
     "TokenLogprobs",
     "WhisperPrompts",

@@ -126,6 +126,8 @@ class SchedulerStats:
     prefill_tokens_per_second: float = 0.0  # of recent steps that computed prompts; 0: not known yet
     load_bytes_per_second: float = 0.0  # from host memory to the device, of all ranks; 0: not known yet
     num_retained_blocks: int = 0  # of all sessions, in use or free
+    num_claimed_elsewhere: int = 0  # blocks that other gateways than the receiver retain or claim
+    longest_wait_elsewhere: float = 0.0  # seconds that a turn has waited for room in another gateway; 0: none waits
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
@@ -136,6 +138,7 @@ class SchedulerStats:
     spec_decode_num_planned: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)
     # By way to draw and range of temperatures: times that the way's first draft token was the sample.
     spec_decode_num_matches: Mapping[tuple[int, int], int] = field(default_factory=dict, metadata=LOCAL)
+    num_retained_of: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)  # blocks by session
     num_deferred_reqs: int = field(default=0, metadata=LOCAL)  # waiting ones that could not start if there were room
     num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
     num_encoded_images: int = field(default=0, metadata=LOCAL)

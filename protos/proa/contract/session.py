@@ -41,6 +41,14 @@ class KvTransfer:
     block_bytes: int  # of all ranks together
 
 
+@dataclass(frozen=True, slots=True)
+class SessionClaim:
+    """What the conversations of a gateway want of an engine's cache, beside those of others."""
+
+    num_blocks: int = 0  # that it retains, or is about to
+    longest_wait: float = 0.0  # seconds for which a turn has been waiting for room; 0: none waits
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """An engine's model and limits, fixed once the model is loaded."""
@@ -78,6 +86,7 @@ class ModelInfo:
     prompt_embeds_size: int = 0  # values of an embedding in a prompt; 0: it accepts none
     aliases: tuple[str, ...] = ()  # further names, beside `model_name`
     audios: AudioInput | None = None  # None: it reads none
+    session_claims: bool = False  # it accepts `SessionClaim`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

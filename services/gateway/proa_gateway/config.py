@@ -220,7 +220,7 @@ class GatewayConfig:
         "of the others wait for a place; both need --routing prefix",
     )
     session_max_wait: float = option(
-        30.0, "seconds after which a turn of a conversation goes on without a place", minimum=0
+        120.0, "seconds after which a turn of a conversation goes on without a place", minimum=0
     )
     kv_transfer_bandwidth: float = option(
         1.0,

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proa.contract import EngineCoreRequest, SamplingParams, SchedulerStats
+from proa.contract import EngineCoreRequest, SamplingParams, SchedulerStats, SessionClaim
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.policies import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
 from proa_gateway.sessions.engine_sessions import EngineSessions
 from proa_gateway.sessions.model_sessions import ModelSessions
-from proa_gateway.sessions.session import Session
+from proa_gateway.sessions.session import Session, Turn
 from proa_gateway.sessions.session_table import HEAD_SECONDS
 from support.model_info import model_info
 
@@ -72,6 +72,12 @@ class Model:
         assert turn is not None
         return self.sessions.place(turn)
 
+    def wait(self, turn: Turn) -> float:
+        """The turn waits for a place from now on."""
+        self.sessions.waiting[turn] = self.now
+        self.sessions.tick()
+        return self.now
+
     def home(self, name: str, length: int) -> str | None:
         home = self.sessions.home(path(name, length))
         return None if home is None else home.address
@@ -117,17 +123,16 @@ def test_residents_that_hardly_come_back_leave_only_where_no_engine_has_room() -
 
 def test_a_session_that_fits_nowhere_waits_for_the_first_engine_whose_places_have_cost_enough() -> None:
     model = Model(50, 50)
-    model.resident("a", 40, 0)
-    cheap = model.resident("b", 30, 1)
+    dear, cheap = model.resident("a", 40, 0), model.resident("b", 30, 1)
+    dear.means.gap = cheap.means.gap = 1000.0
     model.run("c", 28)
     turn = model.sessions.expect(path("c", 30))
     assert turn is not None
     assert not model.sessions.place(turn)
-    since = model.now
-    model.sessions.tick([turn])
-    while not model.sessions.displace(turn, since):
+    since = model.wait(turn)
+    while not model.sessions.admits(turn, since):
         model.now += 0.5
-        model.sessions.tick([turn])
+        model.sessions.tick()
     assert model.now - since == 30 / RATE
     assert not cheap.is_resident
     assert model.home("c", 30) == "1"
@@ -140,11 +145,12 @@ def test_one_resident_leaves_for_the_head_of_the_queue_and_not_one_on_each_engin
     for turn, table in zip(running, model.tables.values(), strict=True):
         table.start(turn, model.now)
     model.run("c", 30)
-    waiting, since = model.sessions.expect(path("c", 32)), model.now
+    waiting = model.sessions.expect(path("c", 32))
     assert waiting is not None
+    since = model.wait(waiting)
     while model.now < since + HEAD_SECONDS + 60:
-        model.sessions.tick([waiting])
-        assert not model.sessions.displace(waiting, since)
+        model.sessions.tick()
+        assert not model.sessions.admits(waiting, since)
         model.now += 1
     assert sum(each.must_leave for each in residents) == 1
 
@@ -233,3 +239,61 @@ def test_a_turn_is_sent_to_its_home_unless_that_is_overloaded() -> None:
     assert router.choose("another", candidates, hints) is two
     one.load = 17
     assert router.choose(info.model_name, candidates, hints) is two
+
+
+def test_a_session_that_another_gateway_serves_has_its_place_here_too() -> None:
+    model = Model(50)
+    model.resident("a", 40)
+    model.run("b", 20)
+    known, longer = (model.sessions.expect(path("b", length)) for length in (24, 28))
+    assert known is not None
+    assert longer is not None
+    model.engines[0].cached.update(path("b", 20))
+    assert not model.sessions.passes(known)
+    model.engines[0].cached.update(path("b", 26))
+    assert model.sessions.passes(longer)
+    assert model.home("b", 30) == "0"
+
+
+def test_what_other_gateways_claim_is_not_given_away() -> None:
+    model = Model(100)
+    model.run("a", 40)
+    model.sessions.observe(model.engines[0], 60, 0.0)
+    assert not model.place("a", 42)
+    model.sessions.observe(model.engines[0], 30, 0.0)
+    assert model.place("a", 42)
+    assert model.sessions.claim(model.engines[0]) == SessionClaim(42, 0.0)
+
+
+def test_residents_leave_for_their_share_of_what_gateways_claim_beyond_the_cache() -> None:
+    model = Model(100)
+    first, last = model.resident("a", 30), model.resident("b", 30)
+    model.sessions.observe(model.engines[0], 60, 0.0)
+    model.run("a", 31)
+    assert (first.is_resident, last.is_resident) == (True, False)
+
+
+def test_residents_leave_for_turns_that_have_waited_longer_in_another_gateway() -> None:
+    model = Model(100)
+    resident = model.resident("a", 30)
+    resident.means.gap = 1000.0
+    engine, since = model.engines[0], model.now
+    model.sessions.observe(engine, 60, 0.5)
+    while resident.is_resident:
+        model.sessions.tick()
+        model.now += 0.5
+    assert model.now - since > 30 / RATE
+    assert model.sessions.claim(engine) == SessionClaim(0, 0.0)
+
+
+def test_no_turn_is_admitted_before_one_that_has_waited_longer_in_another_gateway() -> None:
+    model = Model(100)
+    model.run("a", 30)
+    turn = model.sessions.expect(path("a", 32))
+    assert turn is not None
+    model.sessions.observe(model.engines[0], 0, 5.0)
+    since = model.wait(turn)
+    assert not model.sessions.admits(turn, since)
+    model.now += 6
+    assert model.sessions.claim(model.engines[0]) == SessionClaim(0, 6.0)
+    assert model.sessions.admits(turn, since)

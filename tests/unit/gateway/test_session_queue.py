@@ -32,10 +32,15 @@ class FakeSessions:
     residents: set[bytes] = field(default_factory=set)
     tried: list[bytes] = field(default_factory=list)
     has_engines: bool = True
+    is_next: bool = True
+    waiting: dict[Turn, float] = field(default_factory=dict)
 
     def expect(self, hashes: Sequence[bytes]) -> Turn | None:
         home = Home() if hashes[-1] in self.residents else None
         return Turn(Session(Means(), home=home), hashes, is_first=False)
+
+    def passes(self, turn: Turn) -> bool:
+        return turn.session.is_resident
 
     def place(self, turn: Turn) -> bool:
         self.tried.append(turn.hashes[-1])
@@ -44,10 +49,10 @@ class FakeSessions:
         self.places -= 1
         return True
 
-    def displace(self, turn: Turn, head_since: float) -> bool:
-        return False
+    def admits(self, turn: Turn, head_since: float) -> bool:
+        return self.is_next and self.place(turn)
 
-    def tick(self, waiting: Sequence[Turn]) -> None: ...
+    def tick(self) -> None: ...
 
 
 class Site:
@@ -112,6 +117,18 @@ async def test_conversations_with_places_do_not_wait_behind_those_without() -> N
     site.send("two")
     await site.settle()
     assert site.admitted == ["two"]
+
+
+async def test_no_turn_gets_a_place_before_one_that_has_waited_longer_in_another_gateway() -> None:
+    site = Site()
+    site.sessions.places, site.sessions.is_next = 1, False
+    site.send("one")
+    await site.settle()
+    assert (site.admitted, len(site.sessions.waiting)) == ([], 1)
+    site.sessions.is_next = True
+    site.queue.changed()
+    await site.settle()
+    assert (site.admitted, len(site.sessions.waiting)) == (["one"], 0)
 
 
 async def test_a_waiting_session_is_served_as_a_visitor_after_its_longest_wait() -> None:

@@ -95,6 +95,8 @@ STATS = SchedulerStats(
     prefill_tokens_per_second=1024.0,
     load_bytes_per_second=4096.0,
     num_retained_blocks=9,
+    num_claimed_elsewhere=8,
+    longest_wait_elsewhere=1.5,
 )
 IMAGE = Image(hash=b"0123456789abcdef", offset=3, num_tokens=1, height=32, width=32, pixels=bytes(3072))
 IMAGE_INPUT = ImageInput(
@@ -163,6 +165,7 @@ INFO = model_info(
     role=Role.DECODE,
     prompt_embeds_size=32,
     aliases=("other",),
+    session_claims=True,
 )
 LORAS = LoadedLoras(loras=(Lora(name="sql", path="/adapters/sql", digest="ab"),))
 EMBED = PoolingParams(task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2)

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from proa.contract import PoolingTask, SamplingParams
+from proa.contract import PoolingTask, SamplingParams, SessionClaim
 from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.core.admission.validation import LengthLimits, ModelLimits, check_request
@@ -137,6 +137,8 @@ def test_session_messages_become_what_they_say() -> None:
 
     assert convert.session_message_from_pb(open_message, now=NOW, vocab_size=VOCAB) == convert.Open("g")
     assert convert.session_message_from_pb(abort, now=NOW, vocab_size=VOCAB) == convert.AbortHandles((1, 2))
+    claim = service_pb2.SessionRequest(claim=service_pb2.SessionClaim(num_blocks=3, longest_wait=1.5))
+    assert convert.session_message_from_pb(claim, now=NOW, vocab_size=VOCAB) == SessionClaim(3, 1.5)
     add = convert.session_message_from_pb(bad, now=NOW, vocab_size=VOCAB)
     assert isinstance(add, convert.Add)
     assert (add.handle, type(add.request)) == (3, InvalidRequest)

@@ -126,6 +126,12 @@ class SessionUnderTest:
         self.session = Session(self.router, lambda: None, **options)
         self.running = asyncio.create_task(self.session.run(self.gateway.requests(), self.gateway.write))
 
+    def told(self, stream_id: int) -> SchedulerStats:
+        """What a stream is told; there is none of the number 0."""
+        stats = self.router.load()
+        self.router.claims.fill(stats, stream_id)
+        return stats
+
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
         self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections=rejections))
 
@@ -186,6 +192,16 @@ async def test_a_steps_plain_tokens_are_its_message_without_those_of_aborted_req
         messages = [message.outputs for message in case.gateway.outputs]
         assert [list(message.plain_handles[::4]) for message in messages] == [[2, 1, 3], [2, 1, 3], [2, 3]]
         assert [list(message.plain_token_ids[::4]) for message in messages] == [[20, 10, 30], [21, 11, 31], [22, 32]]
+
+
+async def test_gateways_are_told_what_others_claim_and_not_what_they_claim_themselves() -> None:
+    async with open_session() as case:
+        case.gateway.send(claim=service_pb2.SessionClaim(num_blocks=5, longest_wait=1.5))
+        await wait_until(lambda: case.told(0).num_claimed_elsewhere == 5)
+        assert case.told(0).longest_wait_elsewhere == 1.5
+        case.session.load_changed()
+        await received(case, lambda: case.gateway.heartbeats)
+        assert case.gateway.heartbeats[-1].num_claimed_elsewhere == 0
 
 
 async def test_outputs_of_aborted_requests_are_dropped() -> None:

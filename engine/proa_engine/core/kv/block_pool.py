@@ -1,5 +1,6 @@
 """BlockPool: reference counts of blocks, and the free lists in the order of eviction."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -85,6 +86,7 @@ class BlockPool:
         self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
         self._free_retained = FreeBlockQueue(())
         self.num_retained = 0  # free ones and such in use
+        self.num_retained_of: dict[int, int] = {}  # by owner
         self._evict = evict
 
     @property
@@ -166,6 +168,7 @@ class BlockPool:
                 self._free.remove(block)
                 self._free_retained.append(block)
         block.owners = (*block.owners, owner)
+        self._count(owner, 1)
 
     def release(self, block: Block, owner: int, *, is_next: bool) -> None:
         """End what `retain` began. A free block without other owners is evicted next, or (not `is_next`) after all that
@@ -178,6 +181,7 @@ class BlockPool:
             (self._free.append_left if is_next else self._free.append)(block)
         self.num_retained -= is_last
         block.owners = tuple(each for each in block.owners if each != owner)
+        self._count(owner, -1)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if reference counts, owners and free lists are inconsistent."""
@@ -187,10 +191,20 @@ class BlockPool:
         assert free == unreferenced, f"free lists and reference counts differ in {sorted(free ^ unreferenced)}"
         assert retained == {block_id for block_id in unreferenced if self.blocks[block_id].owners}
         assert self.num_retained == sum(bool(block.owners) for block in self.blocks)
+        assert self.num_retained_of == Counter(owner for block in self.blocks for owner in block.owners)
 
     def _queue_of(self, block: Block) -> FreeBlockQueue:
         return self._free_retained if block.owners else self._free
 
     def _forget_owners(self, block: Block) -> None:
         self.num_retained -= bool(block.owners)
+        for owner in block.owners:
+            self._count(owner, -1)
         block.owners = ()
+
+    def _count(self, owner: int, change: int) -> None:
+        count = self.num_retained_of.get(owner, 0) + change
+        if count:
+            self.num_retained_of[owner] = count
+        else:
+            del self.num_retained_of[owner]

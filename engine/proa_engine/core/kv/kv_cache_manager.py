@@ -95,6 +95,7 @@ class KVCacheManager:
         stats.host_cache_usage, stats.load_bytes_per_second = host.usage, host.load_bytes_per_second
         stats.num_fetching_reqs = self.tiers.fetches.num_requests
         stats.num_retained_blocks = self._device.blocks.num_retained
+        stats.num_retained_of = dict(self._device.blocks.num_retained_of)
         stats.num_encoded_audios = self.encoder_blocks.num_encoded
         stats.num_encoded_audio_hits = self.encoder_blocks.num_hits
 

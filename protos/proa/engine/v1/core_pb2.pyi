@@ -334,7 +334,7 @@ class KvFetch(_message.Message):
     def __init__(self, started: _Optional[float] = ..., ended: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level", "num_fetching_reqs", "host_cache_usage", "prefill_tokens_per_second", "load_bytes_per_second", "num_retained_blocks")
+    __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level", "num_fetching_reqs", "host_cache_usage", "prefill_tokens_per_second", "load_bytes_per_second", "num_retained_blocks", "num_claimed_elsewhere", "longest_wait_elsewhere")
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_REQS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,8 @@ class SchedulerStats(_message.Message):
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     NUM_RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLAIMED_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_WAIT_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     num_running_reqs: int
     num_waiting_reqs: int
     kv_cache_usage: float
@@ -363,7 +365,9 @@ class SchedulerStats(_message.Message):
     prefill_tokens_per_second: float
     load_bytes_per_second: float
     num_retained_blocks: int
-    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ..., num_fetching_reqs: _Optional[int] = ..., host_cache_usage: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., load_bytes_per_second: _Optional[float] = ..., num_retained_blocks: _Optional[int] = ...) -> None: ...
+    num_claimed_elsewhere: int
+    longest_wait_elsewhere: float
+    def __init__(self, num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_step_age: _Optional[float] = ..., sleep_level: _Optional[int] = ..., num_fetching_reqs: _Optional[int] = ..., host_cache_usage: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., load_bytes_per_second: _Optional[float] = ..., num_retained_blocks: _Optional[int] = ..., num_claimed_elsewhere: _Optional[int] = ..., longest_wait_elsewhere: _Optional[float] = ...) -> None: ...
 
 class EngineCoreOutputs(_message.Message):
     __slots__ = ("outputs", "plain_handles", "plain_token_ids", "stats", "timestamp", "step")

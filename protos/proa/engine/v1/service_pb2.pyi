@@ -30,14 +30,24 @@ class GenerateResponse(_message.Message):
     def __init__(self, output: _Optional[_Union[_core_pb2.EngineCoreOutput, _Mapping]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("open", "add", "abort")
+    __slots__ = ("open", "add", "abort", "claim")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     add: AddRequest
     abort: AbortHandles
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortHandles, _Mapping]] = ...) -> None: ...
+    claim: SessionClaim
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortHandles, _Mapping]] = ..., claim: _Optional[_Union[SessionClaim, _Mapping]] = ...) -> None: ...
+
+class SessionClaim(_message.Message):
+    __slots__ = ("num_blocks", "longest_wait")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    longest_wait: float
+    def __init__(self, num_blocks: _Optional[int] = ..., longest_wait: _Optional[float] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("client_id",)
@@ -136,7 +146,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size", "aliases", "audios")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks", "kv_transfer", "role", "prompt_embeds_size", "aliases", "audios", "session_claims")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +179,7 @@ class GetModelInfoResponse(_message.Message):
     PROMPT_EMBEDS_SIZE_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     AUDIOS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -201,7 +212,8 @@ class GetModelInfoResponse(_message.Message):
     prompt_embeds_size: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
     audios: AudioInput
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., audios: _Optional[_Union[AudioInput, _Mapping]] = ...) -> None: ...
+    session_claims: bool
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., kv_transfer: _Optional[_Union[KvTransfer, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., prompt_embeds_size: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., audios: _Optional[_Union[AudioInput, _Mapping]] = ..., session_claims: _Optional[bool] = ...) -> None: ...
 
 class KvTransfer(_message.Message):
     __slots__ = ("fingerprint", "ports", "block_bytes")

@@ -45,9 +45,9 @@ class SessionQueue:
         """Wait until the conversation that a prompt with these blocks continues has a place, at most `seconds`.
         `model`: its name, for metrics. Raises `Overloaded` and `ShuttingDown`."""
         turn = sessions.expect(hashes)
-        if turn is None or turn.session.is_resident:
+        if turn is None or sessions.passes(turn):
             return
-        if sessions in self._waiting or not sessions.place(turn):
+        if sessions in self._waiting or not sessions.is_next or not sessions.place(turn):
             await self._wait(sessions, turn, model, request, min(seconds, self._max_wait))
 
     def changed(self) -> None:
@@ -72,6 +72,7 @@ class SessionQueue:
             waiting = self._waiting[sessions] = _Waiting(sessions, self._bounds.new_queue())
         ended = self._bounds.push(waiting.queue, request)
         waiting.turns[request] = turn
+        sessions.waiting[turn] = time.monotonic()
         started, outcome = time.perf_counter(), "given_up"
         self._admit(waiting)
         try:
@@ -82,7 +83,7 @@ class SessionQueue:
             outcome = "visitor"
         finally:
             self._metrics.observe_session_wait(model, outcome, time.perf_counter() - started)
-            del waiting.turns[request]
+            del waiting.turns[request], sessions.waiting[turn]
             self._bounds.remove(request)
             request.settle(0)  # what the request costs is counted where it waits for capacity
             self._admit(waiting)
@@ -90,13 +91,13 @@ class SessionQueue:
     def _admit(self, waiting: _Waiting) -> None:
         """Admit requests from the queue's head on as long as their sessions get places."""
         now, sessions = time.monotonic(), waiting.sessions
-        sessions.tick(list(waiting.turns.values()))
+        sessions.tick()
         while (request := waiting.queue.peek()) is not None:
             if request is not waiting.head:
                 waiting.head, waiting.head_since = request, now
             turn = waiting.turns[request]
             # Without an engine it goes on to where requests wait for one.
-            if sessions.has_engines and not sessions.place(turn) and not sessions.displace(turn, waiting.head_since):
+            if sessions.has_engines and not sessions.admits(turn, waiting.head_since):
                 break
             self._bounds.pop(waiting.queue)
             request.end_wait()

@@ -285,6 +285,8 @@ class EngineClient:
             self.leave_sessions()
         self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, num_submitted) + self._num_loading
         self.kv_cache_usage = stats.kv_cache_usage
+        if self.sessions is not None and self._session is not None and (claim := self.sessions.on_stats(stats)):
+            self._session.claim(claim)
         self._on_change(self)
 
     def on_draining(self) -> None:

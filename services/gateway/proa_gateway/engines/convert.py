@@ -19,6 +19,7 @@ from proa.contract import (
     Lora,
     Rejected,
     SchedulerStats,
+    SessionClaim,
 )
 from proa.contract.pb import from_pb, write_pb
 from proa.engine.v1 import service_pb2
@@ -97,6 +98,10 @@ def add_to_pb(handle: int, request: EngineCoreRequest) -> SessionRequest:
     message.add.handle = handle
     write_pb(request, message.add.request)  # in place: a copy of an image's pixels takes milliseconds
     return message
+
+
+def claim_to_pb(claim: SessionClaim) -> SessionRequest:
+    return SessionRequest(claim=service_pb2.SessionClaim(num_blocks=claim.num_blocks, longest_wait=claim.longest_wait))
 
 
 def abort_to_pb(handles: Sequence[int]) -> SessionRequest:

@@ -23,6 +23,7 @@ from proa.contract import (
     LoadedLoras,
     Rejected,
     SchedulerStats,
+    SessionClaim,
 )
 from proa_gateway.engines import convert
 from proa_gateway.engines.discovery import describe_error
@@ -164,6 +165,7 @@ class Session:
         self._last_handle = 0  # handles count up from 1
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
         self._to_abort: list[int] = []  # handles, not written yet
+        self._to_claim: SessionClaim | None = None  # not written yet
         self._wake = asyncio.Event()  # there is something to write
         self._last_message_at = asyncio.get_running_loop().time()  # by the event loop's clock
 
@@ -196,6 +198,11 @@ class Session:
         if self._remove(handle) is not None and self._to_add.pop(handle, None) is None:
             self._to_abort.append(handle)
             self._wake.set()
+
+    def claim(self, claim: SessionClaim) -> None:
+        """Tell the engine what is claimed, with the next write."""
+        self._to_claim = claim
+        self._wake.set()
 
     def ignore(self, handle: int) -> None:
         """Drop the outputs of a request. Unknown handles are ignored."""
@@ -245,6 +252,9 @@ class Session:
             if self._to_abort:
                 handles, self._to_abort = self._to_abort, []
                 await self._call.write(convert.abort_to_pb(handles))
+            if (claim := self._to_claim) is not None:
+                self._to_claim = None
+                await self._call.write(convert.claim_to_pb(claim))
             while self._to_add:
                 handle = next(iter(self._to_add))
                 await self._call.write(self._to_add.pop(handle))

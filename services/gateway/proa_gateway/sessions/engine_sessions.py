@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from proa.blocks import hash_blocks, root_hash
-from proa.contract import EngineCoreRequest, ModelInfo, extra_keys
+from proa.contract import EngineCoreRequest, ModelInfo, SchedulerStats, SessionClaim, extra_keys
 from proa_gateway.sessions.model_sessions import Engine, ModelSessions
 from proa_gateway.sessions.session import Turn
+
+_CLAIM_SECONDS: Final = 0.1  # shortest time between two claims
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class EngineSessions:
         self._root, self._block_size = root_hash(info.model, info.revision), info.block_size
         self._clock = clock
         self._on_change = on_change
+        self._claim, self._claimed_at = SessionClaim(), 0.0  # as the engine was told
+        self._claims = info.session_claims
         self._table = model.add(engine, info.num_gpu_blocks)
         self.model = model
 
@@ -75,6 +80,19 @@ class EngineSessions:
             blocks = hash_blocks(turn.hashes[-1], tokens[known * self._block_size :], self._block_size, keys)
         self._table.end(turn, blocks, self._clock())
         self._on_change()
+
+    def on_stats(self, stats: SchedulerStats) -> SessionClaim | None:
+        """The engine has reported. Returns what to tell it, if that has changed."""
+        self.model.observe(self._engine, stats.num_claimed_elsewhere, stats.longest_wait_elsewhere)
+        self.model.tick()
+        now = self._clock()
+        if not self._claims or now - self._claimed_at < _CLAIM_SECONDS:
+            return None
+        claim = self.model.claim(self._engine)
+        if claim == self._claim:
+            return None
+        self._claim, self._claimed_at = claim, now
+        return claim
 
     def leave(self) -> None:
         """The engine gets no more requests: its residents have no place any more."""

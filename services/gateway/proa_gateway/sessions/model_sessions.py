@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from proa.contract import SchedulerStats
+from proa.contract import SchedulerStats, SessionClaim
 from proa_gateway.sessions.identities import Identities
 from proa_gateway.sessions.session import Session, Turn
 from proa_gateway.sessions.session_table import SessionTable
 
 _UNKNOWN_RATE: Final = 1000.0  # prompt tokens a second of an engine that has not measured it
+_ADOPTED: Final = 0.75  # share of a prompt that an engine has
+_TICK_SECONDS: Final = 0.1  # shortest time between two
 
 
 class Engine(Protocol):
@@ -37,7 +39,8 @@ class ModelSessions:
         self._count_cached = count_cached
         self._identities = Identities()
         self._tables: dict[Engine, SessionTable] = {}
-        self._num_waiting_blocks = 0
+        self._ticked_at = 0.0
+        self.waiting: dict[Turn, float] = {}  # turns that wait for a place, since when
 
     @property
     def has_engines(self) -> bool:
@@ -56,7 +59,8 @@ class ModelSessions:
         """Blocks of residents, and of turns that wait, of all that there are; 1: it is full."""
         places = [table.places for table in self._tables.values()]
         num_held = sum(len(each.held) for each in places)
-        return (num_held + self._num_waiting_blocks) / max(sum(each.capacity for each in places), 1)
+        num_waiting = sum(min((each.missing(turn.hashes) for each in places), default=0) for turn in self.waiting)
+        return (num_held + num_waiting) / max(sum(each.capacity for each in places), 1)
 
     def add(self, engine: Engine, num_blocks: int) -> SessionTable:
         """An engine has connected, with a cache of `num_blocks`."""
@@ -101,13 +105,28 @@ class ModelSessions:
         session.begin(hashes, self._clock(), self._identities.means)
         return Turn(session, hashes, is_first)
 
+    def passes(self, turn: Turn) -> bool:
+        """Whether the turn need not wait: its session has a place, or gets one on an engine that has most of its
+        prompt, and blocks of it that only another gateway can have sent."""
+        if turn.session.is_resident:
+            return True
+        for engine, table in self._usable():
+            num_cached = self._count_cached(engine.address, turn.hashes)
+            if num_cached >= _ADOPTED * len(turn.hashes) and num_cached > len(turn.session.path):
+                table.places.admit(turn.session, turn.hashes)
+                return True
+        return False
+
     def place(self, turn: Turn) -> bool:
         """Whether the turn's session has a place, on any engine."""
         turn.session.idle_since = self._clock()
         return turn.session.is_resident or self._admit(turn, self._usable())
 
-    def displace(self, turn: Turn, head_since: float) -> bool:
-        """Whether the queue's head, there since that time, gets a place for which idle residents leave."""
+    def admits(self, turn: Turn, head_since: float) -> bool:
+        """Whether the queue's head, there since that time, gets a place, also in that of idle residents."""
+        return self.is_next and (self.place(turn) or self._displace(turn, head_since))
+
+    def _displace(self, turn: Turn, head_since: float) -> bool:
         now, usable = self._clock(), self._usable()
         if any(table.displace(turn, now, self._rate(one), head_since) for one, table in usable):
             return True
@@ -116,16 +135,38 @@ class ModelSessions:
                 break
         return False
 
-    def tick(self, waiting: Sequence[Turn]) -> None:
-        """Count what places cost while these turns wait for some."""
-        tables = self._usable()
-        self._num_waiting_blocks = sum(
-            min((table.places.missing(each.hashes) for _, table in tables), default=0) for each in waiting
-        )
-        for engine, table in tables:
+    def tick(self) -> None:
+        """Count what places cost while turns wait for some, here or in other gateways, for which residents leave if
+        that is their turn. Call it at least every half second."""
+        now = self._clock()
+        if now - self._ticked_at < _TICK_SECONDS:
+            return
+        self._ticked_at, longest = now, self._longest_wait
+        for engine, table in self._usable():
             stats = engine.load_stats
             is_busy = stats.num_waiting_reqs > stats.num_fetching_reqs
-            table.tick(self._clock(), is_waiting=bool(waiting), is_busy=is_busy)
+            table.tick(now, is_waiting=bool(self.waiting), is_busy=is_busy)
+            if table.longest_elsewhere > longest:
+                table.give_up(now, self._rate(engine))
+
+    def observe(self, engine: Engine, num_blocks: int, longest_wait: float) -> None:
+        """The engine reports what other gateways claim: blocks of their residents, and how long a turn has waited."""
+        table = self._tables[engine]
+        table.places.num_others, table.longest_elsewhere = num_blocks, longest_wait
+
+    def claim(self, engine: Engine) -> SessionClaim:
+        """What other gateways should know of this one's sessions."""
+        return SessionClaim(len(self._tables[engine].places.held), self._longest_wait)
+
+    @property
+    def is_next(self) -> bool:
+        """Whether no turn has waited longer in another gateway."""
+        longest = self._longest_wait
+        return all(table.longest_elsewhere <= longest for _, table in self._usable())
+
+    @property
+    def _longest_wait(self) -> float:
+        return self._clock() - min(self.waiting.values()) if self.waiting else 0.0
 
     def _usable(self) -> list[tuple[Engine, SessionTable]]:
         return [(engine, table) for engine, table in self._tables.items() if engine.usable]

@@ -25,13 +25,14 @@ class Places:
     residents: dict[Session, None] = field(default_factory=dict)  # in the order in which they were admitted
     held: dict[bytes, int] = field(default_factory=dict)
     released: list[bytes] = field(default_factory=list)  # no resident has them any more; for the engine
+    num_others: int = 0  # blocks of other gateways' residents
     num_first_blocks: int = 0  # of running first turns
     ended_size: float = 0.0  # mean blocks of sessions that have ended; 0: none has
 
     @property
     def limit(self) -> float:
         """Blocks that residents may have now."""
-        return _USABLE * self.capacity - self.num_first_blocks
+        return _USABLE * self.capacity - self.num_others - self.num_first_blocks
 
     @property
     def room(self) -> float:
@@ -83,11 +84,16 @@ class Places:
             self.leave(session, has_ended=True)
         return len(gone)
 
-    def leave_outgrown(self) -> None:
-        """Let the last admitted residents leave, which have least to lose, until the others fit. A running one leaves
-        at its turn's end."""
+    def leave_outgrown(self, now: float, means: Means) -> None:
+        """If residents have more than there is, let those leave that will hardly come back, then the last admitted
+        ones, which have least to lose, until the others fit. A running one leaves at its turn's end. Each gateway gives
+        up its share."""
         usable = int(_USABLE * self.capacity)
-        excess = len(self.held) - usable
+        if len(self.held) + self.num_others <= usable:
+            return
+        self.leave_gone(now, means)
+        excess = len(self.held) + self.num_others - usable
+        excess = excess * len(self.held) // (len(self.held) + self.num_others) if self.num_others else excess
         for session in reversed(list(self.residents)):
             if excess <= 0 or len(self.residents) == 1:
                 break

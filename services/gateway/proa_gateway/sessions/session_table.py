@@ -27,6 +27,7 @@ class SessionTable:
         again what was displaced for sessions that have waited long."""
         self.places = Places(capacity)
         self._identities = identities
+        self.longest_elsewhere = 0.0  # seconds that a session of another gateway has waited; 0: none waits
         self._rotation = rotation
         self._lost = 0.0  # seconds that places have cost since sessions began to wait
         self._saved = 0.0  # seconds of the budget
@@ -46,17 +47,16 @@ class SessionTable:
         return True
 
     def displace(self, turn: Turn, now: float, rate: float, head_since: float) -> bool:
-        """Admit the turn of the queue's head, which does not fit, in the place of idle residents, if those that must
-        leave have cost enough. `head_since`: when it got to the head."""
+        """Admit the turn of the queue's head in the place of idle residents, if those that must leave have cost enough,
+        or in room that was kept for the growth of others. `head_since`: when it got to the head."""
         session, places = turn.session, self.places
-        leaving, price = list[Session](), 0.0
-        for each in places.by_return(now):
+        leaving, price, idle = list[Session](), 0.0, iter(places.by_return(now))
+        while not places.fits_without(leaving, session, turn.hashes):
+            each = next(idle, None)
+            if each is None:
+                return False
             leaving.append(each)
             price += len(each.path) / rate
-            if places.fits_without(leaving, session, turn.hashes):
-                break
-        else:
-            return False
         if price <= self._lost:
             self._lost -= price
         elif now - head_since >= HEAD_SECONDS and price <= self._saved:
@@ -81,6 +81,14 @@ class SessionTable:
                 running.must_leave = True
         return running.must_leave
 
+    def give_up(self, now: float, rate: float) -> None:
+        """Let the resident that is expected back last leave for sessions that wait in other gateways, if its place has
+        cost enough."""
+        last = next(iter(self.places.by_return(now)), None)
+        if last is not None and (price := len(last.path) / rate) <= self._lost:
+            self._lost -= price
+            self.places.leave(last)
+
     def start(self, turn: Turn, now: float) -> None:
         """The turn is sent. A session without a place is computed, and leaves the cache as others do."""
         session = turn.session
@@ -90,7 +98,7 @@ class SessionTable:
         session.move(turn.hashes)
         if turn.is_first:
             self.places.num_first_blocks += len(turn.hashes)
-        self.places.leave_outgrown()
+        self.places.leave_outgrown(now, self._identities.means)
 
     def end(self, turn: Turn, output: Sequence[bytes], now: float) -> None:
         """The turn has ended. `output`: blocks behind those of the prompt."""
@@ -105,9 +113,9 @@ class SessionTable:
             session.leave()
 
     def tick(self, now: float, *, is_waiting: bool, is_busy: bool) -> None:
-        """Count what places cost. `is_waiting`: sessions wait for places; `is_busy`: the engine has waiting prompts, so
-        another resident would gain nothing."""
-        if not is_waiting:
+        """Count what places cost. `is_waiting`: sessions wait here for places; `is_busy`: the engine has waiting
+        prompts, so another resident would gain nothing."""
+        if not is_waiting and not self.longest_elsewhere:
             self._ticked_at, self._lost = None, 0.0
             return
         seconds = 0.0 if self._ticked_at is None else now - self._ticked_at
@@ -117,4 +125,4 @@ class SessionTable:
             return
         blocks = {each: len(each.path) for each in self.places.residents}
         idle = sum(size for each, size in blocks.items() if not each.num_running)
-        self._lost += seconds * idle / max(sum(blocks.values()), 1)
+        self._lost += seconds * idle / max(sum(blocks.values()) + self.places.num_others, 1)
