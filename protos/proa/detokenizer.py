@@ -17,6 +17,8 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
+from proa.tokenizer_formats.byte_alphabet import BYTE_OF
+
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_CONTEXT: Final = (
     8  # tokens searched for an incomplete character before the output; a character has at most 4 bytes
@@ -137,16 +139,6 @@ class Detokenizer:
 def _byte_level_bytes(token: str) -> bytes:
     """The bytes that a byte-level tokenizer's token stands for. Added tokens are plain text."""
     try:
-        return bytes([_BYTE_OF[char] for char in token])
+        return bytes([BYTE_OF[char] for char in token])
     except KeyError:
         return token.encode()
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters are their own byte, U+0100 and up the other bytes in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF: Final = _byte_level_alphabet()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from proa.contract import SamplingParams
+from proa.tokenizer_formats.convert import OTHER_FILES, with_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,8 +32,10 @@ SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetitio
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The tokenizer files in a model folder, by name."""
-    return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+    """The tokenizer files in a model folder, by name, with a tokenizer.json that is made of another format's file if
+    the folder has none. Raises `ValueError` for one that cannot be converted."""
+    names = [name for name in (*FILE_NAMES, *OTHER_FILES) if (folder / name).is_file()]
+    return with_tokenizer({name: (folder / name).read_bytes() for name in names})
 
 
 def digest(files: Mapping[str, bytes]) -> str:

@@ -11,10 +11,10 @@ import msgspec
 
 from proa.chat_template import ModelTemplates, read_templates
 from proa.tokenizer_files import CHAT_TEMPLATE_FILE, read_object, sampling_defaults
-from proa_engine.sources.folders import MAX_TOKENIZER_BYTES, read_file
+from proa_engine.sources.folders import read_tokenizer_files
 
 FILE = "tokenizer.json"
-_OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+_OLDER_FILES = ("vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,12 @@ _decoder = msgspec.json.Decoder(_Tokenizer)
 
 
 def read_tokenizer(folder: Path) -> TokenizerFacts:
-    """Raises ValueError if the folder has no tokenizer.json, or one that is not a tokenizer."""
-    data = read_file(folder / FILE, MAX_TOKENIZER_BYTES)
-    if data is None:
+    """Raises ValueError if the folder has no tokenizer.json and no file that is converted to one, or one that is not a
+    tokenizer."""
+    files = read_tokenizer_files(folder)
+    if not files:
         raise ValueError(f"{folder} has no {FILE}; {_way_without(folder)}")
+    data = files[FILE]
     try:
         vocab = _decoder.decode(data).model.vocab
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 Nothing here depends on a library, so that equal parts make equal bytes wherever they are converted.
 """
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,17 +95,37 @@ def sentencepiece_bpe(
         "vocab": {text: token_id for token_id, text in enumerate(tokens)},
         "merges": [list(pair) for pair in merges],
     }
-    replace: Part = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    normalizers: list[Part] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
-    decoders: list[Part] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefixed:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    normalizer: Part = {"type": "Sequence", "normalizers": [*normalizers, replace]}
-    return _dump(model, added, normalizer, None, {"type": "Sequence", "decoders": decoders}, first)
+    normalizer: Part = {"type": "Sequence", "normalizers": _escape_spaces(prefixed=prefixed)}
+    return _dump(model, added, normalizer, None, _restore_spaces(prefixed=prefixed), first)
+
+
+def unigram(
+    tokens: Sequence[tuple[str, float]],
+    added: Sequence[AddedToken],
+    *,
+    unknown_id: int,
+    byte_fallback: bool,
+    charsmap: bytes,
+    removes_spaces: bool,
+    prefixed: bool,
+    first: AddedToken | None,
+) -> bytes:
+    """The tokenizer.json of SentencePiece's unigram model. `tokens`: with scores, by id. `charsmap`: its normalization
+    of characters. `removes_spaces`: at both ends of a text, and all but one of several."""
+    model: Part = {
+        "type": "Unigram",
+        "unk_id": unknown_id,
+        "vocab": [list(token) for token in tokens],
+        "byte_fallback": byte_fallback,
+    }
+    normalizers: list[Part] = []
+    if charsmap:
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    if removes_spaces:
+        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    normalizer: Part = {"type": "Sequence", "normalizers": [*normalizers, *_escape_spaces(prefixed=prefixed)]}
+    return _dump(model, added, normalizer, None, _restore_spaces(prefixed=prefixed), first)
 
 
 def merges_of_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -120,6 +141,17 @@ def merges_of_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> list
         found += of_piece
     found.sort()
     return [(left, right) for *_, left, right in found]
+
+
+def _escape_spaces(*, prefixed: bool) -> list[Part]:
+    prefix: list[Part] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
+    return [*prefix, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+
+
+def _restore_spaces(*, prefixed: bool) -> Part:
+    strip: list[Part] = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    restore: Part = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return {"type": "Sequence", "decoders": [restore, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]}
 
 
 def _dump(

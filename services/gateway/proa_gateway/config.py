@@ -10,6 +10,7 @@ from proa.logs import LogOptions
 from proa.lora_module import LoraModule
 from proa.options import check_options, masked_repr, option, parse_count
 from proa.tls import TlsFiles
+from proa.tokenizer_formats.convert import OTHER_FILES
 from proa_gateway.audio.config import AudioOptions
 from proa_gateway.http.middleware import parse_host_pattern
 from proa_gateway.images.config import ImageOptions
@@ -81,7 +82,7 @@ def _service(text: str) -> str:
 
 
 def parse_tokenizer_folder(text: str) -> Path:
-    if not (Path(text) / "tokenizer.json").is_file():
+    if not any((Path(text) / name).is_file() for name in ("tokenizer.json", *OTHER_FILES)):
         raise ValueError(f"there is no tokenizer.json in {text!r}")
     return Path(text)
 

@@ -152,8 +152,8 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     ),
     "unknown quantization": (
         configure(quantization_config={"quant_method": "bitsandbytes"}),
-        "quantization bitsandbytes is not supported; supported: none, auto-round, awq, compressed-tensors, fp8, gptq, "
-        "modelopt, modelopt_fp4, mxfp4; take the model in awq or",
+        "quantization bitsandbytes is not supported; supported: none, auto-round, awq, compressed-tensors, fp8, "
+        "gguf, gptq, modelopt, modelopt_fp4, mxfp4; take the model in awq or",
     ),
     "quantization in other bits": (
         configure(quantization_config={"quant_method": "awq", "bits": 8}),
@@ -178,7 +178,7 @@ FOLDERS: Mapping[str, tuple[Break, str]] = {
     "no tokenizer": (remove("tokenizer.json"), "has no tokenizer.json; give the folder of another one"),
     "another tokenizer": (
         rename("tokenizer.json", "tokenizer.model"),
-        "no tokenizer.json; convert its tokenizer.model",
+        "tokenizer.model cannot be converted to tokenizer.json",
     ),
     "tokenizer is no tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json is not a tokenizer"),
     "tokenizer is a pointer": (write("tokenizer.json", LFS_POINTER), "tokenizer.json is a pointer of Git LFS"),

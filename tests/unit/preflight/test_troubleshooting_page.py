@@ -13,7 +13,7 @@ MESSAGES = re.findall(r"^\| `([^`]+)` \| ", PAGE, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def code() -> str:
-    files = chain((ROOT / "engine/proa_engine").rglob("*.py"), (ROOT / "protos/proa").glob("*.py"))
+    files = chain((ROOT / "engine/proa_engine").rglob("*.py"), (ROOT / "protos/proa").rglob("*.py"))
     text = "\n".join(file.read_text() for file in sorted(files))
     return re.sub(r'"\s*\n\s*f?"', "", text)  # literals of several lines
 

@@ -4,12 +4,14 @@ Raises ValueError with a sentence for the user.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from proa.tokenizer_formats.build import SPACE, AddedToken, byte_level_bpe, merges_of_scores, sentencepiece_bpe
 from proa.tokenizer_formats.divisions import PRESETS
 from proa_engine.sources.gguf.end_tokens import CONTROL, end_token_ids
-from proa_engine.sources.gguf.header import Header
+from proa_engine.sources.gguf.header import Header, read_header
 
 # Of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
@@ -20,6 +22,13 @@ _INSTEAD = "give the folder or the id of the original model as tokenizer"
 
 def make_tokenizer(header: Header) -> bytes:
     """tokenizer.json."""
+    return _make_tokenizer(header.path, header.path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a start reads a tokenizer several times, and a large one takes seconds
+def _make_tokenizer(path: Path, changed: int) -> bytes:
+    """`changed`: the time of the file's last change."""
+    header = read_header(path)
     kind, texts = header.text("tokenizer.ggml.model"), _texts(header, "tokens")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"{header.path}: its tokenizer is of the kind {kind}, which is not supported; {_INSTEAD}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proa.addresses import is_loopback_url
-from proa.tokenizer_files import read_tokenizer_files
 from proa_cli.bench.client import message_of
+from proa_engine.sources.folders import read_tokenizer_files
 from proa_engine.sources.resolve import resolve_model
 from proa_engine.tokenizer import Tokenizer as EngineTokenizer
 
@@ -89,11 +89,11 @@ class ServerTokenizer:
 
 
 def find_tokenizer(name: str | None, model: str, served_model: str, url: str, headers: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer `name`, a folder, an id of the Hugging Face hub, or `builtin`. If it is None: the files of `model`
-    if it is a folder or `builtin`, otherwise the endpoints of the server at `url`, and if it has none the files of the
-    hub's `model`. Raises `ValueError` if there is none.
+    """The tokenizer `name`, a folder, a GGUF file, an id of the Hugging Face hub, or `builtin`. If it is None: the
+    files of `model` if it is on the disk or `builtin`, otherwise the endpoints of the server at `url`, and if it has
+    none the files of the hub's `model`. Raises `ValueError` if there is none.
     """
-    if name is not None or model == "builtin" or Path(model).is_dir():
+    if name is not None or model == "builtin" or Path(model).exists():
         return read_tokenizer(name or model)
     try:
         return ServerTokenizer(url, served_model, headers)
