@@ -143,7 +143,8 @@ class ConstrainedRequest(Request):
 
 
 def _has_token_rules(params: SamplingParams) -> bool:
-    return bool(params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens)
+    lists = params.allowed_token_ids, params.bad_words_token_ids, params.begin_suppress_token_ids
+    return bool(params.logit_bias or any(lists) or params.min_tokens)
 
 
 def cursors_to_fill(requests: Sequence[Request], rows: Sequence[int]) -> list[tuple[int, GrammarCursor]]:

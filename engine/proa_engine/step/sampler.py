@@ -1,8 +1,8 @@
 """Sampler: logits to tokens. Each operation runs once over all rows that need it, and is skipped if none does.
 
 Log probabilities are of the model's own distribution, before any operation. Then, in this order: logit bias, penalties,
-forbidden tokens (allowed ids, bad words, minimum length), masks of grammars, temperature, min-p, top-k, top-p, Gumbel
-noise. On a GPU everything from temperature on is one kernel, and nothing synchronizes with the host.
+forbidden tokens (allowed ids, bad words, minimum length), timestamps, masks of grammars, temperature, min-p, top-k,
+top-p, Gumbel noise. On a GPU everything from temperature on is one kernel, and nothing synchronizes with the host.
 """
 
 import math
@@ -17,12 +17,13 @@ from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling import sampling_reference as sampling
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens
 from proa_engine.kernels.sampling.sampling_params import LIMITS, SamplingOperation
+from proa_engine.kernels.sampling.timestamps import NUM_VALUES, apply_timestamps
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import LogprobInputs, LogprobTensors
 from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.staging import PackedArrays, RowSet, Staging
-from proa_engine.step.token_rules import PackedRules
+from proa_engine.step.token_rules import PackedRules, PackedTimestamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Sampler:
             logits = self._penalize(logits, inputs, penalized, arrays)
         if inputs.rules is not None:
             self._forbid(logits, inputs.rules, arrays)
+            if inputs.rules.timestamps:
+                self._apply_timestamps(logits, inputs, inputs.rules.timestamps, arrays)
         if masks is not None:
             token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
@@ -150,6 +153,21 @@ class Sampler:
             tokens = self._tables.flat_token_ids[arrays[rules.phrases.history]]
             completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrases.width).all(1)
             flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
+
+    def _apply_timestamps(
+        self, logits: Tensor, inputs: SamplingInputs, packed: PackedTimestamps, arrays: Sequence[Tensor]
+    ) -> None:
+        rows = arrays[packed.rows]
+        slots, positions = (arrays[index].index_select(0, rows) for index in (inputs.slots, inputs.positions))
+        part = logits.index_select(0, rows)
+        apply_timestamps(
+            part,
+            self._tables.token_ids[:, : packed.width].index_select(0, slots),
+            self._params.index_select(0, slots)[:, columns.NUM_PROMPT].long(),
+            positions,
+            arrays[packed.values].view(NUM_VALUES, -1),
+        )
+        logits.index_copy_(0, rows, part)
 
     def _logprobs(
         self, raw: Tensor, token_ids: Tensor, inputs: LogprobInputs, arrays: Sequence[Tensor]

@@ -1,20 +1,22 @@
-"""RuleColumns: logit bias, allowed tokens, bad words and the minimum length, as flat positions in a step's logits.
+"""RuleColumns: logit bias, allowed tokens, bad words, the minimum length and timestamps, as flat positions in a step's
+logits.
 
 The host turns the rules of the samples that have some into index arrays; the sampler applies them to all at once.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from proa.contract import SamplingParams
+from proa.contract import SamplingParams, TimestampRules
 from proa_engine.core.types import NewRequestData
 from proa_engine.step.slots import SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
+_LARGEST_ID = 2**31 - 1
 _ANY = -1  # matches any token: padding before a bad word that is shorter than the longest
 
 # Sampling parameters that use every rule, for warm-up steps.
@@ -32,12 +34,15 @@ class TokenRules:
     phrases: tuple[IntArray, ...]  # bad words of two or more tokens
     min_tokens: int
     end_ids: IntArray  # end and stop tokens, forbidden until min_tokens
+    begin_ids: IntArray  # forbidden as the first token of the output
+    timestamps: tuple[int, ...]  # as `apply_timestamps` takes them; empty: no such rules
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> "TokenRules | None":
         """Return the rules of a request; None if it has none."""
         bad_words = params.bad_words_token_ids
-        if not (params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens):
+        lists = params.logit_bias, params.allowed_token_ids, bad_words, params.begin_suppress_token_ids
+        if not (any(lists) or params.min_tokens or params.timestamps):
             return None
         return cls(
             bias_ids=_ids(params.logit_bias.keys()),
@@ -47,6 +52,8 @@ class TokenRules:
             phrases=tuple(_ids(word) for word in bad_words if len(word) > 1),
             min_tokens=params.min_tokens,
             end_ids=_ids({*eos_token_ids, *params.stop_token_ids}),
+            begin_ids=_ids(params.begin_suppress_token_ids),
+            timestamps=_timestamp_values(params.timestamps) if params.timestamps else (),
         )
 
 
@@ -69,6 +76,12 @@ class PackedPhrases(NamedTuple):
     width: int
 
 
+class PackedTimestamps(NamedTuple):
+    rows: int  # of logits
+    values: int  # [NUM_VALUES, rows]
+    width: int  # of the token table: that of the longest request
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRules:
     """Staged indices of one step's rules; None if no row has such a rule. A flat position is row * vocab_size + id."""
@@ -77,6 +90,7 @@ class PackedRules:
     allowed: PackedAllowed | None
     forbidden: int | None  # flat positions
     phrases: PackedPhrases | None
+    timestamps: PackedTimestamps | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +157,7 @@ def _pack_rules(rows: list[_RuleRow], vocab_size: int, packer: Packer) -> Packed
         else None,
         forbidden=packer.add(np.concatenate(forbidden)) if forbidden else None,
         phrases=_pack_phrases(phrases, vocab_size, packer) if phrases else None,
+        timestamps=_pack_timestamps([r for r in rows if r.rules.timestamps], packer),
     )
 
 
@@ -151,6 +166,8 @@ def _forbidden(row: _RuleRow) -> Iterable[IntArray]:
         yield row.rules.forbidden_ids
     if row.num_output_tokens < row.rules.min_tokens and row.rules.end_ids.size:
         yield row.rules.end_ids
+    if row.num_output_tokens == 0 and row.rules.begin_ids.size:
+        yield row.rules.begin_ids
 
 
 def _pack_phrases(phrases: list[tuple[_RuleRow, IntArray]], vocab_size: int, packer: Packer) -> PackedPhrases:
@@ -163,6 +180,20 @@ def _pack_phrases(phrases: list[tuple[_RuleRow, IntArray]], vocab_size: int, pac
     starts = _ids(row.history_start for row, _ in phrases)
     history = np.maximum(ends[:, None] + np.arange(-width, 0), starts[:, None])
     return PackedPhrases(packer.add(last), packer.add(history.reshape(-1)), packer.add(expected.reshape(-1)), width)
+
+
+def _pack_timestamps(rows: Sequence[_RuleRow], packer: Packer) -> PackedTimestamps | None:
+    if not rows:
+        return None
+    values = np.array([r.rules.timestamps for r in rows], np.int64).T
+    return PackedTimestamps(
+        packer.add(_ids(r.row for r in rows)), packer.add(values.reshape(-1)), max(r.num_tokens for r in rows)
+    )
+
+
+def _timestamp_values(rules: TimestampRules) -> tuple[int, ...]:
+    most = _LARGEST_ID if rules.max_initial_index is None else rules.begin_id + rules.max_initial_index
+    return rules.begin_id, rules.no_timestamps_id, rules.end_id, most
 
 
 def _ids(values: Iterable[int]) -> IntArray:

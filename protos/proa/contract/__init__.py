@@ -1,6 +1,6 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
-from proa.contract.audio import Audio, AudioInput, AudioLayer, WhisperPrompts, hash_audio
+from proa.contract.audio import Audio, AudioInput, AudioLayer, TimestampRules, WhisperPrompts, hash_audio
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import (
     EngineCoreOutput,
@@ -74,6 +74,7 @@ __all__ = [
     "SchedulerStats",
     "SessionClaim",
     "StructuredOutputsParams",
+    "TimestampRules",
     "TokenLogprobs",
     "WhisperPrompts",
     "choice_key",

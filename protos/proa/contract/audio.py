@@ -70,6 +70,17 @@ class WhisperPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimestampRules:
+    """An output has Whisper's timestamps: they come in pairs, around text, and do not go back; the first token is one.
+    If all timestamps together are more likely than the most likely text token, a timestamp is sampled."""
+
+    begin_id: int  # the token of 0.00 seconds; all from it on are timestamps
+    no_timestamps_id: int  # is never sampled
+    end_id: int  # of the end of sequence; all tokens below it are text
+    max_initial_index: int | None = None  # of the first timestamp, counted from `begin_id`; None: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioInput:
     """How a model reads audio: at which rate, how many tokens it has, and how it stands in a prompt."""
 

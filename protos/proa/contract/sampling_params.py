@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from proa.contract.audio import TimestampRules
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import LOCAL
 
@@ -206,6 +207,8 @@ class SamplingParams:
     grammar: Grammar | None = None  # what the output must match
     repetition_detection: RepetitionDetectionParams | None = None
     speculative: bool = True  # steps may verify draft tokens, which change no output
+    begin_suppress_token_ids: tuple[int, ...] = _checked((), _check_token_ids)  # not the first token of the output
+    timestamps: TimestampRules | None = None  # the output has Whisper's timestamps
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:
@@ -215,6 +218,8 @@ class SamplingParams:
             self.seed = None
         if self.structured_outputs is not None and self.grammar is not None:
             raise ValueError("structured_outputs and grammar exclude each other")
+        if self.timestamps is not None and (self.structured_outputs is not None or self.grammar is not None):
+            raise ValueError("timestamps exclude structured_outputs and a grammar")
         if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
             count = len(self.logprob_token_ids)
             raise ValueError(f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {count}")

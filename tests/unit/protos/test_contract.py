@@ -37,6 +37,7 @@ from proa.contract import (
     Role,
     SamplingParams,
     SchedulerStats,
+    TimestampRules,
     TokenLogprobs,
     WhisperPrompts,
     extra_keys,
@@ -141,6 +142,8 @@ AUDIO_INPUT = AudioInput(
     suffix=">",
     whisper=WHISPER,
 )
+TIMESTAMPS = TimestampRules(begin_id=50262, no_timestamps_id=50261, end_id=50256, max_initial_index=50)
+TRANSCRIPTION = SamplingParams(begin_suppress_token_ids=(220, 50256), timestamps=TIMESTAMPS)
 INFO = model_info(
     model_name="name",
     model="folder",
@@ -246,6 +249,8 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (AUDIO_INPUT, service_pb2.AudioInput),
     (AUDIO_INPUT.layers[0], service_pb2.AudioLayer),
     (WHISPER, service_pb2.WhisperPrompts),
+    (TIMESTAMPS, core_pb2.TimestampRules),
+    (TRANSCRIPTION, core_pb2.SamplingParams),
     (Draining(), service_pb2.Draining),
     (KV_EVENTS, service_pb2.SubscribeKvEventsResponse),
 ]

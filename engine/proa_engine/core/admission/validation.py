@@ -96,6 +96,10 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
     _check_vocabulary("logprob_token_ids", params.logprob_token_ids, limits)
+    _check_vocabulary("begin_suppress_token_ids", params.begin_suppress_token_ids, limits)
+    if params.timestamps:
+        ids = params.timestamps.begin_id, params.timestamps.no_timestamps_id, params.timestamps.end_id
+        _check_vocabulary("timestamps", ids, limits)
     _check_bad_words(params.bad_words_token_ids, limits)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > limits.max_logprobs:
