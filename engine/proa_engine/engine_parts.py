@@ -17,15 +17,17 @@ from proa_engine.core.admission.validation import LengthLimits, ModelLimits
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.kv.encoder_blocks import EncoderBlocks
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
-from proa_engine.core.media import Media, MediaStore
+from proa_engine.core.media import CrossAttention, Media, MediaStore
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.executor.started import StartedRanks
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
+from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.preflight import check_start
 from proa_engine.sources.folders import read_tokenizer_files
@@ -141,7 +143,7 @@ def assemble_engine(
         manager,
         grammars=grammars,
         loras=loras,
-        media=make_media(config, images),
+        media=make_media(config, images, started.model_config.audios, manager.encoder_blocks),
     )
     core = EngineCore(scheduler, trace_steps(executor))
     if started.mover is not None:
@@ -159,6 +161,7 @@ def assemble_engine(
         embedding_size=model.pooling.embedding_size,
         images=None if images is None else images.input,
         max_image_tokens=max_image_tokens(config, images, max_num_seqs=started.max_num_seqs),
+        audios=model.audios.input if model.audios else None,
         prompt_embeds_size=model.hidden_size if config.enable_prompt_embeds else 0,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
@@ -220,14 +223,16 @@ def scheduler_config(config: EngineConfig, started: StartedRanks) -> SchedulerCo
     )
 
 
-def make_media(config: EngineConfig, images: ImageConfig | None) -> Media | None:
-    """None if the engine reads no images."""
-    if images is None:
-        return None
+def make_media(
+    config: EngineConfig, images: ImageConfig | None, audios: AudioConfig | None, encoder_blocks: EncoderBlocks
+) -> Media:
+    """`images`, `audios` None: the engine reads none."""
+    cross = CrossAttention(encoder_blocks, audios.input.num_tokens, config.max_num_batched_tokens) if audios else None
     return Media(
         MediaStore(int(config.images.mm_processor_cache_gb * 2**30)),
-        EncoderCache(config.num_encoder_cache_tokens(images.input), config.max_num_batched_tokens),
-        attends_within=images.attends_within,
+        EncoderCache(config.num_encoder_cache_tokens(images.input if images else None), config.max_num_batched_tokens),
+        attends_within=bool(images and images.attends_within),
+        cross=cross,
     )
 
 

@@ -61,6 +61,7 @@ class Watched:
     def _fresh_blocks(self, plan: SchedulerOutput) -> list[int]:
         """Newly allocated blocks, without those from the prefix cache."""
         blocks = [block for cached in plan.cached_requests for table in cached.new_block_ids for block in table]
+        blocks += [block for audio in plan.cross_inputs for block in audio.block_ids]
         for new in plan.new_requests:
             for table in new.block_ids:
                 blocks += table[new.num_computed_tokens // self.inner.started.cache_groups.block_size :]
@@ -160,7 +161,12 @@ def engine_over(
         manager,
         grammars=grammars,
         loras=make_loras(config, executor),
-        media=make_media(config, executor.started.model_config.images),
+        media=make_media(
+            config,
+            executor.started.model_config.images,
+            executor.started.model_config.audios,
+            manager.encoder_blocks,
+        ),
     )
     core = EngineCore(scheduler, watched)
     if executor.started.mover is not None:

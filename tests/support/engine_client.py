@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from proa.contract import Image
+from proa.contract import Audio, Image
 from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 
@@ -21,6 +21,7 @@ def engine_request(
     lora_name: str = "",
     lora_digest: str = "",
     images: Sequence[Image] = (),
+    audios: Sequence[Audio] = (),
     **params: Any,
 ) -> core_pb2.EngineCoreRequest:
     return core_pb2.EngineCoreRequest(
@@ -28,6 +29,7 @@ def engine_request(
         lora_name=lora_name,
         lora_digest=lora_digest,
         images=[to_pb(core_pb2.Image, image) for image in images],
+        audios=[to_pb(core_pb2.Audio, audio) for audio in audios],
         prompt_token_ids=array("I", prompt).tobytes(),
         sampling_params=core_pb2.SamplingParams(**{"max_tokens": 4, "ignore_eos": True} | params),
     )

@@ -42,6 +42,7 @@ class LoadedFakeExecutor(FakeExecutor):
     failure: str | None = None
 
     max_num_seqs: int = 256
+    cross_tokens: int = 0  # of the longest audio that all tokens read; 0: they read none
 
     @property
     def started(self) -> StartedRanks:
@@ -51,7 +52,9 @@ class LoadedFakeExecutor(FakeExecutor):
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             eos_token_ids=self.eos_token_ids,
-            cache_groups=CacheGroups(num_blocks=self.num_blocks, block_size=self.block_size),
+            cache_groups=CacheGroups(
+                num_blocks=self.num_blocks, block_size=self.block_size, cross_tokens=self.cross_tokens
+            ),
             step_costs=self.step_costs,
         )
 

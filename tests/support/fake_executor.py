@@ -29,6 +29,7 @@ from proa_engine.core.types import (
     SchedulerOutput,
     StateSteps,
 )
+from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from support.fake_audio import encode, read
@@ -118,6 +119,7 @@ class FakeModelConfig:
     is_encoder: bool = False
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     images: ImageConfig | None = None
+    audios: AudioConfig | None = None
 
 
 @dataclass

@@ -93,8 +93,8 @@ async def serving(folders: Mapping[str, Path]) -> AsyncIterator[AsyncOpenAI]:
             yield gateway.openai
 
 
-def test_every_architecture_is_here() -> None:
-    assert FAMILIES.keys() == MODULES.keys()
+def test_every_architecture_is_here_that_generates_from_text() -> None:
+    assert {*FAMILIES, "WhisperForConditionalGeneration"} == MODULES.keys()
 
 
 @pytest.mark.timeout(300)

@@ -7,7 +7,7 @@ import pytest
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
-from proa_engine.engine_parts import make_media, max_image_tokens
+from proa_engine.engine_parts import max_image_tokens
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.option_groups import ImageOptions
@@ -42,6 +42,4 @@ def test_images_in_chunks_may_be_as_large_as_the_encoder_cache() -> None:
 
 
 def test_an_engine_without_images_takes_none() -> None:
-    config = EngineConfig(model="m")
-    assert make_media(config, None) is None
-    assert max_image_tokens(config, None, max_num_seqs=10) == 0
+    assert max_image_tokens(EngineConfig(model="m"), None, max_num_seqs=10) == 0

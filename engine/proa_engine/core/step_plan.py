@@ -110,4 +110,4 @@ def _uncomputed(request: Request) -> Sequence[PromptEmbeds]:
 
 def _encoded(request: Request) -> EncodedAudio:
     assert isinstance(request.media, CrossAudio)
-    return EncodedAudio([block.block_id for block in request.encoded], request.media.num_tokens)
+    return EncodedAudio(tuple(block.block_id for block in request.encoded), request.media.num_tokens)

@@ -127,7 +127,7 @@ class CrossInput:
 class EncodedAudio:
     """What cross-attention layers read of a request's audio."""
 
-    block_ids: Sequence[int]
+    block_ids: tuple[int, ...]
     num_tokens: int
 
 

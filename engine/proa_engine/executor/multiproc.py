@@ -67,7 +67,8 @@ class MultiProcExecutor(UniProcExecutor):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._deferred.remove({*scheduler_output.finished_request_ids, *scheduler_output.preempted_request_ids})
-        if scheduler_output.encoder_inputs:  # of the ranks of the first stage, each encodes some
+        if scheduler_output.encoder_inputs or scheduler_output.cross_inputs:
+            # Each rank of the first stage encodes some of them.
             for rank, connection in enumerate(self._connections, start=1):
                 connection.send(encode(wire.Step(for_rank(scheduler_output, rank, self._stage_size))))
         else:

@@ -9,6 +9,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.mover import Mover
 from proa_engine.core.timing.step_costs import StepCosts
+from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.observability.progress import gigabytes
@@ -40,6 +41,9 @@ class LoadedModelConfig(Protocol):
 
     @property
     def images(self) -> ImageConfig | None: ...
+
+    @property
+    def audios(self) -> AudioConfig | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

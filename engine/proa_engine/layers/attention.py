@@ -43,6 +43,7 @@ class AttentionOptions:
     soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
     sinks: bool = False  # each head has a score without a key, which only adds to the sum of the softmax
     qkv_bias: bool = False
+    key_bias: bool = True  # False: with `qkv_bias`, queries and values alone have a bias
     output_bias: bool = False
     qk_norm: QkNorm | None = None
     norm_values: bool = False  # values are normalised as q and k, without weights
@@ -103,7 +104,9 @@ class Attention:
         self.head_dim = head_dim
         self.window = options.window
         self.scale = head_dim**-0.5 if options.scale is None else options.scale
-        self.qkv = MergedColumnParallelLinear(options.projections(weights, context), bias=options.qkv_bias)
+        projections = options.projections(weights, context)
+        without = () if options.key_bias else [each for each in projections if each.weights.prefix.endswith("k_proj")]
+        self.qkv = MergedColumnParallelLinear(projections, bias=options.qkv_bias, without_bias=without)
         self.input_form = self.qkv.input_form
         self.output = RowParallelLinear(
             weights / "o_proj", shares.heads.times(head_dim), context.hidden_size, parallel, bias=options.output_bias

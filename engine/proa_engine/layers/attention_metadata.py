@@ -39,6 +39,15 @@ class EmbeddedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioRows:
+    """The audio that each of a step's tokens reads by cross-attention."""
+
+    block_table: torch.Tensor  # [T, max_blocks] int32, read up to the audio's length
+    seq_lens: torch.Tensor  # [T] int32: tokens of the encoder's output
+    query_start_loc: torch.Tensor  # [T + 1] int32: each token is a row of its own
+
+
+@dataclass(frozen=True, slots=True)
 class Taps:
     """The states that a step's layers leave for a drafter: those before the layers of these numbers, counted from 0;
     the number of layers stands for the state behind the last one."""
@@ -75,6 +84,7 @@ class AttentionMetadata:
     token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
     images: EmbeddedRows | None = None  # what `ImageEncoder` made of the tokens that stand for images
     prompt_embeds: EmbeddedRows | None = None  # of tokens whose embeddings came with the request
+    audio: AudioRows | None = None  # set if the model has cross-attention
     # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,
     # else behind the token itself. None: the step has no image.
     ends: torch.Tensor | None = None
@@ -163,6 +173,22 @@ class AttentionStep:
                 slot_mapping=table.slot_mapping,
                 block_stride=cache.tensors[0].stride(0),
                 ends=metadata.ends,
+            ),
+        )
+
+    def audio_plan(self, rows: AudioRows, cache: LayerCache) -> AttentionPlan:
+        """The plan of cross-attention layers with this layout of the cache."""
+        return self.once(
+            ("audio plan", cache.layout),
+            lambda: plan_attention(
+                rows.query_start_loc,
+                rows.seq_lens,
+                rows.block_table,
+                rows.seq_lens.shape[0],
+                cache.tensors[0].shape,
+                None,
+                batch_invariant=self.batch_invariant,
+                block_stride=cache.tensors[0].stride(0),
             ),
         )
 

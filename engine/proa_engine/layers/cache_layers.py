@@ -19,6 +19,15 @@ class KeyValueLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossLayer:
+    """Keys and values of the audio that a request reads, `num_tokens` at most, which are written once."""
+
+    num_kv_heads: int
+    head_dim: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatentLayer:
     """One row of `rank + rope_dim` values for every token (multi-head latent attention): the same on every rank, or a
     share of each block's tokens on each of `num_shares` ranks."""
@@ -47,7 +56,7 @@ class SharedLayer:
     layer: int
 
 
-CacheLayer = KeyValueLayer | LatentLayer | StateLayer | SharedLayer
+CacheLayer = KeyValueLayer | CrossLayer | LatentLayer | StateLayer | SharedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,8 @@ class LayerCache:
 
     `tensors`, by the kind of layer: keys and values, each [num_blocks, kv_heads, block_size, head_dim]; latent rows
     [num_blocks, block_size, rank + rope_dim]; or the parts of states, each [num_state_slots, *shape]. `table` is the
-    index of the block table in `AttentionMetadata.tables`; states have none and leave it 0. `kept` are the inputs of a
+    index of the block table in `AttentionMetadata.tables`; states have none and leave it 0, and that of cross-attention
+    is behind these (`AttentionMetadata.audio`). `kept` are the inputs of a
     layer with states, each [max_num_seqs, tokens, width]; without drafts of no tokens.
     """
 

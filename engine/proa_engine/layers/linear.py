@@ -87,9 +87,17 @@ def column_projections(
 class MergedColumnParallelLinear:
     """Several projections of one input as one product; each rank holds its share of every projection's outputs."""
 
-    def __init__(self, projections: Sequence[Projection], *, bias: bool = False) -> None:
-        """All `projections` are parts of outputs, of one model's weights (`column_projections`)."""
-        biases = [p.weights.take("bias", (p.out_features,), p.part) for p in projections] if bias else []
+    def __init__(
+        self, projections: Sequence[Projection], *, bias: bool = False, without_bias: Sequence[Projection] = ()
+    ) -> None:
+        """All `projections` are parts of outputs, of one model's weights (`column_projections`). For those in
+        `without_bias`, of which the first is none, the checkpoint has no bias: it is 0."""
+        biases: list[torch.Tensor] = []
+        for p in projections if bias else ():
+            if p in without_bias:
+                biases.append(biases[0].new_zeros(p.part.length))
+            else:
+                biases.append(p.weights.take("bias", (p.out_features,), p.part))
         loaded = projections[0].weights.method.load(projections, torch.cat(biases) if bias else None)
         self.linear, self.input_form, self._gated = loaded.product, loaded.input_form, loaded.gated
 

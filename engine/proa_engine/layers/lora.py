@@ -156,4 +156,4 @@ def module_name(prefix: str) -> str:
 
 
 def _is_in_encoder(prefix: str) -> bool:
-    return not ENCODERS.isdisjoint(prefix.split("."))
+    return "encoder.layers." in prefix or not ENCODERS.isdisjoint(prefix.split("."))

@@ -1,13 +1,15 @@
-"""Feed-forward layers: gated (Shazeer 2020), down(activation(gate(x)) * up(x)), without a gate, down(relu(up(x))²), and
-mixtures of experts in their place.
+"""Feed-forward layers: gated (Shazeer 2020), down(activation(gate(x)) * up(x)), without a gate,
+down(activation(up(x))), and mixtures of experts in their place.
 
 A mixture has routed experts, and shared ones that every token uses.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from proa_engine.kernels.experts.moe_route import Routing, route
 from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
@@ -70,6 +72,8 @@ class GatedMLP:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UngatedMLPOptions:
     inner_size: int
+    activation: Literal["relu_squared", "gelu"] = "relu_squared"
+    bias: bool = False
 
     @property
     def routed_experts(self) -> ExpertSizes | None:
@@ -93,8 +97,12 @@ class UngatedMLP:
     def __init__(self, weights: Weights, context: LayerContext, options: UngatedMLPOptions) -> None:
         hidden_size, parallel = context.hidden_size, context.parallel
         inner = parallel.width(options.inner_size, weights.method.width_unit, f"inner width of {weights.prefix}")
-        self.up = MergedColumnParallelLinear(column_projections(weights, ("up_proj",), hidden_size, (inner,)))
-        self.down = RowParallelLinear(weights / "down_proj", inner, hidden_size, parallel)
+        projections = column_projections(weights, ("up_proj",), hidden_size, (inner,))
+        self.up = MergedColumnParallelLinear(projections, bias=options.bias)
+        self.down = RowParallelLinear(weights / "down_proj", inner, hidden_size, parallel, bias=options.bias)
+        self.activate: Callable[[torch.Tensor], torch.Tensor] = relu_squared
+        if options.activation == "gelu":
+            self.activate = F.gelu
         self.input_form = self.up.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:
@@ -103,7 +111,7 @@ class UngatedMLP:
 
     def partial(self, x: Activation) -> torch.Tensor:
         """As `GatedMLP.partial`."""
-        return self.down.partial(relu_squared(self.up(x)))
+        return self.down.partial(self.activate(self.up(x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

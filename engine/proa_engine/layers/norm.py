@@ -1,8 +1,10 @@
-"""RMSNorm, optionally after a residual add, with its result quantized or deferred as the next product requires."""
+"""RMSNorm, optionally after a residual add, with its result quantized or deferred as the next product requires; and
+LayerNorm."""
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.gated_group_norm import gated_group_norm, gated_values
@@ -23,6 +25,17 @@ class NormOptions:
         if not self.offset:
             return weights.take("weight", (size,), part)
         return weights.take("weight", (size,), part, torch.float32) + self.offset
+
+    def make(self, weights: Weights, size: int) -> "RMSNorm":
+        return RMSNorm(weights, size, self)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormOptions:
+    eps: float
+
+    def make(self, weights: Weights, size: int) -> "LayerNorm":
+        return LayerNorm(weights, size, self.eps)
 
 
 class RMSNorm:
@@ -51,6 +64,22 @@ class RMSNorm:
             return rms_norm_fp8(x, residual, self.weight, self.eps, rows_form)
         rows = unnormed_rows(x, residual, self.weight, self.eps)
         return rows, rows.total
+
+
+class LayerNorm:
+    def __init__(self, weights: Weights, size: int, eps: float) -> None:
+        self.weight = weights.take("weight", (size,))
+        self.bias = weights.take("bias", (size,))
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape, normalised over the last dimension."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, size] -> (norm(x + residual), x + residual), [T, size] each; may overwrite `x`."""
+        total = x.add_(residual)
+        return self(total), total
 
 
 class ShardedNorm:

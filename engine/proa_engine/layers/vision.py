@@ -1,4 +1,4 @@
-"""Layers of image encoders, which run for one image at a time, with the whole weights on every rank.
+"""Layers of encoders, which run for one image or audio at a time, with the whole weights on every rank.
 
 Products are torch's, of unquantized weights, whatever the decoder's: an encoder has none of a decoder's small batches,
 and no adapters.
@@ -50,19 +50,11 @@ class PatchEmbedding:
         return F.linear(x, self.weight, self.bias)
 
 
-class LayerNorm:
-    def __init__(self, weights: Weights, size: int, eps: float) -> None:
-        self.weight = weights.take("weight", (size,))
-        self.bias = weights.take("bias", (size,))
-        self.eps = eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> the same shape"""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of all patches of an image to each other. q, k and v [N, heads, head_dim] -> [N, heads * head_dim]"""
+    """Attention of all patches of an image, or of all frames of an audio, to each other.
+
+    q, k and v [N, heads, head_dim] -> [N, heads * head_dim]
+    """
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1).flatten(1)
 

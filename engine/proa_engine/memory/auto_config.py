@@ -11,7 +11,13 @@ from proa_engine.layers.cache_layers import LatentLayer
 from proa_engine.memory.host import available_cores, threads_per_rank
 from proa_engine.memory.requirements import check_max_model_len
 from proa_engine.models import read_config
-from proa_engine.models.config import ModelConfig, check_prompt_embeds, make_batch_invariant, make_expert_parallel
+from proa_engine.models.config import (
+    ModelConfig,
+    check_prompt_embeds,
+    check_reads_audio,
+    make_batch_invariant,
+    make_expert_parallel,
+)
 from proa_engine.models.pooling_config import changed_pooling
 
 
@@ -43,6 +49,7 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
     is_latent = all(kind is LatentLayer for layer in model.layers for kind in layer.cache_kinds)
     if config.parallel.decode_context_parallel_size > 1 and not is_latent:
         raise ValueError("decode_context_parallel_size must be 1 for a model that has layers without latent attention")
+    check_reads_audio(model)
     if config.enable_prompt_embeds:
         check_prompt_embeds(model)
     if config.parallel.enable_expert_parallel:

@@ -2,6 +2,7 @@
 
 All attention layers share one pool of blocks of equal bytes. A block of table 0 holds the tokens of all layers that
 keep every token. Layers with a window are packed into further tables, each of as many layers as fit into a block.
+The layers of cross-attention are in a table of their own, the last one.
 """
 
 import math
@@ -11,7 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, LayerCache, SharedLayer, StateLayer
+from proa_engine.layers.cache_layers import (
+    CacheLayer,
+    CrossLayer,
+    KeyValueLayer,
+    LatentLayer,
+    LayerCache,
+    SharedLayer,
+    StateLayer,
+)
 
 _MAX_TABLES = 16  # each is one more block table of every request
 _MIN_INTERVAL_BLOCKS = 4
@@ -36,6 +45,7 @@ class CachePlan:
     places: tuple[Place | None, ...]  # by layer; None: a state
     state_bytes: int  # of one slot, all layers together
     checkpoint_interval: int  # tokens between checkpoints, the same on every pipeline stage
+    cross_tokens: int = 0  # of the longest audio that cross-attention reads; 0: no layer does
     input_bytes: int = 0  # of the inputs of one token that layers with states keep if there are drafts
 
     @property
@@ -69,6 +79,7 @@ def plan_caches(
         for index, layer in enumerate(layers)
         if isinstance(layer, KeyValueLayer) and layer.window is not None and layer.window < max_model_len
     }
+    cross = {index: layer for index, layer in enumerate(layers) if isinstance(layer, CrossLayer)}
     kept = [index for index, layer in enumerate(layers) if isinstance(layer, KeyValueLayer | LatentLayer)]
     full = [index for index in kept if index not in windows]
     if not full:
@@ -80,13 +91,14 @@ def plan_caches(
         own = range(len(layers))
     if len(own) < len(layers):
         tables = [[index for index in full if index in own], *_divide(windows, windows_of_tables, own)]
+    tables += [list(cross)] * bool(cross)
     placed = {
         index: Place(table, sum(sizes[before] for before in indices[:number]))
         for table, indices in enumerate(tables)
         for number, index in enumerate(indices)
     }
     widest = max(sum(sizes[index] for index in indices) for indices in tables)
-    kept_here = [layers[index] for index in kept if index in own]
+    kept_here = [layers[index] for index in (*kept, *cross) if index in own]
     block_bytes = max(_round_up(widest, kept_here, block_size, dtype), min(len(kept), 1))
     state_bytes = max(sum(sizes[index] for index in states if index in own), min(len(states), 1))
     if len(own) < len(layers):
@@ -100,6 +112,7 @@ def plan_caches(
         places=tuple(placed.get(_stored_by(layers, index)) for index in own),
         state_bytes=state_bytes,
         checkpoint_interval=interval,
+        cross_tokens=max((layer.num_tokens for layer in cross.values()), default=0),
         input_bytes=sum(_input_bytes(layers[index]) for index in states if index in own),
     )
 
@@ -164,7 +177,7 @@ def _round_up(num_bytes: int, layers: Sequence[CacheLayer], block_size: int, dty
 def _row_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one head of a block, or of its latent rows."""
     match layer:
-        case KeyValueLayer():
+        case KeyValueLayer() | CrossLayer():
             return layer.head_dim * block_size * dtype.itemsize
         case LatentLayer():
             return _block_bytes(layer, block_size, dtype)
@@ -181,7 +194,7 @@ def _stored_by(layers: Sequence[CacheLayer], index: int) -> int:
 def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block of the layer, or of one state."""
     match layer:
-        case KeyValueLayer(num_kv_heads, head_dim):
+        case KeyValueLayer(num_kv_heads, head_dim) | CrossLayer(num_kv_heads, head_dim):
             return 2 * num_kv_heads * head_dim * block_size * dtype.itemsize
         case LatentLayer(rank, rope_dim, num_shares):
             return (rank + rope_dim) * (block_size // num_shares) * dtype.itemsize
@@ -239,16 +252,17 @@ def allocate_caches(
     uses. Otherwise, and with `whole_blocks`, layers are strided views of one tensor of bytes. On a CPU unused pages
     stay untouched.
     """
-    shapes = {_shape(layer, plan.block_size) for layer in layers if isinstance(layer, KeyValueLayer | LatentLayer)}
+    in_blocks = [layer for layer in layers if isinstance(layer, KeyValueLayer | CrossLayer | LatentLayer)]
+    shapes = {_shape(layer, plan.block_size) for layer in in_blocks}
     is_divided = len(shapes) == 1 and not whole_blocks
     memory = _Lanes(num_blocks, dtype, device) if is_divided else _Bytes(num_blocks, plan, dtype, device)
     caches, states = list[LayerCache](), list[Tensor]()
     for layer, place in zip(layers, plan.places, strict=True):
         match layer:
-            case KeyValueLayer() | LatentLayer():
+            case KeyValueLayer() | CrossLayer() | LatentLayer():
                 assert place is not None
                 block = memory.view(place.offset, _shape(layer, plan.block_size))
-                tensors = block.unbind(1) if isinstance(layer, KeyValueLayer) else (block,)
+                tensors = (block,) if isinstance(layer, LatentLayer) else block.unbind(1)
                 caches.append(LayerCache(place.table, tensors))
             case SharedLayer(stored_by):
                 caches.append(caches[stored_by])
@@ -260,7 +274,7 @@ def allocate_caches(
     return CacheMemory(caches, memory.bytes, states)
 
 
-def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
+def _shape(layer: KeyValueLayer | CrossLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
     """The shape of one block of the layer."""
     if isinstance(layer, LatentLayer):
         return block_size // layer.num_shares, layer.rank + layer.rope_dim

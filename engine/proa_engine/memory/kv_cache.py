@@ -12,6 +12,7 @@ from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.memory.cache_plan import CachePlan
 from proa_engine.memory.host import HostMemory
 from proa_engine.memory.requirements import gib
+from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.image_config import ImageConfig
 
@@ -89,6 +90,7 @@ def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> Ca
         block_size=plan.block_size,
         windows=plan.windows,
         num_state_slots=sizes.num_state_slots,
+        cross_tokens=plan.cross_tokens,
         checkpoint_interval=plan.checkpoint_interval,
         min_junction=min(_MIN_JUNCTION, plan.checkpoint_interval // 2),
         max_step_tokens=max(config.max_num_batched_tokens, step_of_drafts),
@@ -279,8 +281,9 @@ def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, rea
 
 
 def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
-    """Estimate the bytes of the weights of the rank with the most. Every rank has the whole image encoder."""
-    num_shared = 0 if model.images is None else model.images.num_parameters
+    """Estimate the bytes of the weights of the rank with the most. Every rank has the whole encoders of images and
+    audios."""
+    num_shared = sum(each.num_parameters for each in (model.images, model.audios) if each)
     num_shared += sum(layer.num_copied(model.hidden_size, num_ranks) for layer in model.own_layers)
     num_divided, split = num_parameters(model), model.expert_split(num_ranks)
     if split is not None:
@@ -310,6 +313,11 @@ def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
 def encoder_cache_bytes(config: EngineConfig, images: ImageConfig | None, dtype_bytes: int) -> int:
     """Return the bytes of the encoded images that are kept, on each rank."""
     return 0 if images is None else config.num_encoder_cache_tokens(images.input) * images.embedding_width * dtype_bytes
+
+
+def cpu_audio_bytes(audios: AudioConfig | None, dtype_bytes: int) -> int:
+    """Estimate the bytes of encoding the longest audio."""
+    return audios.input.max_tokens * audios.token_values * dtype_bytes if audios else 0
 
 
 def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, max_model_len: int, dtype_bytes: int) -> int:

@@ -64,6 +64,32 @@ class ImageReader(Protocol):
     image_encoder: ImageEncoder
 
 
+class AudioEncoder(Protocol):
+    """Encodes audios for a decoder; all of its weights are on every rank."""
+
+    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
+        """samples [n] float32 -> [tokens, `AudioConfig.embedding_width`] in the model's type."""
+        ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each weight once."""
+        ...
+
+
+@runtime_checkable
+class AudioReader(Protocol):
+    """A `CausalLM` whose tokens read an audio by cross-attention (`AttentionMetadata.audio`).
+
+    `parameters` yields the encoder's weights too.
+    """
+
+    audio_encoder: AudioEncoder
+
+    def write_audio(self, encoded: torch.Tensor, caches: Sequence[LayerCache], slot_mapping: torch.Tensor, /) -> None:
+        """Write what the cross-attention layers keep of an audio, encoded [N, width], to the slots [N] int64."""
+        ...
+
+
 @runtime_checkable
 class StageModel(Protocol):
     """A `CausalLM` of which a rank may hold the layers of one pipeline stage alone.

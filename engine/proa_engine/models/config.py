@@ -6,12 +6,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from proa_engine.layers.cache_layers import LatentLayer
+from proa_engine.layers.cache_layers import CrossLayer, LatentLayer
 from proa_engine.layers.expert_split import ExpertSplit, split_experts
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.norm import NormOptions
+from proa_engine.layers.norm import LayerNormOptions, NormOptions
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import LinearMethod, Weights
+from proa_engine.models.audio_config import AudioConfig, AudioEncoderOptions, AudioFiles
 from proa_engine.models.base import CausalLM
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
@@ -27,13 +28,14 @@ class DecoderOptions:
     """An architecture's layers, and what is around them."""
 
     layers: tuple[LayerDeclaration, ...]
-    norm: NormOptions  # of the last layer's output
+    norm: NormOptions | LayerNormOptions  # of the last layer's output
     embedding_scale: float = 1.0
     scales_prompt_embeds: bool = False  # whether embeddings in place of tokens are scaled, as in transformers
     logits_scale: float = 1.0
     logits_soft_cap: float | None = None  # c: logits become c * tanh(logits / c)
     num_first_stage_layers: int = 1  # layers that must be on the first pipeline stage, which has the images
     needs_token_ids: str = ""  # why each token needs an id beside its embedding; empty: none does
+    num_positions: int = 0  # of a learned embedding; 0: the model has none
     undivided: str = ""  # what keeps the layers from being divided among pipeline stages; empty: nothing
 
 
@@ -61,6 +63,8 @@ class ModelConfig:
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     images: ImageConfig | None = None  # None: it reads none
     image_encoder: ImageEncoderOptions | None = None  # of `images`
+    audios: AudioConfig | None = None  # None: it reads none
+    audio_encoder: AudioEncoderOptions | None = None  # of `audios`
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
     expert_parallel: bool = False  # divide experts by expert even where they can be divided by width
     stage: Stage = WHOLE  # that this rank computes
@@ -95,6 +99,16 @@ class ModelClass(Protocol):
         ...
 
     def __call__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> CausalLM: ...
+
+
+@runtime_checkable
+class AudioModelClass(ModelClass, Protocol):
+    """The class of an architecture that reads audio."""
+
+    @staticmethod
+    def read_audio(fields: Mapping[str, Any], files: AudioFiles) -> AudioEncoderOptions:
+        """Raises ValueError, naming the field, for what is not supported."""
+        ...
 
 
 @runtime_checkable
@@ -139,6 +153,12 @@ def check_prompt_embeds(config: ModelConfig) -> None:
         reason = "it generates no tokens"
     if reason:
         raise ValueError(f"enable_prompt_embeds is not supported for {config.architecture}: {reason}")
+
+
+def check_reads_audio(config: ModelConfig) -> None:
+    """Raises ValueError if the model's tokens read an audio that no encoder was read for."""
+    if not config.audios and any(CrossLayer in layer.cache_kinds for layer in config.layers):
+        raise ValueError(f"language_model_only is not supported for {config.architecture}: it reads nothing but audio")
 
 
 def at_stage(config: ModelConfig, index: int, count: int) -> ModelConfig:

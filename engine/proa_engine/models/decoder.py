@@ -26,7 +26,7 @@ import torch
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
-from proa_engine.layers.norm import RMSNorm
+from proa_engine.layers.norm import LayerNorm, RMSNorm
 from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Weights
@@ -50,7 +50,7 @@ class DecoderForCausalLM:
     defaults: ClassVar[Mapping[str, Any]] = {}
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
     embedding: VocabParallelEmbedding  # of the first pipeline stage alone, as is `norm`
-    norm: RMSNorm
+    norm: RMSNorm | LayerNorm
 
     @staticmethod
     def read_options(fields: Fields) -> DecoderOptions:
@@ -79,7 +79,7 @@ class DecoderForCausalLM:
         # Of each layer, which caches are its own. Computed once, because every step needs it.
         self.own_caches = tuple(map(slice, (0, *ends), ends))
         if stage.is_first:
-            self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
+            self.norm = options.norm.make(inner / "norm", config.hidden_size)
             if config.has_lm_head:
                 if not config.tie_word_embeddings or head.has("weight"):
                     own = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)

@@ -15,7 +15,8 @@ import torch
 
 from proa.contract import PoolingTask
 from proa_engine.config import EngineConfig
-from proa_engine.models.config import ImageModelClass, ModelClass, ModelConfig
+from proa_engine.models.audio_config import AudioEncoderOptions, AudioFiles
+from proa_engine.models.config import AudioModelClass, ImageModelClass, ModelClass, ModelConfig
 from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.image_config import ImageEncoderOptions
 from proa_engine.models.image_files import ImageFiles
@@ -102,7 +103,8 @@ def from_folder(
         config = config | {"architectures": [COLBERT_ENCODER]}
         modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
     files = None if language_model_only or not config.get("vision_config") else ImageFiles.from_folder(Path(folder))
-    read = from_dicts(config, generation, quantization, runner, modules, files)
+    audio_files = None if language_model_only else AudioFiles.from_folder(Path(folder), generation)
+    read = from_dicts(config, generation, quantization, runner, modules, files, audio_files)
     if read.image_encoder is not None:
         names = tensor_names(Path(folder))
         if names and not any(name.startswith(read.image_encoder.weights_name) for name in names):
@@ -123,8 +125,9 @@ def from_dicts(
     runner: Runner = "auto",
     modules: EmbeddingModules | None = None,
     image_files: ImageFiles | None = None,
+    audio_files: AudioFiles | None = None,
 ) -> ModelConfig:
-    """`modules` are those of the folder, if any. `image_files` None: images are not read."""
+    """`modules` are those of the folder, if any. `image_files` or `audio_files` None: images or audios are not read."""
     architecture, form = architecture_of(config)
     has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
     if runner == "generate" and not has_lm_head:
@@ -144,6 +147,9 @@ def from_dicts(
     encoder: ImageEncoderOptions | None = None
     if image_files is not None and isinstance(model, ImageModelClass):
         encoder = model.read_images(fields, image_files)
+    audio_encoder: AudioEncoderOptions | None = None
+    if audio_files and isinstance(model, AudioModelClass):
+        audio_encoder = model.read_audio(fields, audio_files)
     return ModelConfig(
         architecture=architecture,
         is_encoder=is_encoder(architecture),
@@ -165,6 +171,8 @@ def from_dicts(
         pooling=pooling,
         images=None if encoder is None else encoder.config(),
         image_encoder=encoder,
+        audios=audio_encoder.config() if audio_encoder else None,
+        audio_encoder=audio_encoder,
     )
 
 

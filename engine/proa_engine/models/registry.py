@@ -53,6 +53,7 @@ MODULES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3_next",
     "SeedOssForCausalLM": "llama",
     "SmolLM3ForCausalLM": "llama",
+    "WhisperForConditionalGeneration": "whisper",
 }
 REQUIRED_FIELDS = ("hidden_size", "num_hidden_layers")  # that all of them read, without a default
 # Encoders that `transformers` runs, for pooled requests.

@@ -21,6 +21,7 @@ _OF_OTHERS = (
     TextPrefix("model.language_model", "lm_head"),  # of larger models, as is the next one
     TextPrefix("language_model.model", "language_model.lm_head"),
     TextPrefix("backbone", "lm_head", "embeddings"),  # of Nemotron-H
+    TextPrefix("model.decoder", "proj_out"),  # of Whisper
 )
 _ALONE = TextPrefix("", "lm_head")  # as sentence-transformers saves it
 _OF_TEXT_MODEL = TextPrefix("model", "lm_head")

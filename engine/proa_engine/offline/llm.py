@@ -129,7 +129,9 @@ class LLM(PooledMethods):
 
         A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`, and images as
         `multi_modal_data`: `{"image": image}` or `{"image": [image, …]}`, of Pillow. Text then has the model's
-        placeholder for each image, token ids have its token once or as often as the image has tokens.
+        placeholder for each image, token ids have its token once or as often as the image has tokens. The audio of a
+        Whisper model is `{"audio": (array, sampling rate)}`, with one channel at the model's rate; text then begins
+        with the special tokens, such as `<|startoftranscript|>`.
 
         `sampling_params`: one for all prompts, one for each, or None for `get_default_sampling_params`. Requests
         without a seed draw one each from the engine's seed. `lora_request`: the adapter of all prompts, one or None for

@@ -77,7 +77,7 @@ class LLMEngine:
         files = read_prompt_files(config, parts.tokenizer_folder)
         self.sampling_defaults = sampling_defaults(files)  # the model's own parameters, by name
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
-        self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)
+        self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images, parts.limits.audios)
         self._processor = OutputProcessor(self.tokenizer)
         self._check_grammar = lru_cache(maxsize=1024)(check)  # a batch has few different ones
         self._max_loras = config.lora.max_loaded_loras
@@ -129,6 +129,7 @@ class LLMEngine:
                 request_id=core_id,
                 prompt_token_ids=tokenized.token_ids,
                 images=tokenized.images,
+                audios=tokenized.audios,
                 prompt_embeds=tokenized.embeds,
                 sampling_params=choice_params,
                 priority=priority,
@@ -306,6 +307,7 @@ class LLMEngine:
             request_id=f"single/{next(self._serial)}",
             prompt_token_ids=prompt.token_ids,
             images=prompt.images,
+            audios=prompt.audios,
             prompt_embeds=prompt.embeds,
             sampling_params=params,
             pooling_params=pooling_params,

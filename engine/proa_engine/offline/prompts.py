@@ -7,13 +7,14 @@ import base64
 import binascii
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeGuard
 
-from proa.contract import EmbeddingType, Image, ImageInput, PromptEmbeds
+from proa.contract import Audio, AudioInput, EmbeddingType, Image, ImageInput, PromptEmbeds
 from proa.image.limits import ImageLimits
 from proa.image.placeholders import expand_placeholders, place_images
+from proa_engine.offline.audio import audios_of, prepare_audios
 from proa_engine.tokenizer import ChatOptions, Tokenizer
 
 _OTHER_MEDIA = ("image", "image_embeds", "input_image", "input_audio", "audio_url", "video", "video_url")
@@ -22,18 +23,16 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
-def images_of(prompt: Mapping[str, Any]) -> list[object]:
-    """The images of a prompt's `multi_modal_data`. Raises `ValueError` for other data than images."""
+def media_of(prompt: Mapping[str, Any]) -> tuple[list[object], list[object]]:
+    """The images and the audios of a prompt's `multi_modal_data`. Raises `ValueError` for other data."""
     data = prompt.get("multi_modal_data") or {}
     for name in ("mm_processor_kwargs", "multi_modal_uuids"):
         if prompt.get(name):
             raise ValueError(f"{name} is not supported")
-    if others := sorted(data.keys() - {"image"}):
-        raise ValueError(f"multi_modal_data can have images only, got {', '.join(others)}")
-    found = data.get("image")
-    if found is None:
-        return []
-    return list(found) if isinstance(found, list | tuple) else [found]
+    if others := sorted(data.keys() - {"image", "audio"}):
+        raise ValueError(f"multi_modal_data can have images and audio only, got {', '.join(others)}")
+    found = data.get("image") or []
+    return list(found) if isinstance(found, list | tuple) else [found], audios_of(data)
 
 
 def chat_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[object]]:
@@ -136,6 +135,7 @@ class TokenizedPrompt:
     text: str | None
     token_ids: list[int]
     images: tuple[Image, ...] = ()
+    audios: tuple[Audio, ...] = ()
     embeds: tuple[PromptEmbeds, ...] = ()
 
     @property
@@ -147,18 +147,28 @@ class TokenizedPrompt:
 class PromptTokenizer:
     """Tokenizes prompts for one model."""
 
-    def __init__(self, tokenizer: Tokenizer | None, image_input: ImageInput | None, max_images: int | None) -> None:
-        """`image_input`: None for a model that reads no images. `max_images`: of a prompt; None: any number."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        image_input: ImageInput | None,
+        max_images: int | None,
+        audio_input: AudioInput | None = None,
+    ) -> None:
+        """`image_input`, `audio_input`: None for a model that reads none. `max_images`: of a prompt; None: any
+        number."""
         self._tokenizer = tokenizer
         self._image_input = image_input
         self._max_images = max_images
+        self._audio_input = audio_input
 
     def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """Raises `ValueError` for an object that is no prompt, and for images that the model cannot read."""
         if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
             return _embedded(prompt)
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
-        images = images_of(prompt) if isinstance(prompt, Mapping) else []
+        images, audios = media_of(prompt) if isinstance(prompt, Mapping) else ([], [])
+        if audios:
+            return self._with_audios(prompt, content, audios)
         if isinstance(content, str):
             return self._tokenize_text(content, images)
         if not are_token_ids(content):
@@ -170,6 +180,18 @@ class PromptTokenizer:
         prepared = prepare(images, model)
         token_ids = expand_token_ids(content, [image.num_tokens for image in prepared], model.token_id)
         return TokenizedPrompt(None, token_ids, place_images(token_ids, prepared, model))
+
+    def _with_audios(self, prompt: Prompt, content: object, audios: Sequence[object]) -> TokenizedPrompt:
+        """A prompt of a model whose tokens all read one audio: text has the special tokens that the model begins with,
+        and no others are added."""
+        if not self._audio_input:
+            raise ValueError("the model reads no audio")
+        prepared = prepare_audios(audios, self._audio_input)
+        if are_token_ids(content):
+            return TokenizedPrompt(None, list(content), audios=prepared)
+        if not isinstance(content, str):
+            raise ValueError(f"a prompt must have prompt or prompt_token_ids, got {reprlib.repr(prompt)}")
+        return replace(self._tokenize_text(content, [], add_special_tokens=False), audios=prepared)
 
     def tokenize_chat(self, messages: Sequence[Message], options: ChatOptions) -> TokenizedPrompt:
         """The prompt of a conversation. Raises `ValueError` if the model has no tokenizer, as `Tokenizer.render_chat`,

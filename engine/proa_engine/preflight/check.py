@@ -172,7 +172,8 @@ def _check_tokenizer(config: EngineConfig, model: _Model) -> None:
     tokenizer = read_tokenizer(folder)
     check_vocabulary(tokenizer, model.fields.get("vocab_size"), folder)
     templates = read_prompt_templates(read_prompt_files(config, folder), folder)
-    if model.decoder is Form.CAUSAL_LM and config.runner != "pooling" and templates.plain is None:
+    chats = model.decoder is Form.CAUSAL_LM and not model.fields.get("is_encoder_decoder")
+    if chats and config.runner != "pooling" and templates.plain is None:
         _log.warning(
             "the tokenizer in %s has %s: chat requests are rejected unless the gateway has --chat-template",
             folder,

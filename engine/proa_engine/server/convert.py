@@ -165,6 +165,7 @@ def rejected_to_pb(handle: int, error: EngineError) -> service_pb2.SessionRespon
         message=str(error),
         retryable=error.retryable,
         missing_images=error.missing_images,
+        missing_audios=error.missing_audios,
     )
     return service_pb2.SessionResponse(rejected=to_pb(service_pb2.Rejected, rejected))
 

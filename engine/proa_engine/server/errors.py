@@ -5,7 +5,7 @@ EngineError           gRPC status          gateway, HTTP status
 ├── RequestIdInUse    ALREADY_EXISTS       EngineUnavailable 503  an unfinished request has this id
 ├── QueueFull         RESOURCE_EXHAUSTED   Overloaded 429         the waiting queue is full
 ├── LoraNotLoaded     NOT_FOUND            LoraNotLoaded 503      the request's adapter is not loaded in this engine
-├── ImagesMissing     FAILED_PRECONDITION  (sent again)           the pixels of an image are neither sent nor kept
+├── MediaMissing      FAILED_PRECONDITION  (sent again)           pixels or samples are neither sent nor kept
 ├── Sleeping          UNAVAILABLE          EngineUnavailable 503  the engine sleeps until an operator wakes it up
 ├── NotReady          UNAVAILABLE          EngineUnavailable 503  the model is still loading
 ├── Draining          UNAVAILABLE          EngineUnavailable 503  the engine shuts down and admits no new requests
@@ -35,6 +35,7 @@ class EngineError(Exception):
 
     retryable = False
     missing_images: Sequence[bytes] = ()  # hashes of images that the engine accepts with their pixels
+    missing_audios: Sequence[bytes] = ()  # hashes of audios that it accepts with their samples
 
 
 class InvalidRequest(EngineError):
@@ -65,7 +66,7 @@ class LoraNotLoaded(EngineError):
     retryable = True
 
 
-class ImagesMissing(EngineError):
+class MediaMissing(EngineError):
     retryable = True
 
 
@@ -89,7 +90,7 @@ STATUS_CODES: dict[type[EngineError] | type[LoraError], grpc.StatusCode] = {
     NoPrefixCache: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     LoraNotLoaded: grpc.StatusCode.NOT_FOUND,
-    ImagesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    MediaMissing: grpc.StatusCode.FAILED_PRECONDITION,
     Sleeping: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,
@@ -106,13 +107,13 @@ REJECTIONS: dict[str, type[EngineError]] = {
     "already_exists": RequestIdInUse,
     "not_found": LoraNotLoaded,
     "unavailable": Sleeping,
-    "failed_precondition": ImagesMissing,
+    "failed_precondition": MediaMissing,
 }
 
 
 def rejection_error(rejection: Rejection) -> EngineError:
     error = REJECTIONS[rejection.code](rejection.message)
-    error.missing_images = rejection.missing_images
+    error.missing_images, error.missing_audios = rejection.missing_images, rejection.missing_audios
     return error
 
 

@@ -97,6 +97,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         model_type=started.model_config.model_type,
         max_loras=parts.limits.max_loras,
         images=parts.limits.images,
+        audios=parts.limits.audios,
         prompt_embeds_size=parts.limits.prompt_embeds_size,
         engine_version=version("proa-engine"),
         pooling_tasks=tuple(sorted(parts.limits.pooling_tasks)),

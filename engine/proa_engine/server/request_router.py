@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Image, LoadedLoras, SchedulerStats
+import numpy as np
+
+from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats, hash_audio
 from proa.image.limits import hash_image
 from proa_engine.core.operations import EndStream, Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
@@ -31,17 +33,18 @@ from proa_engine.server.loaded_engine import LoadedEngine
 from proa_engine.server.pending import StreamShares
 
 MAX_INLINE_BYTES = 256 * 1024
-"""Most bytes of pixels, or of embeddings, that are hashed on the event loop, in about 0.2 ms."""
+"""Most bytes of pixels, samples or embeddings that are hashed on the event loop, in about 0.2 ms."""
 
 T = TypeVar("T")
 
 
-async def check_pixels(request: EngineCoreRequest) -> None:
-    """Raises `InvalidRequest` for a wrong hash. Many pixels are hashed on a thread."""
-    if sum(len(image.pixels) for image in request.images) <= MAX_INLINE_BYTES:
-        _check_pixels(request.images)
+async def check_media(request: EngineCoreRequest) -> None:
+    """Raises `InvalidRequest` for a wrong hash, and for samples that are not finite. Many pixels, or many samples, are
+    hashed on a thread."""
+    if sum(len(each.data) for each in request.media) <= MAX_INLINE_BYTES:
+        _check_media(request)
     else:
-        await asyncio.to_thread(_check_pixels, request.images)
+        await asyncio.to_thread(_check_media, request)
 
 
 async def hash_embeds(request: EngineCoreRequest) -> EngineCoreRequest:
@@ -57,10 +60,15 @@ async def hash_embeds(request: EngineCoreRequest) -> EngineCoreRequest:
         raise InvalidRequest(str(error)) from None
 
 
-def _check_pixels(images: Sequence[Image]) -> None:
-    for index, image in enumerate(images):
+def _check_media(request: EngineCoreRequest) -> None:
+    for index, image in enumerate(request.images):
         if image.pixels and hash_image(image.pixels, image.height, image.width) != image.hash:
             raise InvalidRequest(f"the hash of image {index} is not that of its pixels")
+    for index, audio in enumerate(request.audios):
+        if audio.samples and hash_audio(audio.samples) != audio.hash:
+            raise InvalidRequest(f"the hash of audio {index} is not that of its samples")
+        if not np.isfinite(np.frombuffer(audio.samples, "<f4")).all():
+            raise InvalidRequest(f"audio {index} has a sample that is infinite or not a number")
 
 
 class OutputStream(Protocol):

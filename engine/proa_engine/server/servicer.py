@@ -13,7 +13,7 @@ from proa_engine.core.operations import ResetPrefixCache, WakeUp
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
 from proa_engine.server.generate_call import GenerateCall
-from proa_engine.server.request_router import RequestRouter, check_pixels, hash_embeds
+from proa_engine.server.request_router import RequestRouter, check_media, hash_embeds
 from proa_engine.server.session import Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -32,7 +32,7 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
             converted = convert.request_from_pb(
                 request.request, now=time.time(), vocab_size=vocab_size, metadata=metadata
             )
-            await check_pixels(converted)
+            await check_media(converted)
             call.submit(await hash_embeds(converted))
             async for output in call.outputs():
                 await context.write(convert.generate_to_pb(output))

@@ -16,7 +16,7 @@ from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
 from proa_engine.server.pending import HandleColumn, PendingOutputs
-from proa_engine.server.request_router import RequestRouter, check_pixels, hash_embeds
+from proa_engine.server.request_router import RequestRouter, check_media, hash_embeds
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024  # in memory, without pooled values
 MAX_PENDING_POOLED_BYTES = 256 * 1024 * 1024  # a gateway asks for up to 64 MiB at once, also in one output
@@ -137,7 +137,7 @@ class Session:
         try:
             if isinstance(request, InvalidRequest):
                 raise request
-            await check_pixels(request)
+            await check_media(request)
             request = await hash_embeds(request)
             self._router.submit(self._stream_id, request)
         except EngineError as error:

@@ -23,6 +23,14 @@ MAX_JSON_BYTES = 32 << 20  # lists of what is not quantized may name every matri
 MAX_INDEX_BYTES = 256 << 20  # of a model of a trillion parameters it has 20 MB
 MAX_TOKENIZER_BYTES = 256 << 20  # the largest published ones have 35 MB; gateways take as much
 STORED_DTYPES = ("float32", "float16", "bfloat16")  # names of torch's types in config.json
+# Fields of a decoder behind an encoder, by the names that decoders alone have.
+_OF_DECODER = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+    "intermediate_size": "decoder_ffn_dim",
+    "max_position_embeddings": "max_target_positions",
+}
 # Weights in other formats, by the end of the file's name.
 _OTHER_WEIGHTS = {
     ".bin": "PyTorch's pickle format, which can run code when it is loaded",
@@ -58,11 +66,14 @@ def _other_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, An
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the text model, which are in `text_config` if the model has other inputs too.
+    """The fields of the text model, which are in `text_config` if the model has other inputs too. Those of a decoder
+    that follows an encoder get the names that decoders alone have.
 
     `transformers` 5 saves Nemotron-H's list of layers without their number, which is added.
     """
     text = config.get("text_config") or {}
+    if config.get("is_encoder_decoder"):
+        text = {name: config[stored] for name, stored in _OF_DECODER.items() if stored in config} | text
     fields = {**config, **{name: value for name, value in text.items() if value is not None}}
     if isinstance(types := fields.get("layers_block_type"), list):
         fields["num_hidden_layers"] = len(types)

@@ -35,17 +35,22 @@ class EncoderWork(NamedTuple):
 
 
 def encoding_rank(index: int, world_size: int) -> int:
-    """Return the rank that encodes image `index` of a step."""
+    """Return the rank that encodes image or audio `index` of a step."""
     return index % world_size
 
 
 def for_rank(scheduler_output: SchedulerOutput, rank: int, world_size: int) -> SchedulerOutput:
-    """Return the `scheduler_output` for one rank: without the pixels of images that other ranks encode."""
+    """Return the `scheduler_output` for one rank: without the pixels of images, and the samples of audios, that other
+    ranks encode."""
     images = [
         image if encoding_rank(index, world_size) == rank else replace(image, pixels=b"")
         for index, image in enumerate(scheduler_output.encoder_inputs)
     ]
-    return replace(scheduler_output, encoder_inputs=images)
+    audios = [
+        audio if encoding_rank(index, world_size) == rank else replace(audio, samples=b"")
+        for index, audio in enumerate(scheduler_output.cross_inputs)
+    ]
+    return replace(scheduler_output, encoder_inputs=images, cross_inputs=audios)
 
 
 class ImageEncodings:

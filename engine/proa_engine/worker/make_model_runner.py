@@ -11,12 +11,13 @@ from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
 from proa_engine.memory.kv_cache import CacheSizes, num_kept_tokens, num_parameters
-from proa_engine.models.base import CausalLM, ImageReader, move_weights
+from proa_engine.models.base import AudioReader, CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
+from proa_engine.step.audio import AudioColumns, AudioWriter
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
@@ -165,6 +166,18 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
         else:
             features.append(ImageColumns(tables))
         features += attention_columns(tables, images)
+    if model_config.audios:
+        assert isinstance(model, AudioReader)
+        writer = AudioWriter(
+            model,
+            model_config.audios,
+            memory.layers,
+            config.block_size,
+            placement.dtype,
+            placement.device,
+            placement.parallel,
+        )
+        features.append(AudioColumns(tables, writer, plan.caches.cross_tokens))
     if config.enable_prompt_embeds and model_config.stage.is_first:
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
     if not isinstance(loaded.drafter, NoDrafter):

@@ -51,6 +51,7 @@ def sizes_that_fit(
         ranks_here=ranks_here,
         workspace=kv_cache.cpu_workspace(config, model, itemsize)
         + kv_cache.cpu_encoder_bytes(config, model.images, max_model_len, itemsize)
+        + kv_cache.cpu_audio_bytes(model.audios, itemsize)
         + kv_cache.host_bytes(config),
     )
     return kv_cache.cpu_sizes(budget, config, plan.caches, max_model_len)

@@ -18,6 +18,7 @@ from proa_engine.core.types import BASE_MODEL, LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.sampling.token_bitmask import WORD
 from proa_engine.memory.kv_cache import image_of, most_image_tokens
+from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.observability.progress import Progress
@@ -26,6 +27,7 @@ from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,
     IMAGE_HASH,
+    audio_step,
     context_step,
     decode_step,
     finish_step,
@@ -78,15 +80,17 @@ class WarmUp:
         whole_prompts: bool = False,
         lora: LoraSlot = BASE_MODEL,
         images: ImageConfig | None = None,
+        audios: AudioConfig | None = None,
     ) -> None:
-        """`whole_prompts`: each token attends to all others. `lora`: the adapter of all requests. `images`: how the
-        model reads images, None if it reads none."""
+        """`whole_prompts`: each token attends to all others. `lora`: the adapter of all requests. `images`,
+        `audios`: how the model reads them, None if it reads none."""
         self._runner = runner
         self._on_step: Callable[[], None] = lambda: None
         self._device = runner.device
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._images = images
+        self._audios = audios
         self._most_image_tokens = 0 if images is None else most_image_tokens(config, images.input, max_model_len)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
@@ -112,7 +116,7 @@ class WarmUp:
         A CPU is timed with a shorter prefill and a smaller image, scaled up.
         """
         self._on_step = on_step
-        encoding = self._time_encoding()
+        encoding = self._time_encoding() + self._time_audio()
         self.run_every_kind()
         if self._device.type != "cpu":
             self.run_every_tiling()
@@ -131,6 +135,7 @@ class WarmUp:
         every operation."""
         if self._images is not None:
             self._run_image(*image_of(self._images.input, self._most_image_tokens))
+        self._time_audio()
         for params in (self._simplest, *self._pooled):
             self._run_alone(self._long_prompts(self._max_num_batched_tokens), params)
         if not self._generates:
@@ -198,6 +203,15 @@ class WarmUp:
         sizes = list(dict.fromkeys(image_of(image_input, count) for count in counts))
         seconds = [self._run_image(*size) for size in sizes]
         return seconds[-1] * max(self._max_num_batched_tokens, most) / image_input.num_tokens(*sizes[-1])
+
+    def _time_audio(self) -> float:
+        """Return an upper bound of the seconds in which one step's audios are encoded; 0.0 if the model reads none."""
+        if not self._audios:
+            return 0.0
+        step = audio_step(self._audios.input, self._groups, self._simplest)
+        seconds = self._run(step)
+        self._runner.prepare_inputs(finish_step(list(step.num_scheduled_tokens)))
+        return seconds * max(self._max_num_batched_tokens // self._groups.cross_tokens, 1)
 
     def _run_image(self, height: int, width: int) -> float:
         """Run a step with an image of this size in pixels. Returns seconds."""

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from proa.contract import ImageInput, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import AudioInput, ImageInput, PoolingParams, PoolingTask, SamplingParams
+from proa.contract.audio import SAMPLE_BYTES
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import (
     BASE_MODEL,
     NO_STATE,
     CachedRequestData,
+    CrossInput,
+    EncodedAudio,
     EncoderInput,
     ImageSpan,
     LoraSlot,
@@ -52,6 +55,7 @@ def prefill_step(
             sampling_params=params if isinstance(params, SamplingParams) else GREEDY,
             pooling_params=params if isinstance(params, PoolingParams) else None,
             lora=lora,
+            audio=EncodedAudio(tuple(_blocks(groups.cross_tokens, groups)), groups.cross_tokens),
         )
         for index, length in enumerate(lengths)
     ]
@@ -91,6 +95,14 @@ def image_step(
         new = [replace(new[0], images=(ImageSpan(IMAGE_HASH, 0, num_tokens, height, width),))]
     pixels = bytes(height * width * 3)
     return replace(step, new_requests=new, encoder_inputs=[EncoderInput(IMAGE_HASH, height, width, pixels)])
+
+
+def audio_step(audio_input: AudioInput, groups: CacheGroups, params: SamplingParams | PoolingParams) -> SchedulerOutput:
+    """Return a step that encodes the longest audio, for a new prompt of one token."""
+    step = prefill_step([1], groups, params)
+    audio = step.new_requests[0].audio
+    samples = bytes(audio_input.max_samples * SAMPLE_BYTES)
+    return replace(step, cross_inputs=[CrossInput(list(audio.block_ids), audio.num_tokens, samples)])
 
 
 def first_pooled_steps(groups: CacheGroups, pooling: PoolingConfig, *, max_num_tokens: int) -> list[SchedulerOutput]:

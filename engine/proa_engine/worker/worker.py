@@ -328,6 +328,7 @@ class Worker:
                 generates=model.has_lm_head,
                 whole_prompts=model.is_encoder,
                 images=model.images,
+                audios=model.audios,
             )
             for lora in (loras if plan.config.lora.enable_lora else loras[:1])
         ]

@@ -22,9 +22,7 @@ def test_every_rejection_of_the_core_is_an_error() -> None:
 def test_errors_that_another_engine_may_not_have_are_retryable(kind: type[errors.EngineError]) -> None:
     unavailable = errors.STATUS_CODES[kind] is grpc.StatusCode.UNAVAILABLE
 
-    assert kind("…").retryable == (
-        unavailable or kind in (errors.QueueFull, errors.LoraNotLoaded, errors.ImagesMissing)
-    )
+    assert kind("…").retryable == (unavailable or kind in (errors.QueueFull, errors.LoraNotLoaded, errors.MediaMissing))
 
 
 def test_numbers_are_those_of_grpc() -> None:

@@ -98,7 +98,7 @@ def test_chat_images_are_those_of_pillow_and_of_data_urls() -> None:
         (with_images("<image>", "data:image/png,abc"), "must be base64"),
         (with_images("<image>", "data:image/png;base64,?"), "not base64"),
         (with_images("<image>", 5), "must be a PIL.Image.Image, got int"),
-        ({"prompt": "a", "multi_modal_data": {"video": [1]}}, "images only, got video"),
+        ({"prompt": "a", "multi_modal_data": {"video": [1]}}, "images and audio only, got video"),
         ({"prompt": "a", "mm_processor_kwargs": {"max_pixels": 5}}, "mm_processor_kwargs is not supported"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
+from proa_engine.layers.cache_layers import CacheLayer, CrossLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
 from proa_engine.memory.cache_plan import CachePlan, Place, allocate_caches, plan_caches
 from proa_engine.memory.kv_cache import share_of_cached_states
 
@@ -65,6 +65,18 @@ def test_states_take_no_blocks_and_shared_layers_nothing() -> None:
     shared = plan([KeyValueLayer(1, 64), KeyValueLayer(1, 64, 32), SharedLayer(1), SharedLayer(0), SharedLayer(2)])
     assert shared.places == (Place(0, 0), Place(1, 0), Place(1, 0), Place(0, 0), Place(1, 0))
     assert shared.block_bytes == 4 * KIB
+
+
+def test_cross_attention_has_a_table_of_its_own_behind_all_others() -> None:
+    own, audio = KeyValueLayer(6, 64), CrossLayer(6, 64, 1500)
+    result = plan([own, audio] * 4)  # Whisper tiny
+    assert (result.block_bytes, result.windows, result.cross_tokens) == (96 * KIB, (), 1500)
+    assert result.places == tuple(Place(table, layer * 24 * KIB) for layer in range(4) for table in (0, 1))
+    memory = allocate_caches([own, audio] * 4, result, 5, BFLOAT16, torch.device("cpu"))
+    assert {cache.tensors[0].shape for cache in memory.layers} == {(5, 6, 16, 64)}
+    pairs = zip(memory.layers[::2], memory.layers[1::2], strict=True)
+    assert all(one.tensors[0].data_ptr() == other.tensors[0].data_ptr() for one, other in pairs)
+    assert plan([KeyValueLayer(6, 64, 128), own, CrossLayer(12, 64, 1500)]).block_bytes == 48 * KIB
 
 
 def test_a_model_of_states_alone_has_the_shortest_interval() -> None:

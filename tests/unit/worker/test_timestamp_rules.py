@@ -32,7 +32,8 @@ def by_transformers(prompt: list[int], output: list[int], logits: Tensor, rules:
     )
     assert rules.begin_id == rules.no_timestamps_id + 1
     process = WhisperTimeStampLogitsProcessor(config, begin_index=len(prompt))
-    return process(torch.tensor([[*prompt, *output]]), logits[None])[0]
+    scores: Tensor = process(torch.tensor([[*prompt, *output]]), logits[None])
+    return scores[0]
 
 
 def random_output(rng: random.Random) -> list[int]:
@@ -88,7 +89,7 @@ def test_suppressed_tokens_are_suppressed_as_the_first_one_alone() -> None:
     harness = RunnerHarness(MODEL)
     logits = MODEL.logits_after(PROMPT).float()
     best = logits.argsort(descending=True).tolist()
-    params = SamplingParams(temperature=0, begin_suppress_token_ids=best[:3])
+    params = SamplingParams(temperature=0, begin_suppress_token_ids=tuple(best[:3]))
     assert harness.step({"a": (PROMPT, len(PROMPT), params)}).sampled_token_ids == [[best[3]]]
     resumed = harness.step({"a": (PROMPT, len(PROMPT) - 1, params)}, finished=["a"])
     assert resumed.sampled_token_ids == [[best[0]]]
@@ -97,4 +98,4 @@ def test_suppressed_tokens_are_suppressed_as_the_first_one_alone() -> None:
 def test_a_grammar_excludes_timestamps() -> None:
     for other in ({"grammar": Grammar(text='start: "a"')}, {"structured_outputs": StructuredOutputsParams(regex="a")}):
         with pytest.raises(ValueError, match="timestamps exclude structured_outputs and a grammar"):
-            SamplingParams(timestamps=RULES, **other)  # type: ignore[arg-type]
+            SamplingParams(timestamps=RULES, **other)

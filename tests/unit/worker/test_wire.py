@@ -7,7 +7,15 @@ import pytest
 
 from proa.contract import EmbeddingType, PromptEmbeds, RepetitionDetectionParams, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
+from proa_engine.core.types import (
+    CachedRequestData,
+    CrossInput,
+    EncodedAudio,
+    EncoderInput,
+    ImageSpan,
+    NewRequestData,
+    SchedulerOutput,
+)
 from proa_engine.framing import encode
 from proa_engine.memory.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.option_groups import Parallel
@@ -33,6 +41,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
             ),
             trace_headers={"traceparent": "00-1-2-01"},
             images=[ImageSpan(b"\xff\x00", 3, 6, 64, 96)],
+            audio=EncodedAudio((7, 8), 20),
             prompt_embeds=[PromptEmbeds(offset=9, num_tokens=1, type=EmbeddingType.BFLOAT16, values=b"\xff\x00")],
         )
     ],
@@ -42,6 +51,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     finished_request_ids=["c"],
     preempted_request_ids=[],
     freed_images=[b"\x80"],
+    cross_inputs=[CrossInput([7, 8], 20, b"\xff\x00")],
     encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [

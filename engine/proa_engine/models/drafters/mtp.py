@@ -124,6 +124,7 @@ def read_mtp(target: ModelConfig, names: Sequence[str]) -> MtpOptions:
             f"method mtp needs a layer for further tokens, and the checkpoint has no {form.embedding_norm}"
         )
     full = next(layer for layer in reversed(target.layers) if StateLayer not in layer.cache_kinds)
+    assert isinstance(target.decoder.norm, NormOptions)
     return MtpOptions(
         form=form,
         hidden_size=target.hidden_size,

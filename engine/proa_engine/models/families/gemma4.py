@@ -248,6 +248,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         self.per_layer_inputs: PerLayerInputs | None = None
         options = config.decoder
         assert isinstance(options, Gemma4Options)
+        assert isinstance(options.norm, NormOptions)
         if options.per_layer_size:
             inner, _ = text_weights(weights)
             self.per_layer_inputs = PerLayerInputs(

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from proa.contract import ImageInput
-from proa_engine.layers.norm import NormOptions, RMSNorm
-from proa_engine.layers.vision import Dense, LayerNorm, PatchEmbedding, PixelScaling, attend
+from proa_engine.layers.norm import LayerNorm, NormOptions, RMSNorm
+from proa_engine.layers.vision import Dense, PatchEmbedding, PixelScaling, attend
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.fields import Fields, require

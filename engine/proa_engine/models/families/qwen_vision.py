@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from proa.contract import ImageInput
-from proa_engine.layers.vision import Dense, LayerNorm, PatchEmbedding, PixelScaling, attend, in_squares, rotate
+from proa_engine.layers.norm import LayerNorm
+from proa_engine.layers.vision import Dense, PatchEmbedding, PixelScaling, attend, in_squares, rotate
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.fields import Fields, require

@@ -1,0 +1,113 @@
+"""Whisper's encoder (Radford et al., 2022, arXiv 2212.04356): two convolutions over log-mel features, then a
+transformer whose frames all attend to each other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from proa.contract import AudioInput, AudioLayer
+from proa_engine.layers.norm import LayerNorm
+from proa_engine.layers.vision import Dense, attend
+from proa_engine.layers.weights import Weights
+from proa_engine.models.audio_config import AudioConfig
+from proa_engine.models.decoder import tensors_of
+from proa_engine.models.log_mel import LogMel
+
+KERNEL = 3
+CONVOLUTIONS = (AudioLayer(kernel=KERNEL, stride=1, padding=1), AudioLayer(kernel=KERNEL, stride=2, padding=1))
+
+_EPS = 1e-5
+_FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000  # as in transformers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperEncoderOptions:
+    input: AudioInput
+    fft_size: int  # samples
+    num_bands: int
+    depth: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_positions: int  # tokens of the longest audio
+
+    def config(self) -> AudioConfig:
+        layer = self.hidden_size * (4 * self.hidden_size + 2 * self.inner_size)
+        convolutions = KERNEL * self.hidden_size * (self.num_bands + self.hidden_size)
+        return AudioConfig(
+            input=self.input,
+            embedding_width=self.hidden_size,
+            num_parameters=self.depth * layer + convolutions + self.num_positions * self.hidden_size,
+            token_values=4 * (2 * self.hidden_size + self.inner_size),
+        )
+
+    def make(self, weights: Weights) -> "WhisperEncoder":
+        return WhisperEncoder(weights / "model" / "encoder", self)
+
+
+class WhisperEncoder:
+    """An `AudioEncoder`. Audio is padded with zeros to a multiple of `AudioInput.pad_to` samples."""
+
+    def __init__(self, weights: Weights, options: WhisperEncoderOptions) -> None:
+        size, audio = options.hidden_size, options.input
+        self.pad_to = audio.pad_to
+        self.first = _Convolution(weights / "conv1", options.num_bands, size, CONVOLUTIONS[0])
+        self.second = _Convolution(weights / "conv2", size, size, CONVOLUTIONS[1])
+        self.positions = (weights / "embed_positions").take("weight", (options.num_positions, size))
+        self.layers = [_Layer(weights / "layers" / str(number), options) for number in range(options.depth)]
+        self.norm = LayerNorm(weights / "layer_norm", size, _EPS)
+        self.log_mel = LogMel(
+            num_bands=options.num_bands,
+            sampling_rate=audio.sampling_rate,
+            fft_size=options.fft_size,
+            hop=audio.hop,
+            device=self.positions.device,
+        )
+
+    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
+        """samples [n] float32 -> [tokens, hidden_size]"""
+        padded = F.pad(samples, (0, -samples.shape[0] % self.pad_to))
+        features = self.log_mel(padded).to(self.positions.dtype)
+        x = F.gelu(self.second(F.gelu(self.first(features)))).t()
+        x = x + self.positions[: x.shape[0]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return tensors_of(self)
+
+
+class _Convolution:
+    def __init__(self, weights: Weights, in_size: int, out_size: int, layer: AudioLayer) -> None:
+        self.weight = weights.take("weight", (out_size, in_size, layer.kernel))
+        self.bias = weights.take("bias", (out_size,))
+        self.stride, self.padding = layer.stride, layer.padding
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [in_size, frames] -> [out_size, frames / stride]"""
+        return F.conv1d(x[None], self.weight, self.bias, self.stride, self.padding)[0]
+
+
+class _Layer:
+    def __init__(self, weights: Weights, options: WhisperEncoderOptions) -> None:
+        size, attention = options.hidden_size, weights / "self_attn"
+        self.num_heads = options.num_heads
+        self.attention_norm = LayerNorm(weights / "self_attn_layer_norm", size, _EPS)
+        self.query, self.value = Dense(attention / "q_proj", size, size), Dense(attention / "v_proj", size, size)
+        self.key_weight = (attention / "k_proj").take("weight", (size, size))
+        self.output = Dense(attention / "out_proj", size, size)
+        self.mlp_norm = LayerNorm(weights / "final_layer_norm", size, _EPS)
+        self.up = Dense(weights / "fc1", size, options.inner_size)
+        self.down = Dense(weights / "fc2", options.inner_size, size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [frames, hidden_size] -> the same shape"""
+        normed = self.attention_norm(x)
+        key = F.linear(normed, self.key_weight)
+        heads = (each.unflatten(1, (self.num_heads, -1)) for each in (self.query(normed), key, self.value(normed)))
+        x = x + self.output(attend(*heads))
+        x = x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+        return x.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if x.dtype == torch.float16 else x

@@ -1,0 +1,131 @@
+"""Tiny Whisper models: random weights, audio of at most a second, a byte-level tokenizer with Whisper's special tokens.
+
+And their greedy tokens by `transformers` for a prompt and an audio.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from proa.contract import Audio, EngineCoreRequest, SamplingParams, hash_audio
+from support.engine import request
+from support.greedy import MARGIN, Expected
+from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+
+RATE: Final = 16_000
+NUM_POSITIONS: Final = 50  # of the encoder: a second
+MAX_TARGET_POSITIONS: Final = 64
+_SPECIAL = ("startoftranscript", "en", "de", "transcribe", "translate", "startofprev", "nospeech", "notimestamps")
+_TIMES = tuple(f"{number / NUM_POSITIONS:.2f}" for number in range(NUM_POSITIONS + 1))
+TOKENS: Final = {name: VOCAB_SIZE + index for index, name in enumerate((*_SPECIAL, *_TIMES))}
+PROMPT: Final = [TOKENS[name] for name in ("startoftranscript", "en", "transcribe", "notimestamps")]
+
+
+def make_whisper(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Write the model to `folder`; returns it. `overrides` are fields of config.json."""
+    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = WhisperConfig(
+        vocab_size=VOCAB_SIZE + len(TOKENS),
+        d_model=64,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_layers=3,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=96,
+        num_mel_bins=80,
+        max_source_positions=NUM_POSITIONS,
+        max_target_positions=MAX_TARGET_POSITIONS,
+        init_std=0.2,
+        decoder_start_token_id=TOKENS["startoftranscript"],
+        bos_token_id=EOS_TOKEN_ID,
+        eos_token_id=EOS_TOKEN_ID,
+        pad_token_id=EOS_TOKEN_ID,
+        **overrides,
+    )
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):  # which would begin as 0 and 1
+            parameter.data += torch.randn_like(parameter) * 0.1
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=TOKENS["startoftranscript"],
+        eos_token_id=EOS_TOKEN_ID,
+        pad_token_id=EOS_TOKEN_ID,
+        lang_to_id={"<|en|>": TOKENS["en"], "<|de|>": TOKENS["de"]},
+        task_to_id={"transcribe": TOKENS["transcribe"], "translate": TOKENS["translate"]},
+        no_timestamps_token_id=TOKENS["notimestamps"],
+        prev_sot_token_id=TOKENS["startofprev"],
+        suppress_tokens=[1, 2],
+        begin_suppress_tokens=[220, EOS_TOKEN_ID],
+        max_initial_timestamp_index=25,
+        is_multilingual=True,
+    )
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=80, chunk_length=1).save_pretrained(folder)
+    write_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<|{name}|>" for name in TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    fields = json.loads((folder / "tokenizer_config.json").read_text())
+    del fields["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def tone(seed: int, seconds: float = 1.0) -> np.ndarray:
+    """A few tones in noise, float32."""
+    rng = np.random.default_rng(seed)
+    times = np.arange(int(seconds * RATE)) / RATE
+    tones = np.sin(2 * np.pi * rng.uniform(100, 6000, 4)[:, None] * times).sum(0)
+    return np.asarray((tones + rng.standard_normal(times.size)) * 0.1, np.float32)
+
+
+def audio_of(samples: np.ndarray) -> Audio:
+    data = samples.astype("<f4").tobytes()
+    return Audio(hash=hash_audio(data), num_samples=samples.size, samples=data)
+
+
+def transcription(
+    request_id: str, samples: np.ndarray, params: SamplingParams, prompt: Sequence[int] = PROMPT
+) -> EngineCoreRequest:
+    return replace(request(request_id, prompt, params), audios=(audio_of(samples),))
+
+
+@torch.inference_mode()
+def greedy_transcriptions(
+    folder: Path, cases: Sequence[tuple[np.ndarray, Sequence[int]]], num_tokens: int
+) -> list[Expected]:
+    """Of each audio and prompt by itself, in float32, beyond end tokens."""
+    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    return [_greedy(model, extractor, samples, list(prompt), num_tokens) for samples, prompt in cases]
+
+
+def _greedy(model: Any, extractor: Any, samples: np.ndarray, prompt: list[int], num_tokens: int) -> Expected:
+    features = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
+    encoded, cache, step_input, logits = model.model.encoder(features), None, prompt, []
+    for _ in range(num_tokens):
+        output = model(
+            encoder_outputs=encoded,
+            decoder_input_ids=torch.tensor([step_input]),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = output.past_key_values
+        logits.append(output.logits[0, -1])
+        step_input = [int(logits[-1].argmax())]
+    best = torch.stack(logits).topk(2)
+    unsure = (best.values[:, 0] - best.values[:, 1] < MARGIN).nonzero()
+    return Expected(best.indices[:, 0].tolist(), int(unsure[0]) if len(unsure) else num_tokens)
