@@ -3,13 +3,14 @@ keep the connection."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proa_gateway.config import Deadlines
 from support.fake_engine import FakeEngine, say
-from support.gateway import RunningGateway, chat_body, running_gateway
+from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway
 
 COMMENT = ": keep-alive"
 INTERVAL = 0.05
@@ -112,3 +113,19 @@ async def test_the_clients_skip_the_comments(engine: FakeEngine) -> None:
         await finish(engine, lines)
         assert "".join([event.choices[0].text async for event in completion]) == "one two three"
         assert await message.get_final_text() == "one two three"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_that_waits_for_capacity_has_a_status_and_comments_and_an_error_is_an_event(path: str) -> None:
+    async with (
+        FakeEngine(max_num_seqs=1, step_delay=None) as engine,
+        running_gateway(engine, sse_keep_alive_interval=INTERVAL, deadlines=replace(PATIENT, queue=0.5)) as gateway,
+        streamed(gateway, path),
+        streamed(gateway, path),
+    ):
+        await engine.until(lambda engine: engine.num_unfinished == 2)
+        async with streamed(gateway, path) as response:
+            assert response.status_code == 200
+            lines = [line async for line in response.aiter_lines()]
+    assert COMMENT in lines
+    assert "No engine had room within" in "".join(lines)

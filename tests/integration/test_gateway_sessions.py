@@ -1,5 +1,6 @@
 """With `--session-admission retain` a gateway tells engines which blocks conversations keep, and which they give up."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -113,3 +114,45 @@ async def test_engines_are_told_what_conversations_claim_if_they_read_it() -> No
             for blocks in (3, 6):
                 await turn(gateway, old, prompt(7, blocks))
             assert not old.claim.num_blocks
+
+
+def completion(name: int, num_blocks: int, **fields: object) -> dict[str, object]:
+    return {"prompt": prompt(name, num_blocks), "max_tokens": OUTPUT, "ignore_eos": True, **fields}
+
+
+async def fill(gateway: RunningGateway, engine: FakeEngine) -> None:
+    """A conversation has a place, and one more does not fit into a cache of 20 blocks."""
+    for name in (7, 8):
+        await turn(gateway, engine, prompt(name, 3))
+    await turn(gateway, engine, prompt(7, 12))
+
+
+async def test_the_response_says_how_a_turn_came_to_its_place() -> None:
+    async with (
+        FakeEngine(num_gpu_blocks=20) as engine,
+        running_gateway(engine, session_admission="wait", session_max_wait=0.05) as gateway,
+    ):
+        await fill(gateway, engine)
+        found = [
+            (await gateway.http.post("/v1/completions", json=completion(name, blocks))).headers["x-proa-session"]
+            for name, blocks in ((9, 3), (7, 13), (8, 12))
+        ]
+    assert found[:2] == ["new", "resident"]
+    assert re.fullmatch(r"visitor;ms=\d+", found[2])
+
+
+async def test_a_stream_whose_conversation_waits_for_a_place_has_a_status_and_comments() -> None:
+    async with (
+        FakeEngine(num_gpu_blocks=20) as engine,
+        running_gateway(
+            engine, session_admission="wait", session_max_wait=1.0, sse_keep_alive_interval=0.05
+        ) as gateway,
+    ):
+        await fill(gateway, engine)
+        num_before = len(engine.requests)
+        async with gateway.http.stream("POST", "/v1/completions", json=completion(8, 12, stream=True)) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            assert len(engine.requests) == num_before
+            assert [line async for line in lines][-2:] == ["data: [DONE]", ""]

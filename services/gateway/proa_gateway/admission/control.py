@@ -11,7 +11,7 @@ from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.fair_queue import AdmissionBounds, Bound, QueuedRequest
 from proa_gateway.admission.rate_limits import Lease
 from proa_gateway.admission.request_queue import RequestQueue
-from proa_gateway.admission.session_queue import SessionQueue
+from proa_gateway.admission.session_queue import SessionQueue, Wait
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.models import KnownLora, ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
@@ -239,12 +239,12 @@ class AdmissionGuard:
 
     async def wait_for_place(
         self, model: str, sessions: ModelSessions, hashes: Sequence[bytes], num_prompt_tokens: int
-    ) -> None:
+    ) -> Wait:
         """Wait until the conversation that a prompt with these blocks continues has a place in an engine's cache.
         Raises `Overloaded` and `ShuttingDown`."""
         self.request.num_tokens = self.num_choices * num_prompt_tokens
         self.request.cost = num_prompt_tokens + self._expected_output(None)
-        await self.control.session_queue.wait(model, sessions, hashes, self.request, self._at_most(float("inf")))
+        return await self.control.session_queue.wait(model, sessions, hashes, self.request, self._at_most(float("inf")))
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.

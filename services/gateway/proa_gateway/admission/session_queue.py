@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import ShuttingDown
@@ -27,6 +27,19 @@ class _Waiting:
     timer: asyncio.TimerHandle | None = None
 
 
+class Wait(NamedTuple):
+    """How a turn came to its place. `new`: it is the first one, and has none; `visitor`: it goes on without one."""
+
+    outcome: Literal["new", "resident", "waited", "visitor"]
+    seconds: float = 0.0
+
+    def span_attributes(self) -> dict[str, str | float]:
+        return {"proa.session.outcome": self.outcome, "proa.session.wait_seconds": self.seconds}
+
+    def __str__(self) -> str:
+        return f"{self.outcome};ms={1000 * self.seconds:.0f}" if self.seconds else self.outcome
+
+
 class SessionQueue:
     """A turn waits while other conversations fill the cache, in the order of `FairQueue`; only its head is tried. After
     `max_wait` seconds it goes on without a place, so that no conversation waits for ever. Call `changed` when there may
@@ -41,14 +54,15 @@ class SessionQueue:
 
     async def wait(
         self, model: str, sessions: ModelSessions, hashes: Sequence[bytes], request: QueuedRequest, seconds: float
-    ) -> None:
+    ) -> Wait:
         """Wait until the conversation that a prompt with these blocks continues has a place, at most `seconds`.
         `model`: its name, for metrics. Raises `Overloaded` and `ShuttingDown`."""
         turn = sessions.expect(hashes)
-        if turn is None or sessions.passes(turn):
-            return
-        if sessions in self._waiting or not sessions.is_next or not sessions.place(turn):
-            await self._wait(sessions, turn, model, request, min(seconds, self._max_wait))
+        if turn is None:
+            return Wait("new")
+        if sessions.passes(turn) or (sessions not in self._waiting and sessions.is_next and sessions.place(turn)):
+            return Wait("resident")
+        return await self._wait(sessions, turn, model, request, min(seconds, self._max_wait))
 
     def changed(self) -> None:
         """Try the heads of all queues."""
@@ -64,7 +78,7 @@ class SessionQueue:
 
     async def _wait(
         self, sessions: ModelSessions, turn: Turn, model: str, request: QueuedRequest, seconds: float
-    ) -> None:
+    ) -> Wait:
         if self._is_closed:
             raise ShuttingDown("The gateway is shutting down.")
         waiting = self._waiting.get(sessions)
@@ -87,6 +101,7 @@ class SessionQueue:
             self._bounds.remove(request)
             request.settle(0)  # what the request costs is counted where it waits for capacity
             self._admit(waiting)
+        return Wait("waited" if outcome == "place" else "visitor", time.perf_counter() - started)
 
     def _admit(self, waiting: _Waiting) -> None:
         """Admit requests from the queue's head on as long as their sessions get places."""

@@ -9,7 +9,8 @@ CPU time from an event's bytes to the transport: `benchmarks/http/response_write
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -57,7 +58,7 @@ class ResponseWriter:
     """Writes one response: `send` or `send_json`, or `start_events`, any number of `write` and `drain`, then `end`.
 
     `blocked` is true before `start_events`, after `end`, while the client reads too slowly and when it is gone; `write`
-    must not be called then. `comment_timer` is to be cancelled after the response.
+    must not be called then. `comment_timer` is to be cancelled after the response. `has_started`: the status was sent.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class ResponseWriter:
         "_transport",
         "blocked",
         "comment_timer",
+        "has_started",
     )
 
     def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
@@ -82,8 +84,10 @@ class ResponseWriter:
         self._is_idle = True  # nothing was written since the timer was started
         self.comment_timer: asyncio.TimerHandle | None = None
         self.blocked = True
+        self.has_started = False
 
     async def send(self, content: Content) -> None:
+        self.has_started = True
         headers = [
             (b"content-type", content.media_type),
             (b"content-length", b"%d" % len(content.body)),
@@ -103,12 +107,33 @@ class ResponseWriter:
     async def start_comments(self, keep_alive: float) -> None:
         """Begin a stream of events, the first of which comes after a `drain`. Comments are written before it and
         between events, so that the client receives something at least every `keep_alive` seconds; 0: none. Proxies
-        close connections that are silent for a minute."""
+        close connections that are silent for a minute. Without effect a second time."""
+        if self.has_started:
+            return
+        self.has_started = True
         self._connection.writer = self
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
         if keep_alive:
             loop, period = asyncio.get_running_loop(), keep_alive / 2
             self.comment_timer = loop.call_later(period, self._write_comment, loop, period)
+
+    @asynccontextmanager
+    async def start_if_late(self, keep_alive: float) -> AsyncIterator[None]:
+        """`start_comments` as soon as the context has taken `keep_alive` seconds; 0: never."""
+        starting = list[asyncio.Task[None]]()
+        loop = asyncio.get_running_loop()
+
+        def start() -> None:
+            starting.append(asyncio.create_task(self.start_comments(keep_alive)))
+
+        timer = loop.call_later(keep_alive, start) if keep_alive else None
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for task in starting:
+                await task
 
     def write(self, event: bytes) -> None:
         self._is_idle = False

@@ -31,6 +31,8 @@ class Outcome:
     embedded_tokens: int = 0  # of the input tokens, those that embeddings stand for
     output_tokens: int = 0  # of all sequences
     longest_output: int = 0  # tokens of one sequence
+    session: str = ""  # how the turn of a conversation came to its place in a KV cache; empty: it needs none
+    session_wait: float = 0.0  # seconds
     finish_reasons: Sequence[FinishName] = ()  # of the sequences that finished
     finishes: Mapping[str, int] = field(default_factory=dict)
     """How many sequences ended for each of the reasons that the client received: a response that is not streamed has
@@ -46,6 +48,8 @@ class Outcome:
             "prompt_tokens": self.input_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
+            "session": self.session or None,
+            "session_wait_ms": round(1000 * self.session_wait, 1) or None,
             "first_token_ms": None if first is None else round(1000 * first, 1),
             "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
         }

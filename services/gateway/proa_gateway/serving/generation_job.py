@@ -21,7 +21,7 @@ from proa_gateway.output.digit_runs import ConstrainedOutput
 from proa_gateway.output.text import OutputProcessor, SequenceListener
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Renderer, Usage
 from proa_gateway.serving.generation_request import GenerationRequest
-from proa_gateway.serving.job import ApiCall, ApiSettings, Job, Running
+from proa_gateway.serving.job import Accepted, ApiCall, ApiSettings, Job, Running
 from proa_gateway.serving.prompt import check_context
 
 MakeRenderer = Callable[[str, int], Renderer]
@@ -133,6 +133,9 @@ class GenerationJob(Job):
             await generation.wait()
         await writer.send_json(renderer.body([choice.output() for choice in collectors], final_usage(running)))
 
+    def error_events(self, accepted: Accepted, error: GatewayError) -> bytes:
+        return self.renderer(accepted.id, int(accepted.created)).error_events(error)
+
     def processor(
         self, prompt: Prompt, choice: Choice, listener: SequenceListener, *, wants_tokens: bool, running: Running
     ) -> OutputProcessor:
@@ -178,7 +181,7 @@ def collectors_of(prompts: Sequence[Prompt], renderer: Renderer) -> list[ChoiceC
 async def _stream(
     choices: Sequence[ChoiceStream], renderer: Renderer, running: Running, writer: ResponseWriter
 ) -> None:
-    """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
+    """Write events until the end. Raises `GatewayError` before the first token, when the status can mostly still be an
     error's; later errors are events. The status does not wait for the first token for longer than
     `sse_keep_alive_interval`: clients give up if none comes, Qwen Code after two minutes."""
     generation, keep_alive, is_late = running.generation, running.config.sse_keep_alive_interval, False

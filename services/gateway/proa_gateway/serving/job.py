@@ -16,7 +16,7 @@ from proa_gateway.admission.auth import Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
-from proa_gateway.errors import ModelNotFound
+from proa_gateway.errors import GatewayError, ModelNotFound
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.telemetry import RequestTrace
@@ -106,9 +106,13 @@ class Job(ABC):
     def check(self, model: ServedModel) -> None:
         """Raises `InvalidRequest` for a prompt that the model cannot take."""
 
+    def error_events(self, accepted: "Accepted", error: GatewayError) -> bytes:
+        """The events of a stream that fails before any other event. Only of a job that streams."""
+        raise NotImplementedError
+
     @abstractmethod
     async def run(self, running: "Running", writer: ResponseWriter) -> None:
-        """Send the engine requests and write the response. Raises `GatewayError` if nothing has been written yet."""
+        """Send the engine requests and write the response. Raises `GatewayError` if no event has been written yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
+from proa_gateway.admission.session_queue import Wait
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.attempts import request_timeout
 from proa_gateway.engines.generation import Generation
@@ -30,6 +31,7 @@ from proa_gateway.serving.ignored_fields import Notices
 from proa_gateway.serving.job import Accepted, ApiCall, Job, Prepared, Running
 
 TRACE_ID_HEADER = b"x-trace-id"
+SESSION_HEADER = b"x-proa-session"
 # Errors that reject a request before an engine has it, by their name in metrics; `AdmissionControl` counts its own.
 _REJECTIONS: dict[type[GatewayError], str] = {
     EngineUnavailable: "no_engine",
@@ -46,7 +48,13 @@ class Progress:
     accepted: Accepted
     model: ServedModel | None = None
     job: Job | None = None
+    wait: Wait | None = None  # for a place of its conversation
     running: Running | None = None
+
+    def error_events(self, error: GatewayError) -> bytes:
+        """Of a stream whose status was sent while it waited."""
+        assert self.job is not None
+        return self.job.error_events(self.accepted, error)
 
     def outcome(self, status: int, error: GatewayError | None) -> Outcome:
         """`status` of HTTP; 499: the client disconnected. `error`: what the request failed with, if it has a name."""
@@ -81,6 +89,8 @@ class Progress:
             embedded_tokens=0 if job is None else sum(each.num_tokens for p in job.prompts for each in p.embeds),
             output_tokens=usage.completion_tokens,
             longest_output=max((each.num_tokens for each in sequences), default=0),
+            session="" if self.wait is None else self.wait.outcome,
+            session_wait=0.0 if self.wait is None else self.wait.seconds,
             finish_reasons=[reason for reason in reasons if reason is not None],
             finishes=Counter(reason if reason is not None and is_shown else unfinished for reason in reasons),
         )
@@ -142,10 +152,13 @@ class Serving:
         try:
             await self._serve(progress, connection, writer)
         except GatewayError as error:
-            status, failure = error.status, error
+            failure = error
             if reason := _REJECTIONS.get(type(error)):
                 metrics.observe_rejection(reason)
-            raise
+            if not writer.has_started:
+                status = error.status
+                raise
+            await writer.end(progress.error_events(error))
         except asyncio.CancelledError:
             status = 499
             metrics.observe_abort()
@@ -187,12 +200,18 @@ class Serving:
                 warnings += unenforced
             if warnings:
                 response_headers += self._notices.warnings(warnings)
-            with trace.span("admission"):
+            with trace.span("admission") as span:
                 job.check(model)
-                may_wait = self._config.session_admission == "wait" and len(hints) == call.num_choices == 1
-                if may_wait and (sessions := self._router.sessions(model.base_name, hints[0])):
-                    await guard.wait_for_place(model.base_name, sessions, hints[0].block_hashes, job.num_tokens)
-                await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
+                keep_alive = self._config.sse_keep_alive_interval if call.is_streamed else 0.0
+                async with writer.start_if_late(keep_alive):
+                    may_wait = self._config.session_admission == "wait" and len(hints) == call.num_choices == 1
+                    if may_wait and (sessions := self._router.sessions(model.base_name, hints[0])):
+                        hashes, num_tokens = hints[0].block_hashes, job.num_tokens
+                        wait = await guard.wait_for_place(model.base_name, sessions, hashes, num_tokens)
+                        progress.wait = wait
+                        response_headers.append((SESSION_HEADER, str(wait).encode()))
+                        span.set_attributes(wait.span_attributes())
+                    await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
             generation = Generation(
                 self._pool,
                 model.base_name,

@@ -18,7 +18,7 @@ from proa_gateway.errors import GatewayError, InvalidRequest, MissingField, Unsu
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.generation_request import GenerationRequest, sampling_params
-from proa_gateway.serving.job import ApiCall, Endpoint, Job, Running
+from proa_gateway.serving.job import Accepted, ApiCall, Endpoint, Job, Running
 from proa_gateway.serving.prompt import check_context
 
 FILE = "file"
@@ -98,6 +98,9 @@ class TranscriptionJob(Job):
 
     def check(self, model: ServedModel) -> None:
         check_context(self.whisper.num_prompt_tokens, model, "prompt")
+
+    def error_events(self, accepted: Accepted, error: GatewayError) -> bytes:
+        return TranscriptRenderer.error_events(error)
 
     async def run(self, running: Running, writer: ResponseWriter) -> None:
         model = running.prepared.model

@@ -67,7 +67,8 @@ class TranscriptRenderer:
         done = {"type": "transcript.text.done", "text": text, **self._logprobs(logprobs), "usage": usage.tokens()}
         return _event(done) + _DONE
 
-    def error_events(self, error: GatewayError) -> bytes:
+    @staticmethod
+    def error_events(error: GatewayError) -> bytes:
         return _event(error.to_dict()) + _DONE
 
     def json(self, text: str, logprobs: Iterable[TokenLogprobs], usage: "TranscriptUsage") -> Content:
