@@ -170,11 +170,16 @@ async def test_every_field_of_the_access_log_is_documented(
     keys.write_text('{"keys": [{"name": "team", "key": "secret"}]}')
     headers = {"authorization": "Bearer secret", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
     async with (
-        FakeEngine(script=say("one")) as engine,
-        running_gateway(engine, access_log=True, api_keys=keys) as gateway,
+        FakeEngine(script=say("one"), num_gpu_blocks=20) as engine,
+        running_gateway(
+            engine, access_log=True, api_keys=keys, session_admission="wait", session_max_wait=0.01
+        ) as gateway,
     ):
         for body in (chat_body(max_tokens=1), {"model": "fake"}):
             await gateway.http.post(CHAT, json=body, headers=headers)
+        for token, length in ((7, 50), (8, 50), (7, 200), (8, 200)):  # two conversations, of which one has to wait
+            body = {"prompt": [token] * length, "max_tokens": 1}
+            await gateway.http.post("/v1/completions", json=body, headers=headers)
     page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().partition("\n## Access log\n")[2]
     cells = " ".join(re.findall(r"^\| ([^|]+) \|", page, re.M))
     assert set(re.findall(r"`(\w+)`", cells)) == {name for line in lines_of(access_log) for name in line}
