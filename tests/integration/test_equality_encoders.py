@@ -26,6 +26,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 2,
         "max_position_embeddings": 160,
     },
+    "gemma3_text": {  # EmbeddingGemma; its `sliding_window` counts both sides
+        "pad_token_id": 0,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 16,
+        "max_position_embeddings": 160,
+        "use_bidirectional_attention": True,
+    },
 }
 
 
@@ -47,8 +55,9 @@ def test_embeddings_equal_those_of_sentence_transformers(
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
+    dense = (96, 48) if name == "gemma3_text" else ()
     folder = make_embedding_model(
-        tmp_path, mode, normalize=True, architecture=name, auto_class="AutoModel", **MODELS[name]
+        tmp_path, mode, dense=dense, normalize=True, architecture=name, auto_class="AutoModel", **MODELS[name]
     )
     with build_core(folder, async_scheduling=async_scheduling, **SETTINGS) as engine:
         params = PoolingParams(task=PoolingTask.EMBED)
@@ -111,8 +120,15 @@ def test_weights_of_the_library_s_pooler_may_be_absent(tmp_path: Path) -> None:
         torch.testing.assert_close(run(engine, [request])["a"].values, expected)
 
 
+def test_a_causal_model_is_not_taken_for_an_encoder(tmp_path: Path) -> None:
+    causal = MODELS["gemma3_text"] | {"use_bidirectional_attention": False}
+    folder = make_tiny_model(tmp_path, "gemma3_text", auto_class="AutoModel", **causal)
+    with pytest.raises(ValueError, match="Gemma3TextModel cannot be run through transformers"), build_core(folder):
+        pass
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma3_text"])  # has no such head
 def test_labels_of_pairs_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForSequenceClassification
 

@@ -140,7 +140,8 @@ def from_dicts(
         fields = standard_fields(architecture, fields)
     decoder = model.read_options(fields)
     # "vision" is of the tokens of images alone.
-    if fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all"):
+    is_bidirectional = fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all")
+    if is_bidirectional and not is_encoder(architecture):
         raise ValueError(f"bidirectional attention is not supported in {config['architectures'][0]}")
     pooling = _pooling(config, form, modules, fields["hidden_size"], has_lm_head=has_lm_head)
     stored_as = read_quantization(fields.get("quantization_config"), quantization)

@@ -57,10 +57,13 @@ MODULES = {
 }
 REQUIRED_FIELDS = ("hidden_size", "num_hidden_layers")  # that all of them read, without a default
 # Encoders that `transformers` runs, for pooled requests.
-ENCODERS = tuple(
-    family + form
-    for family in ("Bert", "Camembert", "ModernBert", "Roberta", "XLMRoberta")
-    for form in ("Model", "ForSequenceClassification")
+ENCODERS = (
+    *(
+        family + form
+        for family in ("Bert", "Camembert", "ModernBert", "Roberta", "XLMRoberta")
+        for form in ("Model", "ForSequenceClassification")
+    ),
+    "Gemma3TextModel",  # EmbeddingGemma; one with causal attention is found not to be an encoder when it is tried
 )
 COLBERT, COLBERT_ENCODER = "HF_ColBERT", "BertModel"  # of ColBERT's own code, with a linear layer behind
 ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures

@@ -132,7 +132,9 @@ def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:
         for start, end in pairwise(starts):
             query, key, value = (each[start:end].transpose(0, 1)[None] for each in (call.query, call.key, call.value))
             mask = _window(end - start, call.others.get("sliding_window"), call.query.device)
-            out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale)
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=key.shape[1] < query.shape[1]
+            )
             parts.append(out[0].transpose(0, 1))
         return torch.cat(parts)
 
