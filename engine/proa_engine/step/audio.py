@@ -79,8 +79,10 @@ class AudioWriter:
 
 @dataclass(frozen=True, slots=True)
 class AudioTables:
-    """The blocks of each slot's audio, on the device: [slots + 1, columns] int32, and the length of each, [slots + 1]
-    int32. Padding has a length of 1, because attention to nothing has no result."""
+    """The blocks of each slot's audio, on the device: [slots, columns] int32, and the length of each, [slots] int32.
+
+    A slot that was never used has a length of 1: graphs pad with slot 0, and attention to nothing has no result.
+    """
 
     blocks: Tensor
     lengths: Tensor
@@ -120,11 +122,11 @@ class AudioColumns(Columns):
 
     def __init__(self, tables: SlotTables, writer: AudioWriter, max_tokens: int) -> None:
         """`max_tokens`: of the longest audio."""
-        num_rows, columns = tables.num_slots + 1, -(-max_tokens // tables.block_size)
+        columns = -(-max_tokens // tables.block_size)
         self._writer = writer
         self._tables = AudioTables(
-            torch.zeros(num_rows, columns, dtype=torch.int32, device=tables.device),
-            torch.ones(num_rows, dtype=torch.int32, device=tables.device),
+            torch.zeros(tables.num_slots, columns, dtype=torch.int32, device=tables.device),
+            torch.ones(tables.num_slots, dtype=torch.int32, device=tables.device),
         )
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
