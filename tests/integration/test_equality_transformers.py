@@ -12,9 +12,9 @@ import pytest
 from proa.contract import SamplingParams
 from support.engine import build_core, request, run
 from support.greedy import MARGIN, Expected, greedy
-from support.tiny_models import ARCHITECTURES, BYTES, LATENT, VOCAB_SIZE, make_tiny_model
+from support.tiny_models import ADAPTED_MIXERS, ARCHITECTURES, BYTES, LATENT, VOCAB_SIZE, make_tiny_model
 
-ADAPTED = ("cohere2", "gpt_neox", "starcoder2")  # have no module of their own in the engine
+ADAPTED = ("cohere2", "gpt_neox", "starcoder2", *ADAPTED_MIXERS)  # have no module of their own in the engine
 NUM_PROMPTS = 20
 NUM_TOKENS = 16
 

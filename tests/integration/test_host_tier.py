@@ -14,7 +14,7 @@ from support.host_rounds import HOST, rounds
 from support.tiny_models import make_tiny_model
 
 NUM_BLOCKS = {"windows": 44}  # for one of the longest requests
-OTHER_STATES = ("lfm2", "granitemoehybrid", "nemotron_h")
+OTHER_STATES = ("lfm2", "nemotron_h")
 
 
 @pytest.fixture(params=[*FAMILIES, *OTHER_STATES])

@@ -100,6 +100,46 @@ MIXERS: dict[str, dict[str, Any]] = {
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
 }
 
+# Models whose recurrent layers the library computes.
+ADAPTED_MIXERS: dict[str, dict[str, Any]] = {
+    "bamba": {
+        "num_hidden_layers": 3,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+        "mamba_chunk_size": 16,
+        "lm_head_multiplier": 0.5,
+    },
+    "jamba": {
+        "num_hidden_layers": 3,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 8,
+    },
+    "olmo_hybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": _MAMBA2_LAYERS,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 16,
+    },
+}
+
 # Sizes of models with latent attention.
 LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 12,
@@ -167,6 +207,7 @@ def make_tiny_model(
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         }
     settings |= MIXTURES.get(architecture, {}) | MIXERS.get(architecture, {})
+    settings |= ADAPTED_MIXERS.get(architecture, {})
     settings.update(overrides)
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):

@@ -85,9 +85,12 @@ SIZES: dict[str, Any] = {
 }
 
 # What single types need beside or instead of it.
+_MIXED = ["linear_attention", "full_attention"]
+_NO_LEAST_STEP = {"time_step_min": 1e-9}  # by which the library limits steps in prompts, not in decodes
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 EXTRA: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "bailing_hybrid": {"layer_types": _MIXED},
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "attn_layer_indices": [1]},
     "cwm": _TOKENS,
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
@@ -97,16 +100,27 @@ EXTRA: dict[str, dict[str, Any]] = {
     "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "emu3": _TOKENS,
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_chunk_size": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16, "layer_types": _MIXED},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": _MIXED},
     "lfm2": {"layer_types": ["full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "lfm3": {"layer_types": ["full_attention", "conv"]},
     "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "mllama": _TOKENS,
     "modernbert-decoder": _TOKENS,
+    "nemotron_h": {"layers_block_type": _MIXED, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2}
+    | _NO_LEAST_STEP,
+    "olmo_hybrid": {"layer_types": _MIXED},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "qwen3_5_moe_text": {"layer_types": _MIXED},
+    "qwen3_5_text": {"layer_types": _MIXED},
+    "qwen3_next": {"layer_types": _MIXED},
     "zamba": {"layer_types": ["mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"], "hybrid_layer_ids": [1]},
+    "zamba2": {"layer_types": ["mamba", "hybrid"], "hybrid_layer_ids": [1]} | _NO_LEAST_STEP,
     "zaya": {"num_experts_per_tok": 1},
     "plbart": {"decoder_attention_heads": 4, "encoder_attention_heads": 4},
     "whisper": {"decoder_attention_heads": 4, "encoder_attention_heads": 4},

@@ -34,7 +34,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron_h": {  # the second stage has feed-forward layers alone, and no cache
         "layers_block_type": ["linear_attention", "full_attention", "moe", "moe"]
     },
-    "granitemoehybrid": {"num_local_experts": 0},
     "gpt_oss": {"num_hidden_layers": 4},
     "deepseek_v3": LATENT,
 }

@@ -18,7 +18,7 @@ from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.timing.step_costs import StepCosts
 from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, LoraSlot
 from proa_engine.kernels.variants import hash_triton, on_compilation, on_kernel
-from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer
+from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, StateLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory import auto_config, kv_cache
 from proa_engine.memory.cache_plan import CachePlan, plan_caches
@@ -149,6 +149,11 @@ class Worker:
         if self.device.type == "cuda":  # a barrier: one rank compiles for those that share its disk
             placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         own, longest = loaded.cache_layers(), self.model_config.max_position_embeddings
+        if config.num_speculative_tokens and self._has_states_of_transformers():
+            raise ValueError(
+                f"speculative_config is not supported for {self.model_config.architecture}: transformers computes its "
+                "recurrent layers, which cannot compute accepted tokens again"
+            )
         layers, first = placement.links.gather_layers(own)
         caches = self._caches = plan_caches(
             layers, config.block_size, placement.cache_dtype, longest, range(first, first + len(own))
@@ -341,8 +346,11 @@ class Worker:
             self._log(f"captured CUDA graphs of {num_shapes} sizes in {time.monotonic() - started:.1f} s")
 
     def _graph_shapes(self, config: EngineConfig) -> list[GraphShape]:
-        """Return the shapes of decode steps to capture: none on a CPU, or if the model generates no tokens."""
+        """Return the shapes of decode steps to capture: none on a CPU, if the model generates no tokens, or if a step
+        reads slots of states on the host."""
         if self.device.type == "cpu" or config.enforce_eager or not self.model_config.has_lm_head:
+            return []
+        if self._has_states_of_transformers():
             return []
         num_decodes = -(-config.max_num_seqs // config.parallel.pipeline_parallel_size)  # at most in a step
         return graph_shapes(
@@ -350,6 +358,11 @@ class Worker:
             config.num_speculative_tokens,
             config.max_num_batched_tokens,
             with_loras=config.lora.enable_lora,
+        )
+
+    def _has_states_of_transformers(self) -> bool:
+        return self.model_config.is_adapted and any(
+            isinstance(layer, StateLayer) for layer in self.weights.loaded.cache_layers()
         )
 
     def _prompt_shapes(self, config: EngineConfig) -> list[PromptShape]:

@@ -13,7 +13,8 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from proa_engine.config import LoadFormat
-from proa_engine.layers.cache_layers import KeyValueLayer
+from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.layers.cache_layers import KeyValueLayer, StateLayer
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
@@ -22,19 +23,38 @@ from proa_engine.models.loader import load_model
 from proa_engine.models.transformers_adapter.fields import build_on_meta
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
 from proa_engine.models.transformers_adapter.products import use_products
+from proa_engine.models.transformers_adapter.recurrent import FoundMixer, Recurrent, RowStates, try_in_parts
 from proa_engine.models.weight_sources import RandomWeights
+from support.engine import build_core
 from support.paged_model import PagedModel
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 from support.transformers_sweep import judge, read_page
 from support.transformers_types import model_types, tiny_config
 
 # The whole list: tests/system/test_transformers_sweep.py.
-SLICE = ("cohere2", "deepseek_v2", "gpt2", "gpt_neox", "mixtral", "opt", "phi", "stablelm", "starcoder2")
+SLICE = (
+    "bamba",
+    "cohere2",
+    "deepseek_v2",
+    "falcon_h1",
+    "gpt2",
+    "gpt_neox",
+    "jamba",
+    "lfm2",
+    "mixtral",
+    "nemotron_h",
+    "olmo_hybrid",
+    "opt",
+    "phi",
+    "stablelm",
+    "starcoder2",
+)
 REFUSED = {
     "bloom": "its attention does not go through the interface of transformers",
     "doge": "DogeAttention changes the attention mask",
-    "lfm2": "layer type conv is not supported through transformers",
-    "mamba": "MambaMixer keeps a state outside attention",
+    "mamba": "it has no attention",
+    "recurrent_gemma": "RecurrentGemmaRecurrentBlock keeps a state outside attention",
+    "zaya": "ZayaCCAProjection is called with its arguments by position",
 }
 
 
@@ -106,6 +126,57 @@ def test_layers_declare_their_windows(tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
     model = load(make_tiny_model(tmp_path, "cohere2", **kinds))
     assert model.cache_layers() == (KeyValueLayer(2, 16, 20), KeyValueLayer(2, 16, None))
+
+
+def mixers(model: TransformersForCausalLM) -> list[Recurrent]:
+    return [module for module in model.decoder.modules() if isinstance(module, Recurrent)]
+
+
+def test_a_state_is_found_whatever_its_module_is_called(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "lfm2")
+    model = load(folder)
+    state = StateLayer((((64, 3), torch.float32),))
+    assert model.cache_layers() == (state, KeyValueLayer(2, 16, None), state)
+    assert [type(mixer.inner).__name__ for mixer in mixers(model)] == ["Lfm2ShortConv"] * 2
+    assert not any(mixer.one_by_one for mixer in mixers(model))
+
+
+def test_a_module_that_forgets_its_state_goes_on_token_by_token(tmp_path: Path) -> None:
+    model = load(make_tiny_model(tmp_path, "jamba"))
+    assert [mixer.one_by_one for mixer in mixers(model)] == [True, True]
+
+
+def test_two_caches_of_one_layer(tmp_path: Path) -> None:
+    kinds = [type(layer) for layer in load(make_tiny_model(tmp_path, "falcon_h1")).cache_layers()]
+    assert kinds == [StateLayer, KeyValueLayer] * 2
+
+
+def test_a_state_that_the_library_does_not_see_is_refused() -> None:
+    class Forgetful(torch.nn.Module):
+        """Keeps the last token's sum, which no cache has."""
+
+        before = torch.zeros(1)
+
+        def forward(self, hidden_states: torch.Tensor, cache: RowStates) -> torch.Tensor:
+            cache.update_recurrent_state(hidden_states[:, -1], 0)
+            result = hidden_states + self.before
+            self.before = hidden_states.sum() + 1
+            return result
+
+    hidden = torch.randn(1, 13, 4, generator=torch.Generator().manual_seed(0))
+    mixer = Recurrent(FoundMixer(Forgetful(), hidden, "cache", {}, {("recurrent", 0): hidden[:, -1]}))
+    with pytest.raises(ValueError, match="Forgetful does not continue a sequence from its states"):
+        try_in_parts(mixer, hidden)
+
+
+def test_drafts_are_refused_where_the_library_computes_states(tmp_path: Path) -> None:
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
+    folder = make_tiny_model(tmp_path, "jamba")
+    with (
+        pytest.raises(ValueError, match="speculative_config is not supported for JambaForCausalLM"),
+        build_core(folder, speculative_config=drafts, max_model_len=64),
+    ):
+        pass
 
 
 def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The attention function that models of `transformers` call: paged attention over Proa's caches.
 
-A model calls its attention functions in the same order in every forward pass, so the i-th call uses the i-th cache.
+A model calls its attention functions and its recurrent mixers in the same order in every forward pass, so the i-th call
+uses the i-th cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ from transformers import AttentionInterface
 from proa_engine.kernels.attention.paged_attention import paged_attention
 from proa_engine.kernels.attention.store_kv import store_kv
 from proa_engine.layers.attention_metadata import AttentionStep
-from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
+from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LayerCache
+from proa_engine.models.transformers_adapter.recurrent import Recurrent, mix
 
 IMPLEMENTATION = "proa"  # in a configuration's `_attn_implementation`
 
@@ -35,23 +37,37 @@ class AttentionCall:
 
 
 Attend = Callable[[AttentionCall], Tensor]  # -> [T, heads, V]
+Mix = Callable[[Recurrent, Tensor], Tensor]  # [T, H] -> [T, H]
+
+
+def _no_step(call: AttentionCall) -> Tensor:
+    raise AssertionError(f"{type(call.module).__name__} calls attention outside of a step")
+
+
+def _no_mixer(mixer: Recurrent, hidden: Tensor) -> Tensor:
+    raise AssertionError(f"{type(mixer.inner).__name__} is called outside of a step")
 
 
 class AttentionCalls:
-    """Where the attention calls of one model go; every module of the model holds it as `proa_calls`."""
+    """Where the attention calls of one model and those of its mixers go; every module of the model holds it as
+    `proa_calls`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.attend: Attend = _no_step
+        self.mix: Mix = _no_mixer
+        self.join(model)
+
+    def join(self, model: nn.Module) -> None:
         for module in model.modules():
             module.__dict__["proa_calls"] = self
 
-    def run(self, attend: Attend, forward: Callable[[], Any]) -> Any:
-        """Return forward(), whose attention calls `attend` computes."""
-        self.attend = attend
+    def run(self, attend: Attend, forward: Callable[[], Any], mix: Mix = _no_mixer) -> Any:
+        """Return forward(), whose attention calls `attend` computes, and those of mixers `mix`."""
+        self.attend, self.mix = attend, mix
         try:
             return forward()
         finally:
-            self.attend = _no_step
+            self.attend, self.mix = _no_step, _no_mixer
 
 
 def register(name: str = IMPLEMENTATION) -> None:
@@ -85,19 +101,16 @@ def _attention(
     return module.__dict__["proa_calls"].attend(call)[None], None
 
 
-def _no_step(call: AttentionCall) -> Tensor:
-    raise AssertionError(f"{type(call.module).__name__} calls attention outside of a step")
-
-
 class PagedAttend:
-    """Computes a step's attention calls over the caches of `layers`."""
+    """Computes a step's attention calls, and those of mixers, over the caches of `layers`."""
 
-    def __init__(self, layers: Sequence[KeyValueLayer], caches: Sequence[LayerCache], step: AttentionStep) -> None:
+    def __init__(self, layers: Sequence[CacheLayer], caches: Sequence[LayerCache], step: AttentionStep) -> None:
         self.remaining = iter(zip(layers, caches, strict=True))
         self.step = step
 
     def __call__(self, call: AttentionCall) -> Tensor:
         layer, cache = next(self.remaining)
+        assert isinstance(layer, KeyValueLayer)
         metadata = self.step.metadata
         table = metadata.tables[cache.table]
         size, width = layer.head_dim, call.value.shape[-1]
@@ -119,6 +132,10 @@ class PagedAttend:
             soft_cap=call.soft_cap,
         )
         return out[..., :width].contiguous()
+
+    def mix(self, mixer: Recurrent, hidden: Tensor) -> Tensor:
+        _, cache = next(self.remaining)
+        return mix(mixer, hidden, cache, self.step)
 
 
 def _widen(heads: Tensor, size: int) -> Tensor:

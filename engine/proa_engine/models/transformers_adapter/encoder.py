@@ -68,7 +68,7 @@ class TransformersEncoder:
         self._given: GivenStates | None = None
         if config.pooling.labels:
             # The rest of the model computes labels of hidden states that it gets from here.
-            self._given = GivenStates(getattr(base, "pooler", None))
+            self._given = GivenStates(getattr(base, "pooler", None), base)
             setattr(self._model, self._model.base_model_prefix, self._given)
         self._try(config)
 

@@ -22,7 +22,17 @@ from proa_engine.models.decoder_layer import FeedForward, Layer
 from proa_engine.observability.library_logs import use_our_handlers
 
 UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")  # frequencies depend on the longest sequence of the batch
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYER_TYPES = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",  # with states of their own (`recurrent`), as are the next three
+    "conv",
+    "hybrid",
+    "mamba",
+    "mlp",  # without a mixer, as is the next one
+    "moe",
+}
 # The library replaces methods of its classes, and the process's default type, while it builds a model.
 _BUILDING = Lock()
 
@@ -158,13 +168,4 @@ def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
     context = ContextManagers(model_class.get_init_context(dtype, False, False, False))
     with _explain_errors(model_class.__name__), _BUILDING, context:
         model = model_class(config)
-    refuse_states(model)
     return model.eval()
-
-
-def refuse_states(model: torch.nn.Module) -> None:
-    """Refuse a model whose layers keep more than keys and values, as far as its modules show it."""
-    for module in model.modules():
-        children = dict(module.named_children())
-        if any(isinstance(child, torch.nn.Conv1d) for child in children.values()):
-            raise ValueError(f"{type(module).__name__} keeps a state outside attention")

@@ -17,7 +17,7 @@ from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
-from proa_engine.models.transformers_adapter.probe import probe
+from proa_engine.models.transformers_adapter.probe import probe, replace
 from proa_engine.models.transformers_adapter.products import CalledLayers, OwnLinear, use_products
 from proa_engine.models.transformers_adapter.tensor_parallel import connect, divide, localize, read_plan
 
@@ -67,6 +67,7 @@ class TransformersForCausalLM:
 
         self.layers = probe(
             model,
+            self.decoder,
             self.calls,
             self._hidden,
             prepare,
@@ -74,8 +75,8 @@ class TransformersForCausalLM:
             config.max_position_embeddings,
         )
         # The rest of the model computes logits of hidden states that it gets from here.
-        self.given = GivenStates(None)
-        _replace(model, self.decoder, self.given)
+        self.given = GivenStates(None, self.decoder)
+        replace(model, self.decoder, self.given)
         self.head = model
         self.logits: Callable[[Tensor], Tensor] = self._whole_head
         if self._is_head(model.get_submodule(output_name), config.hidden_size):
@@ -86,7 +87,7 @@ class TransformersForCausalLM:
     ) -> Tensor:
         step = AttentionStep(metadata, positions, batch_invariant=False)
         attend = PagedAttend(self.layers, caches, step)
-        hidden: Tensor = self.calls.run(attend, lambda: self._hidden(input_ids, positions))
+        hidden: Tensor = self.calls.run(attend, lambda: self._hidden(input_ids, positions), attend.mix)
         return hidden
 
     def _hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -123,9 +124,11 @@ class GivenStates(nn.Module):
 
     hidden: Tensor
 
-    def __init__(self, pooler: nn.Module | None) -> None:
+    def __init__(self, pooler: nn.Module | None, stands_for: nn.Module) -> None:
         super().__init__()
         self.pooler = pooler
+        # Plain numbers, which the rest of the model may read.
+        self.__dict__ |= {name: value for name, value in vars(stands_for).items() if isinstance(value, int | float)}
 
     def forward(self, *_: Any, **__: Any) -> "_Output":
         return _Output(self.hidden, None if self.pooler is None else self.pooler(self.hidden))
@@ -162,11 +165,3 @@ def _decoder(model: Any) -> Any:
         if isinstance(part, PreTrainedModel) and part is not model:
             return part
     raise ValueError("it has no decoder")
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` in place of `old` wherever a module of `model` holds it."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if child is old:
-                setattr(module, name, new)

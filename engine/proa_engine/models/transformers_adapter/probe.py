@@ -1,28 +1,30 @@
-"""Find out what a loaded model's attention calls need, and refuse a model that keeps state elsewhere.
+"""Find out what a loaded model's attention calls and recurrent mixers need, and refuse a model that keeps state
+elsewhere.
 
 The model runs twice on a few tokens: as `transformers` runs it, and with two sequences in one row and attention
-computed by `_dense` below. If the hidden states differ, something but the known arguments affects the result.
+computed by `_dense` below. If the hidden states differ, something but the known arguments affects the result. Mixers
+are also tried in parts (`try_in_parts`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from proa_engine.layers.cache_layers import KeyValueLayer
+from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer
 from proa_engine.models.transformers_adapter.attention import (
     IMPLEMENTATION,
     AttentionCall,
     AttentionCalls,
     register,
 )
+from proa_engine.models.transformers_adapter.recurrent import TOLERANCE, Recurrent, find_mixers, try_in_parts
 
 PROBE = "proa_probe"  # the attention implementation while a model is probed, which has a mask function
 LENGTHS = 13, 10  # tokens of the two sequences
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of a token's hidden state, relative
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # input_ids, positions [T] -> hidden states [T, hidden_size]
 
@@ -66,13 +68,15 @@ class ProbedMasks:
 
 def probe(
     model: Any,
+    decoder: Any,
     calls: AttentionCalls,
     forward: Forward,
     prepare: Callable[[], None],
     vocab_size: int,
     max_positions: int,
-) -> tuple[KeyValueLayer, ...]:
-    """Return what each attention call of a forward pass keeps. `prepare` may change the model after the first runs.
+) -> tuple[CacheLayer, ...]:
+    """Return what each attention call and each mixer of a forward pass keeps. `prepare` may change the model after the
+    first runs. Mixers of `decoder` are replaced by `Recurrent`.
 
     Raises ValueError with the reason for a refusal.
     """
@@ -82,7 +86,12 @@ def probe(
     config = model.config
     _implement(config, "eager")
     expected = torch.cat([forward(*each) for each in zip(ids, positions, strict=True)])
-    masks, layers = ProbedMasks(max_positions), []
+    found = find_mixers(decoder, ids[0], positions[0])
+    mixers = [Recurrent(each) for each in found]
+    for mixer in mixers:
+        replace(decoder, mixer.inner, mixer)
+    calls.join(decoder)
+    masks, layers = ProbedMasks(max_positions), list[CacheLayer]()
     register(PROBE)
     AttentionMaskInterface.register(PROBE, masks)
     _implement(config, PROBE)
@@ -92,19 +101,31 @@ def probe(
         layers.append(_layer(call, window))
         return _dense(call, LENGTHS[:1], window)
 
-    calls.run(read, lambda: forward(ids[0], positions[0]))
-    if not layers:
+    def read_mixer(mixer: Recurrent, hidden: Tensor) -> Tensor:
+        layers.append(mixer.layer)
+        return mixer.alone(hidden)
+
+    calls.run(read, lambda: forward(ids[0], positions[0]), read_mixer)
+    if not any(isinstance(layer, KeyValueLayer) for layer in layers):
         raise ValueError("its attention does not go through the interface of transformers")
     register()
     _implement(config, IMPLEMENTATION)
     prepare()
+    for mixer, each in zip(mixers, found, strict=True):
+        try_in_parts(mixer, each.hidden)
     remaining = iter(layers)
 
     def attend(call: AttentionCall) -> Tensor:
-        return _dense(call, LENGTHS, next(remaining).window)
+        layer = next(remaining)
+        assert isinstance(layer, KeyValueLayer)
+        return _dense(call, LENGTHS, layer.window)
+
+    def mix(mixer: Recurrent, hidden: Tensor) -> Tensor:
+        next(remaining)
+        return torch.cat([mixer.alone(part) for part in hidden.split(LENGTHS)])
 
     try:
-        packed = calls.run(attend, lambda: forward(torch.cat(ids), torch.cat(positions)))
+        packed = calls.run(attend, lambda: forward(torch.cat(ids), torch.cat(positions)), mix)
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError("it computes with the attention mask itself") from error
     if next(remaining, None) is not None:
@@ -118,6 +139,15 @@ def check_states(packed: Tensor, expected: Tensor) -> None:
     difference = ((packed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)).max()
     if not float(difference) < TOLERANCE[expected.dtype]:
         raise ValueError("its hidden states depend on more than the tokens' attention")
+
+
+def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` in place of `old` wherever a module of `model` holds it."""
+    for module in list(model.modules()):
+        if module is not new:
+            for name, child in module.named_children():
+                if child is old:
+                    setattr(module, name, new)
 
 
 def _implement(config: Any, name: str) -> None:
