@@ -55,32 +55,32 @@ def ssd_reference(
     xbc, dt = pending.behind(xbc, dt)
     num_tokens = len(xbc)
     inputs = xbc[plan.token_order].float()
-    x, group_inputs, group_outputs = inputs.split((width, *[(inputs.shape[1] - width) // 2] * 2), dim=1)
-    x = x.view(num_tokens, num_heads, head_dim)
-    # [T, num_heads, 1, state_size] for products with states
-    b, c = (
-        each.view(num_tokens, -1, state_size).repeat_interleave(num_heads * state_size // each.shape[1], 1)[:, :, None]
-        for each in (group_inputs, group_outputs)
-    )
+    group_width = (inputs.shape[1] - width) // 2
+    x, b, c = inputs.split((width, group_width, group_width), dim=1)
+    by_group = group_width // state_size, num_heads * state_size // group_width  # groups, heads of each
+    x = x.view(num_tokens, *by_group, head_dim)
+    # [T, groups, 1, 1, state_size] for products with states
+    b, c = (each.view(num_tokens, -1, 1, 1, state_size) for each in (b, c))
     steps = time_steps(dt[plan.token_order].float(), weights)
-    decay = (steps * -weights.a_log.exp()).exp_()[:, :, None, None]
-    change = x * steps[:, :, None]
+    decay = (steps * -weights.a_log.exp()).exp_().view(num_tokens, *by_group, 1, 1)
+    change = (x * steps.view(num_tokens, *by_group, 1))[..., None]
 
-    states = read_states(cache, plan)
+    read = read_states(cache, plan)
+    states = read.view(len(read), *by_group, head_dim, state_size)
     products = torch.empty_like(states)
     out = torch.empty_like(x)
     if -1 in plan.cuts:
-        plan.cuts[-1].write(states, cache)
+        plan.cuts[-1].write(read, cache)
     start = 0
     for step, num_rows in enumerate(plan.row_counts):
         tokens = slice(start, start + num_rows)
         start += num_rows
         state, product = states[:num_rows], products[:num_rows]
-        state.mul_(decay[tokens]).add_(torch.mul(change[tokens][..., None], b[tokens], out=product))
+        state.mul_(decay[tokens]).add_(torch.mul(change[tokens], b[tokens], out=product))
         torch.sum(torch.mul(state, c[tokens], out=product), -1, out=out[tokens])
         if step in plan.cuts:
-            plan.cuts[step].write(states, cache)
-    out += x * weights.d[:, None]
+            plan.cuts[step].write(read, cache)
+    out += x * weights.d.view(*by_group, 1)
     result = torch.empty(num_tokens, width, dtype=xbc.dtype)
     result[plan.token_order] = out.view(num_tokens, width).to(xbc.dtype)
     return result[:num_own]
