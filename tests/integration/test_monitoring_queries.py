@@ -57,11 +57,15 @@ def gateway_series() -> Series:
 
 async def gateway_page() -> str:
     """Of a gateway that has answered a chat request. What needs a cluster or seconds is observed by hand."""
-    async with FakeEngine(script=say("one")) as engine, running_gateway(engine) as gateway:
+    async with (
+        FakeEngine(script=say("one")) as engine,
+        running_gateway(engine, session_admission="retain") as gateway,
+    ):
         assert (await gateway.chat()).status_code == 200
         assert (await gateway.http.post("/v1/chat/completions", json={})).status_code == 400
         metrics = gateway.gateway.metrics
         metrics.observe_queue_wait("fake", "admitted", 0.5)
+        metrics.observe_session_wait("fake", "place", 0.5)
         metrics.observe_rejection("requests")
         keyed = Outcome(
             route="/", operation="chat", status=503, model="fake", base_model="fake", key="team", output_tokens=1
@@ -211,6 +215,7 @@ def test_thresholds_of_times_are_less_than_the_last_bucket() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["prometheusRule"]
     thresholds = schema["properties"]["thresholds"]["properties"]
     assert thresholds["queueWaitSeconds"]["exclusiveMaximum"] == QUEUE_BUCKETS[-1]
+    assert thresholds["sessionWaitSeconds"]["exclusiveMaximum"] == QUEUE_BUCKETS[-1]
     assert thresholds["timeToFirstTokenSeconds"]["exclusiveMaximum"] == FIRST_TOKEN_BUCKETS[-1]
 
 

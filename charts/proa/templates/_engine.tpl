@@ -202,3 +202,11 @@ series have engine="0"; gateways repeat them with the engine's address. */ -}}
 {{- end -}}
 {{- join " + " $terms -}}
 {{- end -}}
+
+{{- /* What conversations claim, in KV caches of engines: the share that they claim of all, times the number of engines */ -}}
+{{- define "proa.engine.sessionDemand" -}}
+{{- $model := include "proa.engine.modelName" .pool | quote -}}
+{{- $release := printf "namespace=%q,app_kubernetes_io_instance=%q" .root.Release.Namespace .root.Release.Name -}}
+{{- $engines := printf "vllm:num_requests_running{model_name=%s,engine=\"0\",proa_role!=\"prefill\",%s}" $model $release -}}
+{{- printf "(sum(proa_gateway_session_demand{model_name=%s,%s}) or vector(0)) * (count(%s) or vector(0))" $model $release $engines -}}
+{{- end -}}

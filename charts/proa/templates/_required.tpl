@@ -16,6 +16,9 @@ gateway.port
 gateway.healthPort
 gateway.scalerPort
 gateway.routing
+gateway.sessionAdmission
+gateway.sessionAdmission.mode
+gateway.sessionAdmission.maxWaitSeconds
 gateway.maxConcurrentRequests
 gateway.maxQueuedTokens
 gateway.requestTimeoutSeconds
@@ -119,6 +122,7 @@ enginePool.keda.minReplicas
 enginePool.keda.maxReplicas
 enginePool.keda.serverAddress
 enginePool.keda.target
+enginePool.keda.sessionTarget
 enginePool.keda.cooldownSeconds
 tls
 networkPolicy
@@ -137,5 +141,6 @@ prometheusRule.thresholds.rejectedRequests
 prometheusRule.thresholds.queueWaitSeconds
 prometheusRule.thresholds.timeToFirstTokenSeconds
 prometheusRule.thresholds.kvCacheUsage
+prometheusRule.thresholds.sessionWaitSeconds
 dashboards
 {{- end -}}

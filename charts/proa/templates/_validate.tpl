@@ -132,6 +132,12 @@
 {{- if and $pool.keda.enabled $pool.keda.query (ne $pool.keda.trigger "prometheus") -}}
 {{- fail (printf "%s keda.query is set, but keda.trigger is %s, which has no query; set keda.trigger prometheus." $at $pool.keda.trigger) -}}
 {{- end -}}
+{{- if and $pool.keda.enabled $pool.keda.sessionTarget (eq .root.Values.gateway.sessionAdmission.mode "off") -}}
+{{- fail (printf "%s keda.sessionTarget is set, but gateway.sessionAdmission.mode is off, so conversations claim nothing." $at) -}}
+{{- end -}}
+{{- if and $pool.keda.enabled $pool.keda.sessionTarget (eq $pool.role "prefill") -}}
+{{- fail (printf "%s keda.sessionTarget is set, but conversations have no places on engines of the role prefill." $at) -}}
+{{- end -}}
 {{- if and $pool.keda.enabled (eq (int $pool.keda.minReplicas) 0) (not .root.Values.gateway.scaleFromZero.timeoutSeconds) -}}
 {{- fail (printf "%s keda.minReplicas 0 requires gateway.scaleFromZero.timeoutSeconds, or every request fails while no pod runs." $at) -}}
 {{- end -}}

@@ -72,6 +72,8 @@ CASES = {
     "gateway.scalerPort": Case(value=6003, at=(*GATEWAY, "args"), contains="--scaler-port=6003", also=WITH_KEDA),
     "gateway.healthPort": Case(value=8181, at=(*GATEWAY, "ports", 1, "containerPort")),
     "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),
+    "gateway.sessionAdmission.mode": Case(value="wait", at=ARGUMENTS, contains="--session-admission=wait"),
+    "gateway.sessionAdmission.maxWaitSeconds": Case(value=7.5, at=ARGUMENTS, contains="--session-max-wait=7.5"),
     "gateway.maxConcurrentRequests": Case(value=7, at=ARGUMENTS, contains="--max-concurrent-requests=7"),
     "gateway.maxQueuedTokens": Case(value=9, at=ARGUMENTS, contains="--max-queued-tokens=9"),
     "gateway.requestTimeoutSeconds": Case(value=90, at=ARGUMENTS, contains="--request-timeout=90"),
@@ -251,6 +253,9 @@ CASES = {
     ),
     "prometheusRule.thresholds.timeToFirstTokenSeconds": Case(
         value=33, at=(*RULES, 5, "expr"), contains=") > 33", also=WITH_RULES
+    ),
+    "prometheusRule.thresholds.sessionWaitSeconds": Case(
+        value=33, at=(*RULES, 12, "expr"), contains=") > 33", also=WITH_RULES
     ),
     "prometheusRule.thresholds.kvCacheUsage": Case(
         value=0.5, at=(*RULES, 9, "expr"), contains=") > 0.5", also=WITH_RULES

@@ -182,6 +182,12 @@ CASES = {
     "enginePool.keda.target": Case(
         value=3, at=(*SCALED, "triggers", 0, "metadata", "target"), expected="3", also=WITH_KEDA
     ),
+    "enginePool.keda.sessionTarget": Case(
+        value=0.9,
+        at=(*SCALED, "triggers", 1, "metadata", "threshold"),
+        expected="0.9",
+        also={**WITH_KEDA, "gateway.sessionAdmission.mode": "wait"},
+    ),
     "enginePool.keda.cooldownSeconds": Case(value=5, at=(*SCALED, "cooldownPeriod"), also=WITH_KEDA),
     "enginePool.volumes": Case(
         value=[{"name": "x", "emptyDir": {}}], at=(*ENGINE_POD, "volumes"), contains={"name": "x", "emptyDir": {}}

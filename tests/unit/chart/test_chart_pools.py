@@ -267,6 +267,23 @@ def test_gateways_have_no_scaler_unless_keda_asks_them(values: dict[str, object]
     assert ("Service", "proa-gateway-scaler") not in objects
 
 
+def test_keda_adds_pods_for_what_conversations_claim_too() -> None:
+    values = {
+        **KEDA,
+        "enginePool.servedModelName": "fast",
+        "enginePool.keda.sessionTarget": 0.9,
+        "gateway.sessionAdmission.mode": "wait",
+    }
+    by_requests, by_sessions = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    release = 'namespace="here",app_kubernetes_io_instance="proa"'
+    engines = f'vllm:num_requests_running{{model_name="fast",engine="0",proa_role!="prefill",{release}}}'
+    assert by_requests["type"] == "external-push"
+    assert by_sessions["metadata"]["query"] == (
+        f'(sum(proa_gateway_session_demand{{model_name="fast",{release}}}) or vector(0)) * '
+        f"(count({engines}) or vector(0))"
+    )
+
+
 def test_keda_counts_queued_waiting_and_running_requests_of_its_release() -> None:
     values = {**KEDA, "enginePool.keda.trigger": "prometheus", "enginePool.servedModelName": "fast"}
     (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")

@@ -104,6 +104,20 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ),
         ({**KEDA, "gateway.scalerPort": 8081}, "gateway.scalerPort must differ: they are ports of one pod"),
         (
+            {**KEDA, "enginePool.keda.sessionTarget": 0.9},
+            "keda.sessionTarget is set, but gateway.sessionAdmission.mode is off",
+        ),
+        (
+            {
+                **KEDA,
+                "enginePool.keda.minReplicas": 1,
+                "enginePool.keda.sessionTarget": 0.9,
+                "gateway.sessionAdmission.mode": "wait",
+                "enginePool.role": "prefill",
+            },
+            "conversations have no places on engines of the role prefill",
+        ),
+        (
             {**KEDA, "enginePool.keda.query": "up"},
             "keda.query is set, but keda.trigger is gateway, which has no query; set keda.trigger prometheus",
         ),
