@@ -15,6 +15,8 @@ from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels import variants
 from proa_engine.kernels.attention import decode_plan
 from proa_engine.step.prompt_graphs import PromptGraphs
+from support.builtin_questions import greedy_questions
+from support.drafters import write_eagle3
 from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
@@ -56,6 +58,31 @@ def test_greedy_tokens_are_the_same_however_steps_are_run(architecture: str, tmp
     expected = generate(folder, params, device="cpu")
     for name, setting in SETTINGS.items():
         assert generate(folder, params, **setting) == expected, name
+
+
+@pytest.mark.parametrize("taps", [(0, 1, 2), (2,)])
+def test_a_drafter_changes_no_token_however_steps_are_run(taps: tuple[int, ...], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "qwen3", head_dim=64)
+    drafter = write_eagle3(tmp_path / "drafter", folder, taps=taps)
+    drafting = SpeculativeConfig(method="eagle3", model=str(drafter))
+    for temperature in (0.0, 0.7):
+        params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, key=3)
+        expected = generate(folder, params)
+        for more in ({}, {"enforce_eager": True}, {"async_scheduling": False}):
+            assert generate(folder, params, speculative_config=drafting, **more) == expected, (temperature, more)
+
+
+def test_the_built_in_drafter_is_as_good_as_on_a_cpu() -> None:
+    """Tokens a step of greedy requests, of which its training shows 3.9."""
+    drafting = SpeculativeConfig(method="eagle3", model="builtin", num_speculative_tokens=4)
+    settings: dict[str, Any] = {"device": "cuda", "max_model_len": 1024, "batch_invariant": True}
+    wanted = greedy_questions()
+    with build_core("builtin", **settings) as engine:
+        expected = tokens(run(engine, wanted))
+    with build_core("builtin", poison=True, speculative_config=drafting, **settings) as engine:
+        assert tokens(run(engine, wanted)) == expected
+        stats = engine.core.stats()
+    assert 1 + stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts > 2.5
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text", "gpt_oss", "qwen3_moe"])

@@ -63,6 +63,7 @@ _INVARIANT = {"batch_invariant": True}
 _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}
 _DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
 _FOUR_RANKS = {"tensor_parallel_size": 4}
+_MTP = {"speculative_config": SpeculativeConfig(method="mtp", num_speculative_tokens=5)}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
 SMALL = Case("Qwen3-0.6B", models.QWEN3_06B)
 # Together they launch every kernel.
@@ -81,7 +82,7 @@ CASES = [
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
     Case("Gemma-3-4B", models.GEMMA3_4B),
     Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
-    Case("Qwen3.5-35B-A3B n-gram", models.QWEN35_35B_A3B, _NGRAM),
+    Case("Qwen3.5-35B-A3B MTP", models.QWEN35_35B_A3B, _MTP),
     Case("LFM2-8B-A1B", models.LFM2_8B_A1B),
     Case("Nemotron-3-Nano n-gram", models.NEMOTRON_3_NANO, _NGRAM),
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
@@ -113,6 +114,7 @@ MORE_CASES = [
     Case("heads of 256, invariant, fp8 KV", models.WIDE_HEADS, _INVARIANT | _FP8_CACHE),
     Case("heads of 512", models.WIDEST_HEADS),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
+    Case("GLM-4.7-Flash MTP", models.GLM_47_FLASH, _MTP),
     Case("GLM-4.7-Flash, latents divided among ranks", models.GLM_47_FLASH, _NGRAM | _DIVIDED),
     Case("Gemma-2-9B", models.GEMMA2_9B),
     Case("Gemma-3-4B invariant", models.GEMMA3_4B, _INVARIANT),

@@ -3,9 +3,11 @@ right; greedy and sampled, asynchronous or not, with hits, chunks and preemption
 two ranks. And the built-in model's drafter is right as often as it was when it was trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, PoolingTask, SamplingParams
 from proa_engine import LLM, LoRARequest
-from proa_engine.builtin import builtin_model_folder
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.sources.folders import read_tokenizer_files
+from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.step.hidden_drafts import HiddenDrafts
-from proa_engine.tokenizer import ChatOptions, Tokenizer
+from proa_engine.worker.worker import Worker
+from support.builtin_questions import greedy_questions
 from support.cache_families import make_cache_family
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
@@ -25,9 +27,9 @@ from support.host_rounds import HOST, rounds
 from support.mtp_models import make_mtp_model
 from support.oracle_drafts import CHANGING
 from support.prompt_embeds import embedded, input_embeddings
+from support.runner import FakeCapture
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
-from training.evaluate import held_out_questions, tool_questions
 
 BLOCK = 8
 CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": BLOCK, "max_num_batched_tokens": 48, "block_seed": 4}
@@ -186,6 +188,54 @@ def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
         assert_same(run(engine, requests()), expected)
         assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 40
+
+
+@contextmanager
+def replayed(num_drafts: int) -> Iterator[FakeCapture]:
+    """Engines that are built meanwhile replay steps of decodes with up to four rows."""
+    shapes, capture = graph_shapes(4, num_drafts), FakeCapture()
+    with (
+        mock.patch.object(Worker, "_graph_shapes", return_value=shapes),
+        mock.patch.object(Worker, "_graph_capture", return_value=capture),
+    ):
+        yield capture
+
+
+@pytest.mark.parametrize("schedule", [None, CHANGING])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_tokens_equal_those_of_replayed_steps(
+    target: Path,
+    drafter: Path,
+    expected: dict[str, Result],
+    async_scheduling: bool,
+    schedule: Sequence[Sequence[int]] | None,
+) -> None:
+    """One graph proposes and runs the model, a second one computes the drafter's entries."""
+    config = drafts(drafter, 3, num_speculative_tokens_per_batch_size=schedule)
+    settings: dict[str, Any] = {"speculative_config": config, "async_scheduling": async_scheduling}
+    with (
+        replayed(3) as capture,
+        scripted_drafts(seven_of_ten(whole(expected, requests()))),
+        build_core(target, poison=True, max_num_seqs=4, **CONFIG, **settings) as engine,
+    ):
+        assert_same(run(engine, requests()), expected)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 5
+        assert capture.num_replays == capture.num_draws > len(engine.plans) / 4
+
+
+def test_replayed_steps_propose_what_others_do(target: Path, drafter: Path) -> None:
+    """As many draft tokens are accepted, by place and by way to draw, with graphs as without."""
+    found = []
+    for graphs in (replayed(3), nullcontext()):
+        with (
+            graphs,
+            build_core(target, poison=True, speculative_config=drafts(drafter), max_num_seqs=3, **CONFIG) as engine,
+        ):
+            run(engine, requests())
+            stats = engine.core.stats()
+            found.append((stats.spec_decode_num_accepted_tokens_per_pos, stats.spec_decode_num_matches))
+    assert found[0] == found[1]
+    assert found[0][0][0] > 0
 
 
 def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(
@@ -388,6 +438,7 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "qwen3_next", "qwen3_5_text"])
 def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path, family: str) -> None:
+    """Of recurrent models and one other also in replayed steps."""
     folder, _ = make_mtp_model(tmp_path, family)
     with build_core(folder, **CONFIG) as engine:
         expected = run(engine, requests())
@@ -399,6 +450,14 @@ def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path
         for _ in range(2):
             assert tokens(run(engine, requests())) == tokens(expected)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+    if family in ("glm4_moe", "qwen3_5_text"):
+        with (
+            replayed(3) as capture,
+            scripted_drafts(seven_of_ten(whole(expected, requests()))),
+            build_core(folder, poison=True, speculative_config=config, max_num_seqs=4, **CONFIG) as engine,
+        ):
+            assert tokens(run(engine, requests())) == tokens(expected)
+            assert capture.num_draws > len(engine.plans) / 4
 
 
 def test_host_memory_keeps_what_the_drafter_knows() -> None:
@@ -432,16 +491,7 @@ def test_requests_with_adapters_have_drafts_of_a_drafter_without_one() -> None:
 
 def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained() -> None:
     """Tokens a step, with four draft tokens and greedy requests. The drafter's own training shows 3.9."""
-    tokenizer = Tokenizer(read_tokenizer_files(builtin_model_folder()))
-    asked = [*held_out_questions(10, seed=3), *tool_questions(10, seed=3)]
-    prompts = [
-        tokenizer.apply_chat_template(each.messages, ChatOptions(tools=[tool.definition for tool in each.tools]))
-        for each in asked
-    ]
-    wanted = [
-        request(str(index), token_ids, SamplingParams(temperature=0.0, max_tokens=100))
-        for index, token_ids in enumerate(prompts)
-    ]
+    wanted = greedy_questions()
     settings: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 48}
     with build_core("builtin", **settings) as engine:
         expected = run(engine, wanted)

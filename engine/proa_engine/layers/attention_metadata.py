@@ -11,6 +11,7 @@ from proa_engine.kernels.attention.latent_attention import head_groups
 from proa_engine.kernels.attention.paged_attention import AttentionPlan, plan_attention
 from proa_engine.kernels.attention.store_kv import CacheRows, cache_rows
 from proa_engine.kernels.launch import INTERPRETED
+from proa_engine.kernels.sampling.decode_inputs import DecodeInputs
 from proa_engine.kernels.states.state_rows import StatePlan, StateRows, plan_states
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.rotary import RotaryTable, Rotation
@@ -89,6 +90,18 @@ class AttentionMetadata:
     # else behind the token itself. None: the step has no image.
     ends: torch.Tensor | None = None
     taps: Taps = NO_TAPS
+
+
+def decode_metadata(inputs: DecodeInputs, width: int = 1) -> AttentionMetadata:
+    """The batch of decodes of `width` tokens each with these inputs."""
+    num_rows, device = inputs.seq_lens.shape[0], inputs.seq_lens.device
+    return AttentionMetadata(
+        query_start_loc=torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=device),
+        seq_lens=inputs.seq_lens,
+        tables=table_rows(inputs.block_tables, inputs.slot_mappings),
+        num_decodes=num_rows,
+        decode_width=width,
+    )
 
 
 def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:

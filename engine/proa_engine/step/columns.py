@@ -6,7 +6,7 @@ requests is one class.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,11 +61,18 @@ class ForwardInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """In place of a forward pass's inputs where a graph was replayed."""
+
+    run_rest: Callable[[], object]  # run the graph of what follows the sampling, if there is one
+
+
+@dataclass(frozen=True, slots=True)
 class Computed:
     """What a step's forward pass has left."""
 
     hidden: Tensor  # [tokens, hidden_size]; with pipeline stages only of sampled tokens, unless a part `reads_hidden`
-    forward: ForwardInputs | None  # None: a graph was replayed
+    forward: "ForwardInputs | Replayed"
 
 
 class TokenInputs(Protocol):
@@ -138,11 +145,12 @@ class Columns:
     """The base class of a feature's columns. Methods that a feature does not override do nothing.
 
     `add`, `remove` and the layout are host work; a step is either laid out by `lay_out` or, where a CUDA graph is
-    replayed, by `lay_out_decodes`, and then by `lay_out_part`. `before_decodes` and `fill_decodes` are device work,
-    which is captured.
+    replayed, by `lay_out_decodes`, and then by `lay_out_part`. `before_decodes`, `fill_decodes` and `after_decodes`
+    are device work, which is captured.
     """
 
     adds_drafts = False  # whether rows have draft tokens: then a step's tokens and samples are not known to the host
+    follows_decodes = False  # whether a graph has work of the feature behind the sampling, `after_decodes`
 
     @property
     def is_used(self) -> bool:
@@ -172,8 +180,13 @@ class Columns:
         """Return what the feature does before the layers and after the sampling; None: nothing."""
         return None
 
-    def before_decodes(self, columns: Tensor) -> None:
+    def before_decodes(self, columns: Tensor, shape: GraphShape) -> None:
         """Change the columns of `pad_rows`, [columns, rows] int64, before inputs are computed from them."""
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
         """Set the feature's fields of `forward` from its columns of `pad_rows`, [columns, rows] int64."""
+
+    def after_decodes(self, columns: Tensor, shape: GraphShape, hidden: Tensor) -> Tensor:
+        """Work of a feature that `follows_decodes` with hidden states [rows * width, hidden_size] of the layers, behind
+        the sampling. Returns anything."""
+        raise NotImplementedError

@@ -113,27 +113,28 @@ class DecodeGraphs:
         self._num_columns = 5 if has_states else 3  # without adapters
         self._rows = torch.empty((self._num_columns + 1) * most, dtype=torch.int64, device=device)
         self._graphs: dict[GraphShape, list[Graph]] = {}
-        self.are_captured = self.can_draw = False
+        self.are_captured = False
 
     def capture(
         self,
         decode: Callable[[Tensor, GraphShape], Tensor],
         capture: GraphCapture,
-        *draw: Callable[[Tensor, Tensor], Tensor],
+        *rest: Callable[[Tensor, GraphShape, Tensor], Tensor],
     ) -> None:
-        """Capture `decode` for every shape, and `draw` if it is given.
+        """Capture `decode` for every shape, and `rest`, one function or none: what follows.
 
         `decode` takes the columns of `pad_rows`, [columns, num_rows] int64, and the shape, and returns hidden states
-        [num_rows * width, …]. `draw` takes the same columns and these, and returns [num_rows] token ids. The largest
-        shape is captured first, so that the smaller graphs reuse its memory.
+        [num_rows * width, …]. `rest` takes these too. The largest shape is captured first, so that the smaller graphs
+        reuse its memory.
         """
         for shape in reversed(self._shapes):
             num_columns = self._num_columns + shape.has_loras
             rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
             rows.zero_()  # padding reads slot 0, which always exists
             rows[3:] = _PADDING
-            self._graphs[shape] = capture.capture(partial(decode, rows, shape), *(partial(each, rows) for each in draw))
-        self.are_captured, self.can_draw = bool(self._graphs), bool(self._graphs and draw)
+            more = (partial(each, rows, shape) for each in rest)
+            self._graphs[shape] = capture.capture(partial(decode, rows, shape), *more)
+        self.are_captured = bool(self._graphs)
 
     def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
         """Return the smallest captured shape for `num_rows` rows of at most `most_tokens` tokens, without adapters;
@@ -152,17 +153,17 @@ class DecodeGraphs:
         self._rows[: rows.numel()].copy_(rows)
         return _run(self._graphs[shape][0])
 
-    def draw(self, shape: GraphShape) -> Tensor:
-        """Run the graph that samples from the hidden states of `replay`, which must have run before.
+    def replay_rest(self, shape: GraphShape) -> Tensor:
+        """Run the graph of what follows the layers, on the rows and the hidden states of the last `replay`.
 
-        Returns token ids [num_rows]; the next call overwrites them.
+        Returns its result; the next call overwrites it.
         """
         return _run(self._graphs[shape][1])
 
     def clear(self) -> None:
         """Delete the graphs. A process group cannot be destroyed while graphs that use it exist."""
         self._graphs.clear()
-        self.are_captured = self.can_draw = False
+        self.are_captured = False
 
 
 class CudaGraphCapture:

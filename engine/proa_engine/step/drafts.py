@@ -20,7 +20,7 @@ from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngrams
 from proa_engine.kernels.sampling.sampling_params import MIN_TEMPERATURE
 from proa_engine.step.columns import Columns, Computed, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
-from proa_engine.step.decode_graphs import pad_rows
+from proa_engine.step.decode_graphs import GraphShape, pad_rows
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
 
@@ -92,8 +92,9 @@ class DraftColumns(Columns):
         num_slots, device = tables.num_slots, tables.device
         # [slots] int64: tokens of each slot's request, including sampled ones.
         self._lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        # [slots, drafts of a step] int64: draft tokens of the step, for the slots of its rows; NONE: no draft token.
-        self._drafts = torch.full((num_slots, max_drafts), NONE, dtype=torch.int64, device=device)
+        # [slots + 1, drafts of a step] int64: draft tokens of the step, for the slots of its rows; NONE: no draft
+        # token. The last row is of a graph's padding.
+        self._drafts = torch.full((num_slots + 1, max_drafts), NONE, dtype=torch.int64, device=device)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
@@ -176,7 +177,7 @@ class NgramDrafts(DraftColumns):
         super().__init__(tables, config.num_speculative_tokens)
         self._config = config
 
-    def before_decodes(self, columns: Tensor) -> None:
+    def before_decodes(self, columns: Tensor, shape: GraphShape) -> None:
         self._propose(columns[:3])
 
     def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:

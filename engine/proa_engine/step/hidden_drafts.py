@@ -7,6 +7,9 @@ computed for a request that has ended, and the block tables are those of the ste
 drafts, and of tokens behind rejected ones, are overwritten when the request reaches their positions, as the model's
 keys are. So chunks, preemption and prefix hits need no rule: an entry needs one state alone.
 
+Where decodes are replayed as graphs, one has the proposals and the model's layers, and a second one the entries,
+because the tokens are sampled and accepted between the two. Padding rows read slot 0 and write a slot of their own.
+
 vLLM computes drafts at the end of the step before. It then needs slots ahead of the plan, keeps drafts across steps,
 and drops the last block of every prefix hit. Here such a block is kept whole: its last entry was made with the token
 behind it in another request, which can lower the share of accepted drafts and changes no output.
@@ -20,14 +23,25 @@ from torch import Tensor
 
 from proa_engine.core.speculation import RANGES, TEMPERATURES, Way
 from proa_engine.core.types import NewRequestData
+from proa_engine.kernels.launch import INTERPRETED
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.kernels.sampling.drafts import NONE
+from proa_engine.kernels.sampling.draw_tokens import draw_tokens
 from proa_engine.kernels.sampling.sampling_params import KEY_HI, KEY_LO, MIN_TEMPERATURE, TEMPERATURE
 from proa_engine.kernels.sampling.sampling_reference import sample
-from proa_engine.layers.attention_metadata import AttentionMetadata, Taps, table_rows
+from proa_engine.layers.attention_metadata import Taps, decode_metadata
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.drafters.base import HiddenDrafter
-from proa_engine.step.columns import Computed, ForwardInputs, Rows, StepLayout, StepOutputs, StepPart, TokenRows
+from proa_engine.step.columns import (
+    Computed,
+    ForwardInputs,
+    Replayed,
+    Rows,
+    StepLayout,
+    StepOutputs,
+    StepPart,
+    TokenRows,
+)
 from proa_engine.step.decode_graphs import GraphShape
 from proa_engine.step.drafts import DraftColumns, DraftPart
 from proa_engine.step.slots import Edits, SlotTables
@@ -56,7 +70,7 @@ class HiddenDraftPart(StepPart):
 
     columns: "HiddenDrafts"
     drafts: DraftPart
-    rows: TokenRows
+    rows: TokenRows | None  # None: a graph computes the positions of the step's tokens
 
     def before_forward(self, arrays: list[Tensor]) -> None:
         self.drafts.before_forward(arrays)
@@ -67,10 +81,13 @@ class HiddenDraftPart(StepPart):
         results = self.drafts.after_sample(arrays, computed, token_ids)
         if results and self.drafts.samples and isinstance(token_ids, Tensor):
             results.append(self.columns.compare(*self.drafts.first_samples_of(arrays, self.drafts.samples, token_ids)))
-        assert isinstance(computed.forward, ForwardInputs), "steps with a drafter are not replayed"
-        self.columns.observe(
-            computed.forward, computed.hidden, arrays[self.rows.slots], arrays[self.rows.token_positions]
-        )
+        match computed.forward:
+            case Replayed() as replayed:
+                replayed.run_rest()
+            case ForwardInputs() as forward:
+                assert isinstance(self.rows, TokenRows), "its tokens are laid out"
+                slots, next_positions = arrays[self.rows.slots], arrays[self.rows.token_positions] + 1
+                self.columns.observe(forward, computed.hidden, slots, slots, next_positions)
         return results
 
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
@@ -84,6 +101,8 @@ class HiddenDraftPart(StepPart):
 
 class HiddenDrafts(DraftColumns):
     """Drafts by slot, and what each slot's next draft is computed from."""
+
+    follows_decodes = True
 
     def __init__(
         self,
@@ -104,40 +123,66 @@ class HiddenDrafts(DraftColumns):
         self._caches = caches
         self._taps = TapInputs(drafter.taps, state_size, dtype)
         num_slots, device = tables.num_slots, tables.device
-        # [slots, read_size]: what the entry behind a request's last one reads
-        self._carry = torch.zeros(num_slots, drafter.read_size, dtype=dtype, device=device)
-        # [slots] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
-        self._has_carry = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._padding = num_slots  # the slot that padding rows write
+        # [slots + 1, read_size]: what the entry behind a request's last one reads
+        self._carry = torch.zeros(num_slots + 1, drafter.read_size, dtype=dtype, device=device)
+        # [slots + 1] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
+        self._has_carry = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._params = params
         self._factors = torch.tensor([way.factor for way in ways], dtype=torch.float64, device=device)
         self._ranges = torch.tensor(TEMPERATURES, dtype=torch.float64, device=device)
-        # [slots, ways] int64: what each way proposes as the first draft token of the step
-        self._first = torch.full((num_slots, len(ways)), NONE, dtype=torch.int64, device=device)
+        # [slots + 1, ways] int64: what each way proposes as the first draft token of the step
+        self._first = torch.full((num_slots + 1, len(ways)), NONE, dtype=torch.int64, device=device)
         # [ranges of temperatures, ways]: how often each was the sample, of late
         self._matches = torch.zeros(len(RANGES), len(ways), dtype=torch.float64, device=device)
+        self._graph_taps = torch.empty(0, device=device)  # what graphs leave for the drafter; they share it
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         super().add(request, slot, edits)
         edits.write(self._has_carry, (slot,), (0,))
 
-    def graph_shape(self, rows: Rows, shape: GraphShape) -> GraphShape | None:
-        return None
-
     def lay_out(self, rows: Rows, packer: Packer) -> TapInputs | None:
         return self._taps if self._taps.layers else None
 
     def lay_out_part(self, step: StepLayout, packer: Packer) -> StepPart:
-        assert isinstance(step.token_rows, TokenRows), "steps with a drafter are not replayed"
         return HiddenDraftPart(self, self.lay_out_drafts(step, packer), step.token_rows)
 
-    def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
-        """Nothing is read from the device, so that shapes with one `num_drafts` can be captured."""
+    def before_decodes(self, columns: Tensor, shape: GraphShape) -> None:
+        rows = torch.arange(shape.num_rows, device=columns.device)
+        self.propose(columns[:3], rows, rows, shape.width - 1)
+
+    def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
+        if not self._taps.layers:
+            return
+        if len(self._graph_taps) < shape.num_tokens:  # the largest shape is the first
+            self._taps.fill(forward, ())
+            self._graph_taps = forward.metadata.taps.states
+        forward.metadata.taps = Taps(self._taps.layers, self._graph_taps[: shape.num_tokens])
+
+    def after_decodes(self, columns: Tensor, shape: GraphShape, hidden: Tensor) -> Tensor:
+        tables, rows = self._tables, columns[:3]
         slots, ends, counts = rows
-        ends.copy_(torch.minimum(ends, self._lengths.index_select(0, slots) + counts - 1))
-        self._drafts.index_fill_(0, slots, NONE)
+        inputs = decode_inputs(
+            rows, tables.token_ids, tables.block_tables, tables.block_size, shape.width, tables.position_deltas
+        )
+        forward = ForwardInputs(inputs.input_ids, inputs.positions, decode_metadata(inputs, shape.width))
+        self.fill_decodes(forward, columns, shape)
+        behind = ends[:, None] - torch.arange(shape.width - 1, -1, -1, device=columns.device)
+        next_positions = slots[:, None] * tables.token_width + behind.clamp(min=0)  # of padding: any
+        homes = self._homes(slots, counts)
+        self.observe(forward, hidden, slots, homes, next_positions.view(-1))
+        return homes
+
+    def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
+        """Nothing is read from the device, so that shapes with one `num_drafts` can be captured. Rows without tokens
+        are padding."""
+        slots, ends, counts = rows
+        ends.copy_(torch.minimum(ends, (self._lengths.index_select(0, slots) + counts - 1).clamp(min=0)))
+        self._drafts.index_fill_(0, self._homes(slots, counts), NONE)
         if not num_drafts:
             return
         slots, _, counts = rows.index_select(1, drafting)
+        homes = self._homes(slots, counts)
         lengths, has_carry = self._lengths.index_select(0, slots), self._has_carry.index_select(0, slots)
         room = (counts - 1) * has_carry
         read = self._carry.index_select(0, slots)
@@ -153,9 +198,9 @@ class HiddenDrafts(DraftColumns):
                 by_way = torch.stack(ways, dim=1)
                 drafted = by_way.gather(1, best[:, None])[:, 0]
             if not place:
-                self._first.index_copy_(0, slots, by_way)
+                self._first.index_copy_(0, homes, by_way)
             drafted = torch.where(room > place, drafted, NONE)
-            self._drafts[:, place].index_copy_(0, slots, drafted)
+            self._drafts[:, place].index_copy_(0, homes, drafted)
             drafted = drafted.clamp(min=0)
             self._write_token(slots, positions, drafted, counts - 1 > place)
             if place + 1 < num_drafts:
@@ -170,19 +215,26 @@ class HiddenDrafts(DraftColumns):
         self._matches.mul_(_DECAY).index_add_(0, ranges, matches.double())
         return matches.long()
 
-    def observe(self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, token_positions: Tensor) -> None:
-        """Compute the entries of a step's tokens, which are at `token_positions` [tokens] of the token table, and keep
-        what those of the rows' last true tokens return. `slots` are the rows', and `hidden` is the model's result."""
+    def observe(
+        self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
+    ) -> None:
+        """Compute the entries of a step's tokens, behind which are those at `next_positions` [tokens] of the token
+        table, and keep what those of the rows' last true tokens return. `slots` are the rows', `homes` those that they
+        write, and `hidden` is the model's result."""
         metadata = forward.metadata
         states = metadata.taps.states if metadata.taps.layers else hidden
         # -1 stands for a prompt's embedding. Behind a pooled request's last token is any.
-        next_ids = self._tables.flat_token_ids.index_select(0, token_positions + 1).clamp(min=0).long()
+        next_ids = self._tables.flat_token_ids.index_select(0, next_positions).clamp(min=0).long()
         positions = forward.positions if forward.positions.dim() == 1 else forward.positions[0]
         entries = self._drafter(self._drafter.combine(states), next_ids, positions, self._caches, metadata)
         num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
         last = metadata.query_start_loc[1:] - 1 - num_behind
-        self._carry.index_copy_(0, slots, entries.index_select(0, last))
-        self._has_carry.index_fill_(0, slots, 1)
+        self._carry.index_copy_(0, homes, entries.index_select(0, last))
+        self._has_carry.index_fill_(0, homes, 1)
+
+    def _homes(self, slots: Tensor, counts: Tensor) -> Tensor:
+        """Return the slots that rows of `counts` tokens write."""
+        return torch.where(counts > 0, slots, self._padding)
 
     def _range_of(self, temperatures: Tensor) -> Tensor:
         return torch.bucketize(temperatures, self._ranges, right=True)
@@ -190,6 +242,11 @@ class HiddenDrafts(DraftColumns):
     def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
         """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest; in
         the rows `random` one drawn with the noise of the request's own sample, unless the temperature is 0."""
+        if random.numel() and (not logits.is_cpu or INTERPRETED):
+            params = self._params.index_select(0, slots)
+            params[:, TEMPERATURE] = temperatures
+            rows = torch.arange(len(slots), device=slots.device)
+            return draw_tokens(logits, params, rows, positions, has_limits=False)
         chosen = logits.argmax(dim=-1)
         if not random.numel():
             return chosen
@@ -205,22 +262,16 @@ class HiddenDrafts(DraftColumns):
         """Write a token of each row to the token table. A row without room writes its request's last token again."""
         flat = self._tables.flat_token_ids
         places = slots * self._tables.token_width + positions
-        own = slots * self._tables.token_width + self._lengths.index_select(0, slots) - 1
+        own = slots * self._tables.token_width + (self._lengths.index_select(0, slots) - 1).clamp(min=0)
         places = torch.where(has_room, places, own)
         flat.index_copy_(0, places, torch.where(has_room, token_ids.int(), flat.index_select(0, places)))
 
     def _enter(self, slots: Tensor, ends: Tensor, read: Tensor, token_ids: Tensor, is_needed: Tensor) -> Tensor:
         """Return what the entries of the last of each row's `ends` tokens return, behind which `token_ids` are. Rows
         that are not needed write none."""
-        tables, num_rows = self._tables, slots.shape[0]
+        tables = self._tables
         rows = torch.stack((slots, ends * is_needed, is_needed.long()))
         inputs = decode_inputs(
             rows, tables.token_ids, tables.block_tables, tables.block_size, position_deltas=tables.position_deltas
         )
-        metadata = AttentionMetadata(
-            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=slots.device),
-            seq_lens=inputs.seq_lens,
-            tables=table_rows(inputs.block_tables, inputs.slot_mappings),
-            num_decodes=num_rows,
-        )
-        return self._drafter(read, token_ids, inputs.positions, self._caches, metadata)
+        return self._drafter(read, token_ids, inputs.positions, self._caches, decode_metadata(inputs))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,13 +11,13 @@ from torch import Tensor
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
-from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
+from proa_engine.layers.attention_metadata import AttentionMetadata, decode_metadata, table_rows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory
 from proa_engine.models.base import CausalLM
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.step.async_output import StepTensors
-from proa_engine.step.columns import Computed, ForwardInputs, TokenRows
+from proa_engine.step.columns import Computed, ForwardInputs, Replayed, TokenRows
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.step.device_thread import SmallSteps
 from proa_engine.step.input_batch import InputBatch
@@ -28,6 +29,8 @@ from proa_engine.step.sampling import SamplingInputs
 from proa_engine.step.staging import Staging
 from proa_engine.step.step_inputs import DecodeRows, InputBuilder, PromptRows, StepInputs
 
+NO_REST = Replayed(lambda: None)  # of a graph behind which nothing is captured
+
 
 @dataclass(frozen=True, slots=True)
 class _ForwardResult:
@@ -36,7 +39,7 @@ class _ForwardResult:
     inputs: StepInputs
     arrays: list[Tensor]
     result: Tensor  # of this stage's layers, [tokens, hidden_size]
-    forward: ForwardInputs | None  # None: a graph was replayed
+    forward: ForwardInputs | Replayed
 
 
 class WholeModel:
@@ -95,6 +98,7 @@ class ModelRunner:
         self._small_steps = small_steps or SmallSteps(0)
         self._input_builder = InputBuilder(batch, self._graphs, self._prompt_graphs, self._small_steps.max_tokens)
         self._tracer = tracer or NoWorkerTracer()
+        self._draws = False  # whether graphs sample the tokens of decodes that need nothing else
         self._results: deque[_ForwardResult] = deque()  # of steps that are executed and not sampled, oldest first
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
@@ -111,7 +115,7 @@ class ModelRunner:
             for part in inputs.parts:
                 part.before_forward(arrays)
             received = self._stage.receive(inputs)
-            forward: ForwardInputs | None = None
+            forward: ForwardInputs | Replayed = NO_REST
             match inputs.rows:
                 case TokenRows() as rows:
                     forward, result = self._forward(rows, arrays, received)
@@ -119,6 +123,7 @@ class ModelRunner:
                     result = self._prompt_graphs.replay(shape, arrays[values])[: inputs.num_tokens]
                 case DecodeRows(shape, values):
                     result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
+                    forward = Replayed(partial(self._graphs.replay_rest, shape))
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
             self._results.append(_ForwardResult(inputs, arrays, result, forward))
@@ -136,8 +141,8 @@ class ModelRunner:
         step = self._results.popleft()
         with self._small_steps.one_thread(step.inputs.is_small):
             hidden, inputs = self._stage.finish(step.result, step.inputs)
-            if self._graphs.can_draw and (shape := inputs.draw_shape) is not None:
-                drawn = self._graphs.draw(shape)[: len(inputs.request_ids)]
+            if self._draws and (shape := inputs.draw_shape) is not None:
+                drawn = self._graphs.replay_rest(shape)[: len(inputs.request_ids)]
                 return StepTensors(drawn.clone())  # the next draw may run before the copy to the host
             token_ids: Tensor | None = None
             logprobs: LogprobTensors | None = None
@@ -153,8 +158,9 @@ class ModelRunner:
     def capture_graphs(self, capture: GraphCapture) -> None:
         """Capture the graphs that the runner has, of decodes last."""
         self._prompt_graphs.capture(lambda rows, arrays: self._forward(rows, arrays)[1], capture)
-        draws = self._stage.is_whole and not self._batch.has_drafts
-        self._graphs.capture(self._decode, capture, *([self._draw] if draws else ()))
+        self._draws = self._stage.is_whole and not self._batch.has_drafts
+        rest = [feature.after_decodes for feature in self._batch.features if feature.follows_decodes]
+        self._graphs.capture(self._decode, capture, *([self._draw] if self._draws else rest))
 
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
@@ -216,26 +222,20 @@ class ModelRunner:
 
         Can be captured: it reads fixed memory and does not synchronize with the host.
         """
-        tables, num_rows, width = self._tables, rows.shape[1], shape.width
+        tables, width = self._tables, shape.width
         for feature in self._batch.features:
-            feature.before_decodes(rows)
+            feature.before_decodes(rows, shape)
         inputs = decode_inputs(
             rows[:3], tables.token_ids, tables.block_tables, tables.block_size, width, tables.position_deltas
         )
-        metadata = AttentionMetadata(
-            query_start_loc=torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device),
-            seq_lens=inputs.seq_lens,
-            tables=table_rows(inputs.block_tables, inputs.slot_mappings),
-            num_decodes=num_rows,
-            decode_width=width,
-        )
-        received = self._stage.graph_input(num_rows * width)
+        metadata = decode_metadata(inputs, width)
+        received = self._stage.graph_input(shape.num_tokens)
         forward = ForwardInputs(inputs.input_ids if received is None else received, inputs.positions, metadata)
         for feature in self._batch.features:
             feature.fill_decodes(forward, rows, shape)
         return self._model(forward.inputs, forward.positions, self.caches, metadata)
 
-    def _draw(self, rows: Tensor, hidden: Tensor) -> Tensor:
+    def _draw(self, rows: Tensor, shape: GraphShape, hidden: Tensor) -> Tensor:
         """Return a token after each row of `_decode` with a width of 1, [rows] int64, also written to the token table.
         Can be captured."""
         return self._sampler.draw_decodes(self._model.compute_logits(hidden), rows[:3])

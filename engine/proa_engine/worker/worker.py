@@ -116,7 +116,7 @@ class Worker:
             auto_config.limit_torch_threads(config.parallel.ranks_per_node)
         self._folder = resolve_model_of(config)
         model = self.model_config = self._read_model_config()
-        self._drafter = find_drafter(config, model, self.device)
+        self._drafter = find_drafter(config, model)
         split = model.expert_split(config.parallel.tensor_parallel_size)
         if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.parallel.enable_expert_parallel):
             self._log(str(split))

@@ -31,7 +31,7 @@ class FoundDrafter:
     options: DrafterOptions
 
 
-def find_drafter(config: EngineConfig, target: ModelConfig, device: torch.device) -> FoundDrafter | None:
+def find_drafter(config: EngineConfig, target: ModelConfig) -> FoundDrafter | None:
     """Find the drafter that `config` names for the model `target`, and read its config.json. None if drafts need none.
 
     Downloads it if it is on the hub or in an object store. Raises ValueError, naming what is not supported.
@@ -39,8 +39,6 @@ def find_drafter(config: EngineConfig, target: ModelConfig, device: torch.device
     speculative = config.drafter
     if not speculative:
         return None
-    if device.type != "cpu":
-        raise ValueError(f"speculative_config method {speculative.method} is not supported on a GPU; supported: ngram")
     folder = resolve_drafter(speculative, config)
     return FoundDrafter(folder, read_drafter(speculative, folder, target))
 
