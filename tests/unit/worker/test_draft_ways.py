@@ -65,7 +65,7 @@ def make_drafts(method: str) -> HiddenDrafts:
     drafts = HiddenDrafts(
         tables, 2, EqualDrafter(), (), ways=WAYS[method], params=params, state_size=VOCAB_SIZE, dtype=torch.float32
     )
-    drafts._carry.copy_(LOGITS)
+    drafts._carry[:NUM_SLOTS] = LOGITS
     drafts._has_carry.fill_(1)
     drafts._lengths.fill_(LENGTH)
     return drafts
@@ -87,21 +87,21 @@ def test_a_fixed_way_proposes_what_the_model_would_sample(method: str, factor: f
     drafts = make_drafts(method)
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
     for place in range(2):
-        assert drafts._drafts[:, place].tolist() == expected(factor, LENGTH + place)
-    assert drafts._tables.token_ids[:NUM_SLOTS, LENGTH : LENGTH + 2].tolist() == drafts._drafts.tolist()
+        assert drafts._drafts[:NUM_SLOTS, place].tolist() == expected(factor, LENGTH + place)
+    assert drafts._tables.token_ids[:NUM_SLOTS, LENGTH : LENGTH + 2].tolist() == drafts._drafts[:NUM_SLOTS].tolist()
 
 
 def test_the_way_that_was_right_most_often_at_a_range_of_temperatures_is_used_there() -> None:
     drafts = make_drafts("auto")
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
     by_way = [expected(way.factor, LENGTH) for way in WAYS["auto"]]
-    assert drafts._first.T.tolist() == by_way
-    assert drafts._drafts[:, 0].tolist() == by_way[0]  # without counts
+    assert drafts._first[:NUM_SLOTS].T.tolist() == by_way
+    assert drafts._drafts[:NUM_SLOTS, 0].tolist() == by_way[0]  # without counts
     right = torch.tensor([by_way[0][0], by_way[2][1], by_way[1][2], by_way[2][3]])
     matches = drafts.compare(SLOTS, right)
     assert matches.tolist() == [[int(way[slot] == right[slot]) for way in by_way] for slot in range(NUM_SLOTS)]
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
-    assert drafts._drafts[:, 0].tolist() == right.tolist()
+    assert drafts._drafts[:NUM_SLOTS, 0].tolist() == right.tolist()
 
 
 def test_rows_without_drafts_are_not_counted() -> None:
@@ -111,7 +111,7 @@ def test_rows_without_drafts_are_not_counted() -> None:
     rows[2, 1] = 1
     drafts.propose(rows, torch.tensor([0, 2, 3]), torch.tensor([1, 2]), 2)
     assert drafts._drafts[1:3].tolist() == [[-1, -1], [-1, -1]]
-    assert drafts.compare(SLOTS, drafts._first[:, 0]).sum(dim=1).gt(0).tolist() == [True, False, False, True]
+    assert drafts.compare(SLOTS, drafts._first[:NUM_SLOTS, 0]).sum(dim=1).gt(0).tolist() == [True, False, False, True]
 
 
 def test_a_row_with_fewer_drafts_writes_no_token_behind_its_own() -> None:
