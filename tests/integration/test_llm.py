@@ -12,6 +12,7 @@ import pytest
 
 from proa_engine import LLM, CompletionOutput, LLMEngine, RequestOutput, SamplingParams
 from proa_engine.config import EngineConfig
+from support.gguf_files import write_gguf
 from support.tiny_models import EOS_TOKEN_ID, make_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -46,6 +47,15 @@ def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
     for output, prompt in zip(outputs, PROMPTS, strict=True):
         assert tokens(output) == tokens(llm.generate(prompt, GREEDY, use_tqdm=False)[0])
+
+
+def test_a_gguf_file_gives_the_outputs_of_its_folder(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    path = write_gguf(folder, tmp_path / "model.gguf")
+    other = LLM(str(path), dtype="float32", max_model_len=128, num_gpu_blocks_override=64, max_num_batched_tokens=64)
+    question = [{"role": "user", "content": "What is a proa?"}]
+    for ours, theirs in zip(other.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, GREEDY), strict=True):
+        assert (tokens(ours), ours.outputs[0].text) == (tokens(theirs), theirs.outputs[0].text)
+    assert tokens(other.chat(question, GREEDY)[0]) == tokens(llm.chat(question, GREEDY)[0])
 
 
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 Kinds = Callable[[str], gguf.GGMLQuantizationType]
 F32 = gguf.GGMLQuantizationType.F32
@@ -58,9 +59,14 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config["model_type"] == "lfm2":
+        heads = {"conv": 0, "full_attention": config["num_key_value_heads"]}
+        writer.add_head_count_kv([heads[kind] for kind in config["layer_types"]])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
@@ -114,6 +120,8 @@ def _converted(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -
             converted[name] = halves.swapaxes(1, 2).reshape(values.shape)
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             converted[name] = values + 1
+        if part == "conv":
+            converted[name] = values.squeeze(1)
     for layer in range(config["num_hidden_layers"] if _num_experts(config) else 0):
         prefix = f"model.layers.{layer}.mlp.experts"
         for part in ("gate_proj", "up_proj", "down_proj"):

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from proa_engine.models.registry import MODULES
 from support.engine_server import serving_model
 from support.gateway import running_gateway
+from support.gguf_files import write_gguf
 from support.greedy import greedy
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
@@ -103,6 +104,15 @@ async def test_folders_are_served(names: list[str], tmp_path: Path) -> None:
     folders = {name: make_folders(tmp_path / name, name) for name in names}
     async with serving({name: folder for name, (folder, _) in folders.items()}) as client:
         for name, (_, text) in folders.items():
+            await check_completion(client, name, text)
+            await check_chat(client, name)
+
+
+async def test_gguf_files_are_served(tmp_path: Path) -> None:
+    texts = {name: make_folders(tmp_path / name, name)[0] for name in ("LlamaForCausalLM", "Lfm2ForCausalLM")}
+    files = {name: write_gguf(text, tmp_path / f"{name}.gguf") for name, text in texts.items()}
+    async with serving(files) as client:
+        for name, text in texts.items():
             await check_completion(client, name, text)
             await check_chat(client, name)
 

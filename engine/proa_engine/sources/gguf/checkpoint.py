@@ -16,8 +16,8 @@ from proa_engine.sources.gguf.header import Header, StoredTensor, parts_of, read
 from proa_engine.sources.tensors import Change, Tensor
 
 _ROTATION = "rope_freqs.weight"  # by which the frequencies of the rotation are divided
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
+_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+)")
+_KV_HEADS = "attention.head_count_kv"
 _IN_FLOAT32 = 0  # of general.file_type
 
 
@@ -30,6 +30,10 @@ def make_config(header: Header) -> dict[str, Any]:
     """The fields of config.json. Raises ValueError, naming the field, for what is not supported."""
     family, prefix = family_of(header), header.text("general.architecture")
     given = {name.removeprefix(f"{prefix}."): value for name, value in header.fields.items()}
+    types = {}
+    if family.layer_types and isinstance(heads := given.get(_KV_HEADS), list):
+        types = {"layer_types": [family.layer_types[each != 0] for each in heads]}
+        given[_KV_HEADS] = [each for each in heads if each != 0]
     fields = {theirs: _scalar(name, given[name]) for name, theirs in family.all_fields.items() if name in given}
     shapes = {tensor.name: tensor.shape for part in _headers(header) for tensor in part.tensors}
     if "token_embd.weight" not in shapes:
@@ -39,6 +43,7 @@ def make_config(header: Header) -> dict[str, Any]:
         "model_type": family.model_type,
         **family.constants,
         **fields,
+        **types,
         "vocab_size": shapes["token_embd.weight"][0],
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -151,7 +156,7 @@ def _tensors(stored: StoredTensor, header: Header, family: Family) -> dict[str, 
     """One, or those of all experts."""
     base, _, kind = stored.name.rpartition(".")
     layer = _LAYER.fullmatch(base)
-    name = family.layers.get(layer[2]) if layer else _OUTER.get(base)
+    name = family.layers.get(layer[2]) if layer else family.outer.get(base)
     if not name:
         raise ValueError(
             f"{header.path}: the tensor {stored.name} is not one of {family.architecture}, or not supported as GGUF"

@@ -16,6 +16,7 @@ _FIELDS = {
     "feed_forward_length": "intermediate_size",
     "rope.freq_base": "rope_theta",
 }
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Parts of a layer.
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -27,6 +28,22 @@ _ATTENTION = {
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _LLAMA = _ATTENTION | _MLP | {"ffn_norm": "post_attention_layernorm"}
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 _EXPERTS = {  # the star is the number of an expert: GGUF has all of a layer in one tensor
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
@@ -56,12 +73,14 @@ _EXPERT_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`layers`: the names of a layer's parts. `fields`: further ones of config.json, by those of the metadata behind
-    the architecture's name. `constants`: fields of config.json that GGUF does not have.
+    """`layers`: the names of a layer's parts, `outer`: those of what is beside the layers. `fields`: further ones of
+    config.json, by those of the metadata behind the architecture's name. `constants`: fields of config.json that GGUF
+    does not have.
 
     `alternates_heads`: the first and the second half of the rows of each head of q and k alternate. `norm_offset`: is
     added to the weights of norms. `shared_score_layers`: the model with so many layers scales scores by the heads'
-    share of the hidden state, all others by their width; 0: scores have no such scale.
+    share of the hidden state, all others by their width; 0: scores have no such scale. `layer_types`: of layers without
+    and with KV heads, where a model has both.
     """
 
     architecture: str
@@ -72,6 +91,8 @@ class Family:
     alternates_heads: bool = False
     norm_offset: float = 0.0
     shared_score_layers: int = 0
+    outer: Mapping[str, str] = field(default_factory=lambda: _OUTER)
+    layer_types: tuple[str, str] | None = None
 
     @property
     def all_fields(self) -> Mapping[str, str]:
@@ -99,6 +120,16 @@ FAMILIES = {
         fields=_GEMMA_FIELDS | {"rope.freq_base_swa": "rope_local_base_freq"},
         norm_offset=1.0,
         shared_score_layers=62,
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        _LFM2,
+        fields={"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+        constants={"block_auto_adjust_ff_dim": False},
+        # The norm behind the last layer has the name of one before the first.
+        outer={**_OUTER, "output_norm": "model.embedding_norm", "token_embd_norm": "model.embedding_norm"},
+        layer_types=("conv", "full_attention"),
     ),
     "granite": Family(
         "GraniteForCausalLM",
