@@ -61,6 +61,9 @@ class InstantExecutor:
             self._num_left[request_id] -= num_tokens
             self._output.others[request_id] = RowOutput([] if self._num_left[request_id] else [7])
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        return {}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> InstantFuture:
         return InstantFuture(self._output)
 

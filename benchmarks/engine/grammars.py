@@ -24,7 +24,7 @@ import numpy as np
 from proa.contract import EngineCoreRequest, Grammar, SamplingParams, StructuredOutputsParams
 from proa.grammar import lower
 from proa_engine import LLM
-from proa_engine.core.grammar import GrammarCursor, GrammarReady
+from proa_engine.core.grammar import GrammarCursor, GrammarReady, MaskedSample
 from proa_engine.grammar import NO_LIMITS, GrammarTokenizer, LLGuidanceGrammars, make_tokenizer
 from proa_engine.memory.host import available_cores
 
@@ -135,7 +135,7 @@ def make_grammars(tokenizer: GrammarTokenizer, rows: int) -> LLGuidanceGrammars:
     return LLGuidanceGrammars(
         tokenizer,
         tokenizer.eos_tokens,
-        max_num_seqs=rows,
+        max_samples=rows,
         make_buffer=lambda num_bytes: memoryview(bytearray(num_bytes)),
         num_threads=max(available_cores() // 2, 1),
         limits=NO_LIMITS,
@@ -157,7 +157,7 @@ def step_times(grammars: LLGuidanceGrammars, rows: int, steps: int) -> Iterator[
         cursors.append(cursor)
     for _ in range(steps):
         started, started_cpu = time.perf_counter(), time.process_time()
-        masks = grammars.fill(list(enumerate(cursors)))
+        masks = grammars.fill([MaskedSample(row, 0, cursor) for row, cursor in enumerate(cursors)])
         filled, filled_cpu = time.perf_counter() - started, time.process_time() - started_cpu
         assert masks is not None
         words = np.frombuffer(masks.bits, np.uint32).reshape(rows, -1)

@@ -97,6 +97,9 @@ class HostExecutor:
         self._inputs = inputs
         self.seconds += time.thread_time() - started
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        return {}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> "HostFuture":
         return HostFuture(self, self._inputs, self._token_ids[: len(self._inputs.request_ids)])
 

@@ -57,6 +57,9 @@ class InstantExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._num_rows = len(scheduler_output.num_scheduled_tokens)
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        return {}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> InstantFuture:
         return InstantFuture(ModelRunnerOutput(plain_token_ids=[7] * self._num_rows))
 

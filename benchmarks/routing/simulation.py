@@ -72,6 +72,9 @@ class SimulatedDevice:
                 self._output.others[request_id] = RowOutput()
         self.seconds = 1e-3 + max(4e-3, 21.5e-6 * scheduler_output.total_num_scheduled_tokens) + 35e-9 * context
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        return {}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> Future:
         return Future(self._output)
 

@@ -105,7 +105,7 @@ def load_engine(
         grammars = LLGuidanceGrammars(
             tokenizer,
             started.eos_token_ids,
-            max_num_seqs=started.max_num_seqs,
+            max_samples=started.max_num_seqs * (1 + config.num_speculative_tokens),
             make_buffer=executor.make_host_buffer,
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,

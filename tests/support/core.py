@@ -39,7 +39,7 @@ from proa_engine.engine_parts import untraced
 from support.fake_audio import cross_tokens_of
 from support.fake_disk import FakeDisk
 from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
-from support.fake_grammar import FakeGrammars, generate_constrained
+from support.fake_grammar import FakeGrammars, compiles, generate_constrained
 from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
 from support.fake_mover import FakeMover
@@ -255,6 +255,9 @@ class CoreRun:
                 addresses = (self._fetches.choice(["peer:1", "peer:1", "peer:2"]),)
                 source = KvSource(addresses=addresses, wait_ms=self._fetches.choice([0, 0, 60_000]))
                 request = replace(request, kv_source=source)
+            if self.executor.accept is not None and compiles(request.sampling_params.grammar):
+                output, _ = generate_constrained(request, self.eos_token_ids, self.max_model_len)
+                self.executor.outputs[request.request_id] = output
             if request.prompt_embeds:
                 self.executor.prompt_embeds[request.request_id] = request.prompt_embeds
             self.core.submit(request)

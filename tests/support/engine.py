@@ -46,6 +46,9 @@ class Watched:
                 self.inner._device_thread.submit(lambda: self._fill(blocks, states))
         self.inner.execute_model(scheduler_output)
 
+    def draft_tokens(self) -> Mapping[int, Sequence[int]]:
+        return self.inner.draft_tokens()
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         return self.inner.sample_tokens(masks)
 

@@ -6,7 +6,7 @@ given to two requests, one that is freed too early, a prefix found by mistake or
 fails at once, with a sentence. A slot of recurrent states remembers of how many tokens it is, and in which context.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -74,7 +74,8 @@ def choose(context: int, allowed: Collection[int]) -> int:
     return min(allowed, key=lambda token_id: (token_id - first) % VOCAB_SIZE, default=0)
 
 
-def allowed_by_row(masks: GrammarMasks | None) -> dict[int, set[int]]:
+def allowed_by_sample(masks: GrammarMasks | None) -> dict[tuple[int, int], set[int]]:
+    """By row and place in it."""
     if masks is None:
         return {}
     assert masks.bits.format == "i"
@@ -83,8 +84,8 @@ def allowed_by_row(masks: GrammarMasks | None) -> dict[int, set[int]]:
     words = list(masks.bits.cast("B").cast("i"))
     of_row = [words[start : start + num_words] for start in range(0, len(words), num_words)]
     return {
-        row: {token_id for token_id in range(VOCAB_SIZE) if bits[token_id // 32] >> token_id % 32 & 1}
-        for row, bits in zip(masks.rows, of_row, strict=True)
+        (row, place): {token_id for token_id in range(VOCAB_SIZE) if bits[token_id // 32] >> token_id % 32 & 1}
+        for row, place, bits in zip(masks.rows, masks.places, of_row, strict=True)
     }
 
 
@@ -137,6 +138,7 @@ class FakeRow:
     state_slot: int | None = None
     num_pending: int = 0  # tokens before its start of which the slot has no states yet
     accepted: list[int] = field(default_factory=list)  # of the step's drafts
+    rejected: list[int] = field(default_factory=list)  # those behind them
     drafts: Drafts = NO_DRAFTS
     pooling: PoolingParams | None = None
     sum: int = 0  # of a pooled request's contexts
@@ -192,7 +194,7 @@ class FakeExecutor:
     None included. `plans` are all plans. `disobeys` are requests whose masks it ignores. `on_execute` is called when a
     step starts, and `while_waiting` in the middle of a step, when the core waits for a result. `fail_at` is the step
     that fails. `accept` says how many of so many draft tokens are right; without it there may be none.
-    `prompt_embeds` are those of all requests, by their ids.
+    `prompt_embeds` are those of all requests, by their ids, and `outputs` what requests with a grammar must produce.
     """
 
     num_blocks: int = 64
@@ -209,6 +211,7 @@ class FakeExecutor:
     accept: Callable[[int], int] | None = None
     disobeys: set[str] = field(default_factory=set)
     prompt_embeds: dict[str, Sequence[PromptEmbeds]] = field(default_factory=dict)
+    outputs: dict[str, Sequence[int]] = field(default_factory=dict)
     plans: list[SchedulerOutput] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     rows: dict[str, FakeRow] = field(default_factory=dict)
@@ -262,19 +265,27 @@ class FakeExecutor:
             )
         self._update_states(plan)
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        assert self._started is not None, "execute_model must come first"
+        rows = [self.rows[request_id] for request_id in self._started.num_scheduled_tokens]
+        constrained = {row: rows[row] for row in self._started.grammar_rows}
+        return {row: [*each.accepted, *each.rejected] for row, each in constrained.items() if each.drafts.planned}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         plan, self._started = self._started, None
         assert plan is not None, "execute_model must come first"
         if plan.grammar_rows:
             self.log.append(("mask", plan.step))
         assert plan.grammar_rows == self._constrained_rows(plan)
-        allowed = allowed_by_row(masks)
+        allowed = allowed_by_sample(masks)
         assert list(allowed) == sorted(allowed)
-        assert allowed.keys() <= set(plan.grammar_rows)
+        assert {row for row, _ in allowed} <= set(plan.grammar_rows)
         output = ModelRunnerOutput(plain_token_ids=[])
         self._unknown[plan.step] = {name for name in plan.num_scheduled_tokens if self.rows[name].samples}
         for index, request_id in enumerate(plan.num_scheduled_tokens):
-            of_row = None if request_id in self.disobeys else allowed.get(index)
+            of_row = {place: ids for (row, place), ids in allowed.items() if row == index}
+            if request_id in self.disobeys:
+                of_row = {}
             self._add_row(output, request_id, self.rows[request_id], of_row)
         error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
         return FakeFuture(output, lambda: self._reach_host(plan.step), error)
@@ -459,16 +470,28 @@ class FakeExecutor:
 
     def _check_drafts(self, request_id: str, row: FakeRow, num_drafts: int) -> None:
         """Of a row's tokens so many do not exist yet: drafts, some of which turn out to be right."""
-        row.accepted = []
+        row.accepted, row.rejected = [], []
         row.drafts = Drafts(num_drafts, num_drafts)
         if num_drafts == 0:
             return
         assert self.accept is not None, f"{request_id} computes a token that does not exist"
         assert row.num_computed_tokens == row.start + 1, f"{request_id} has drafts beside more than its last token"
         for _ in range(self.accept(num_drafts)):
-            row.accepted.append(next_token(row.contexts[-1]))
-            row.contexts.append(fingerprint(row.contexts[-1], row.accepted[-1]))
+            token_id = self._expected(request_id, row)
+            if token_id is None:
+                break
+            row.accepted.append(token_id)
+            row.contexts.append(fingerprint(row.contexts[-1], token_id))
         row.num_computed_tokens += len(row.accepted)
+        first_wrong = 1 + (self._expected(request_id, row) or 0)
+        row.rejected = [(first_wrong + number) % VOCAB_SIZE for number in range(num_drafts - len(row.accepted))]
+
+    def _expected(self, request_id: str, row: FakeRow) -> int | None:
+        """The request's next token; None behind the end of an output under a grammar."""
+        if row.params.grammar is None:
+            return next_token(row.contexts[-1])
+        rest = self.outputs[request_id][len(row.contexts) - row.num_prompt_tokens :]
+        return rest[0] if rest else None
 
     def _read_back(self, request_id: str) -> None:
         """Check all that the row attends to, from the first token that the first of its tokens does."""
@@ -540,7 +563,7 @@ class FakeExecutor:
         return [index for index, row in enumerate(rows) if row.samples and row.params.grammar is not None]
 
     def _add_row(
-        self, output: ModelRunnerOutput, request_id: str, row: FakeRow, allowed: Collection[int] | None
+        self, output: ModelRunnerOutput, request_id: str, row: FakeRow, allowed: Mapping[int, Collection[int]]
     ) -> None:
         if row.pooling is not None:
             output.others[request_id] = RowOutput(pooled=row.pool())
@@ -553,10 +576,15 @@ class FakeExecutor:
         else:
             output.others[request_id] = result
 
-    def _sample(self, row: FakeRow, allowed: Collection[int] | None) -> list[int]:
+    def _sample(self, row: FakeRow, allowed: Mapping[int, Collection[int]]) -> list[int]:
+        """`allowed`: by place."""
         if not row.samples:
             return []
-        token_id = next_token(row.contexts[-1]) if allowed is None else choose(row.contexts[-1], allowed)
+        place = len(row.accepted)
+        for before, token_id in enumerate(row.accepted):
+            context = row.contexts[before - place - 1]
+            assert before not in allowed or choose(context, allowed[before]) == token_id, "a mask refuses a right draft"
+        token_id = choose(row.contexts[-1], allowed[place]) if place in allowed else next_token(row.contexts[-1])
         row.contexts.append(fingerprint(row.contexts[-1], token_id))
         return [*row.accepted, token_id]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proa.contract import EngineCoreRequest, FinishReason, Grammar
-from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, Part
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, MaskedSample, Part
 from support.fake_embeds import with_embeds
 from support.fake_executor import VOCAB_SIZE, choose, fingerprint, first_context
 from support.fake_images import seen
@@ -28,6 +28,10 @@ def fake_grammar(seed: int = 1, length: int = NEVER, fuel: int = NEVER, run: int
     It forces the last `run` tokens of each `CYCLE`.
     """
     return Grammar(text=f"{seed} {length} {fuel} {run}", **fields)
+
+
+def compiles(grammar: Grammar | None) -> bool:
+    return grammar is not None and grammar.text not in ("invalid", "busy")
 
 
 class FakeMatcher:
@@ -51,7 +55,8 @@ class FakeMatcher:
 
     def accept(self, token_id: int) -> bool:
         assert not self._failed or self._num_tokens == self._fuel, "a matcher that refused a token is asked again"
-        if self._failed or token_id not in self.allowed():
+        allowed = self.allowed()  # fails without fuel
+        if self._failed or token_id not in allowed:
             self._failed = True
             return False
         self._ended = token_id in self._eos_token_ids
@@ -67,6 +72,9 @@ class FakeMatcher:
         self._num_tokens = 0
         self._state = self._seed
         self._ended = False
+
+    def copy(self) -> "FakeMatcher":
+        return copy(self)
 
     def forced(self) -> list[int]:
         """One forced token or more, but not always as many as there are."""
@@ -154,21 +162,22 @@ class FakeGrammars:
         self.is_wanted[request.request_id] = is_wanted
         return None
 
-    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
-        self.fills.append([row for row, _ in cursors])
+    def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
+        rows, places, cursors = zip(*samples, strict=True)
+        self.fills.append(list(rows))
         words = array("i")
-        for _, cursor in cursors:
+        for cursor in cursors:
             bits = sum(1 << token_id for token_id in allowed_tokens(cursor, self.eos_token_ids))
             words.frombytes(bits.to_bytes(4 * WORDS, "little"))
         bits_of_rows = memoryview(words).cast("B").cast("i", (len(cursors), WORDS))
-        return GrammarMasks([row for row, _ in cursors], bits_of_rows)
+        return GrammarMasks(rows, places, bits_of_rows)
 
     def compile(self, index: int = 0) -> None:
         """Finish a job."""
         request, ready = self.jobs.pop(index)
         grammar = request.sampling_params.grammar
         assert grammar is not None
-        if grammar.text in ("invalid", "busy"):
+        if not compiles(grammar):
             ready(GrammarReady(request.request_id, error=f"{grammar.text} text", retryable=grammar.text == "busy"))
         else:
             ready(GrammarReady(request.request_id, self._cursor(grammar, request.resumed_token_ids)))

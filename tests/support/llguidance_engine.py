@@ -1,12 +1,12 @@
 """Grammars of an engine with a small tokenizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 from proa.contract import EngineCoreRequest, Grammar, SamplingParams
-from proa_engine.core.grammar import GrammarCursor, GrammarReady
+from proa_engine.core.grammar import GrammarCursor, GrammarReady, MaskedSample
 from proa_engine.grammar import SERVING_LIMITS, LLGuidanceGrammars, make_tokenizer
 from support.tokenizers import byte_level_tokenizer
 
@@ -31,13 +31,13 @@ def make_request(
 
 
 @contextmanager
-def llguidance_grammars(*, max_num_seqs: int = 8) -> Iterator[LLGuidanceGrammars]:
+def llguidance_grammars(*, max_samples: int = 8) -> Iterator[LLGuidanceGrammars]:
     tokenizer = make_tokenizer(TOKENIZER.to_str().encode(), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     assert tokenizer is not None
     grammars = LLGuidanceGrammars(
         tokenizer,
         [EOS],
-        max_num_seqs=max_num_seqs,
+        max_samples=max_samples,
         make_buffer=lambda num_bytes: memoryview(bytearray(num_bytes)),
         num_threads=2,
         limits=SERVING_LIMITS,
@@ -53,6 +53,11 @@ def prepare(grammars: LLGuidanceGrammars, request: EngineCoreRequest) -> Grammar
     answers: SimpleQueue[GrammarReady] = SimpleQueue()
     cursor = grammars.prepare(request, answers.put, lambda: True)
     return answers.get(timeout=SECONDS) if cursor is None else GrammarReady(request.request_id, cursor)
+
+
+def samples(cursors: Mapping[int, GrammarCursor]) -> list[MaskedSample]:
+    """One sample of each row."""
+    return [MaskedSample(row, 0, each) for row, each in cursors.items()]
 
 
 def cursor(grammars: LLGuidanceGrammars, grammar: Grammar | str, text: str = "", **params: Any) -> GrammarCursor:

@@ -14,4 +14,4 @@ def masks_of(allowed: Mapping[int, Collection[int]], vocab_size: int) -> Grammar
     for index, ids in enumerate(allowed.values()):
         is_allowed[index, list(ids)] = True
     bits = np.packbits(is_allowed, axis=1, bitorder="little").view(np.int32)
-    return GrammarMasks(list(allowed), bits.data)
+    return GrammarMasks(list(allowed), [0] * len(allowed), bits.data)

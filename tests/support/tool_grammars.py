@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from functools import cache, lru_cache
 from itertools import groupby
 from random import Random
@@ -90,6 +91,11 @@ class TestMatcher:
 
     def restart(self) -> None:
         self.matcher.reset()
+
+    def copy(self) -> "TestMatcher":
+        copied = copy(self)
+        copied.matcher = self.matcher.deep_copy()
+        return copied
 
     def forced(self) -> list[int]:
         return self.matcher.compute_ff_tokens()

@@ -66,7 +66,8 @@ SETTINGS: dict[str, Any] = {
     "num_gpu_blocks_override": 28,
     "max_num_seqs": 24,
 }
-DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
+NGRAMS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
+DRAFTER = SpeculativeConfig(method="eagle3", model="builtin", num_speculative_tokens=3)
 
 
 class Bench:
@@ -86,7 +87,7 @@ class Bench:
         self.grammars = LLGuidanceGrammars(
             ll_tokenizer,
             self.executor.started.eos_token_ids,
-            max_num_seqs=self.config.max_num_seqs,
+            max_samples=self.config.max_num_seqs * (1 + self.config.num_speculative_tokens),
             make_buffer=self.executor.make_host_buffer,
             num_threads=2,
             limits=NO_LIMITS,
@@ -131,11 +132,12 @@ def requests(tokenizer: Tokenizer) -> list[EngineCoreRequest]:
     scope="module",
     params=[
         {},
-        {"speculative_config": DRAFTS},
+        {"speculative_config": NGRAMS},
+        {"speculative_config": DRAFTER},
         {"tensor_parallel_size": 2},
-        {"tensor_parallel_size": 2, "speculative_config": DRAFTS},
+        {"tensor_parallel_size": 2, "speculative_config": DRAFTER},
     ],
-    ids=["one rank", "drafts", "two ranks", "two ranks, drafts"],
+    ids=["one rank", "n-grams", "drafter", "two ranks", "two ranks, drafter"],
 )
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     bench = Bench(request.param)
@@ -154,10 +156,12 @@ def has_chunks(plan: SchedulerOutput) -> bool:
 
 
 def has_drafts(plan: SchedulerOutput, wanted: Iterable[EngineCoreRequest]) -> bool:
-    """Whether the step computes several tokens of a request whose prompt is computed."""
+    """Whether the step computes several tokens of a constrained request whose prompt is computed."""
     lengths = {each.request_id: len(each.prompt_token_ids) for each in wanted}
+    ids = list(plan.num_scheduled_tokens)
+    constrained = {ids[row] for row in plan.grammar_rows} & plan.num_chunk_tokens.keys()
     return any(
-        known.request_id in plan.num_chunk_tokens and known.num_computed_tokens >= lengths[known.request_id]
+        known.request_id in constrained and known.num_computed_tokens >= lengths[known.request_id]
         for known in plan.cached_requests
     )
 

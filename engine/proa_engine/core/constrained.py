@@ -5,12 +5,13 @@ computed, and one step computes them all. This is jump-forward decoding (Zheng e
 but the tokens are those that the masks would allow, where SGLang tokenizes the text again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest, SamplingParams
-from proa_engine.core.grammar import GrammarCursor
+from proa_engine.core.grammar import GrammarCursor, MaskedSample
 from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.speculation import DraftCounter, SpeculatingRequest
 
 
 @dataclass(slots=True)
@@ -55,6 +56,10 @@ class ConstrainedRequest(Request):
         forced: ForcedCounter | None,
     ) -> None:
         super().__init__(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos_token_ids)
+        self._constrain(eos_token_ids, forced)
+
+    def _constrain(self, eos_token_ids: frozenset[int], forced: ForcedCounter | None) -> None:
+        """Set the attributes of this class."""
         self._model_eos_token_ids = eos_token_ids  # `eos_token_ids` is empty with `ignore_eos`
         self._verdict = None
         self._forced = forced
@@ -65,6 +70,16 @@ class ConstrainedRequest(Request):
     def samples(self) -> bool:
         """Whether the last scheduled step samples an unknown token. It does not if known tokens are left to compute."""
         return self.num_placeholders > 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the masks of the last scheduled step depend on tokens that a step before it samples."""
+        return self.num_placeholders > 1
+
+    def walk(self, draft_ids: Sequence[int]) -> Iterable[GrammarCursor]:
+        """Return the cursor at each sample of the last scheduled step that needs a mask. `draft_ids` are the draft
+        tokens of its row."""
+        return (self.cursor,)
 
     @property
     def unsent_token_ids(self) -> Sequence[int]:
@@ -142,20 +157,81 @@ class ConstrainedRequest(Request):
         return f"the output left its grammar: token {token_id}, its number {number}, is not allowed there{rules}"
 
 
+class DraftedConstrainedRequest(ConstrainedRequest, SpeculatingRequest):
+    """A request with a grammar whose decode steps carry draft tokens.
+
+    Each of a row's samples has a mask, that of the place behind its draft token. So a draft token that the grammar
+    refuses is rejected, as no sample equals it, and all samples are those of steps without drafts.
+    """
+
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        *,
+        order: tuple[int, ...],
+        max_num_tokens: int,
+        eos_token_ids: frozenset[int],
+        forced: ForcedCounter | None,
+        max_drafts: int,
+        counter: DraftCounter,
+    ) -> None:
+        SpeculatingRequest.__init__(
+            self,
+            request,
+            order=order,
+            max_num_tokens=max_num_tokens,
+            eos_token_ids=eos_token_ids,
+            max_drafts=max_drafts,
+            counter=counter,
+        )
+        self._constrain(eos_token_ids, forced)
+        self._num_drafts = 0  # of the last scheduled step
+        # Those of that step's samples that are not appended yet. They know also which masks could not be computed.
+        self._cursors: Iterator[GrammarCursor] = iter(())
+
+    @property
+    def is_behind(self) -> bool:
+        return self.num_placeholders > 1 + self._num_drafts
+
+    def schedule(self, num_tokens: int) -> None:
+        self._num_drafts = max(self.num_computed_tokens + num_tokens - self.num_planned_tokens, 0)
+        super().schedule(num_tokens)
+
+    def walk(self, draft_ids: Sequence[int]) -> Iterable[GrammarCursor]:
+        cursors = list(self.cursor.walk(draft_ids))
+        self._cursors = iter(cursors)
+        return cursors
+
+    def append_token(self, token_id: int) -> bool:
+        self.cursor = next(self._cursors, self.cursor)
+        return super().append_token(token_id)
+
+
 def _has_token_rules(params: SamplingParams) -> bool:
     lists = params.allowed_token_ids, params.bad_words_token_ids, params.begin_suppress_token_ids
     return bool(params.logit_bias or any(lists) or params.min_tokens)
 
 
-def cursors_to_fill(requests: Sequence[Request], rows: Sequence[int]) -> list[tuple[int, GrammarCursor]]:
-    """Return the cursors of a started step's constrained rows, with the rows' indices.
-
-    Rows whose request has finished since, or whose next token became known, are left out.
-    """
-    cursors = []
+def constrained_rows(requests: Sequence[Request], rows: Sequence[int]) -> dict[int, ConstrainedRequest]:
+    """Return the requests of a step's constrained rows, by row."""
+    constrained = {}
     for row in rows:
         request = requests[row]
         assert isinstance(request, ConstrainedRequest)
+        constrained[row] = request
+    return constrained
+
+
+def samples_to_mask(
+    constrained: Mapping[int, ConstrainedRequest], draft_ids: Mapping[int, Sequence[int]]
+) -> list[MaskedSample]:
+    """Return the samples of a started step's constrained rows that need masks. Both arguments are by row.
+
+    Rows whose request has finished since, or whose next token became known, are left out.
+    """
+    samples = list[MaskedSample]()
+    for row, request in constrained.items():
         if request.samples and not request.is_finished:
-            cursors.append((row, request.cursor))
-    return cursors
+            cursors = enumerate(request.walk(draft_ids.get(row, ())))
+            samples += [MaskedSample(row, place, cursor) for place, cursor in cursors]
+    return samples

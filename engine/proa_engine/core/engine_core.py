@@ -1,7 +1,8 @@
 """EngineCore: runs steps that turn requests into outputs.
 
 With asynchronous scheduling, step N+1 is scheduled and started before the host waits for the result of step N. If rows
-sample under a grammar, step N+1 is sampled when the host knows the tokens of step N, which its masks depend on.
+sample under a grammar, step N+1 is sampled when the host knows the tokens of step N and the draft tokens of N+1, which
+its masks depend on; its layers run meanwhile.
 
 With pipeline stages as many steps are in flight as there are stages, and no request is in two that sample for it.
 """
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from proa.contract import EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.admission.request_admission import Admission
-from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
+from proa_engine.core.constrained import ConstrainedRequest, constrained_rows, samples_to_mask
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched, FromMover
@@ -216,13 +217,14 @@ class EngineCore:
 
     def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:
         """Return the masks of the started step's constrained rows, after waiting for the tokens that they depend on."""
-        if any(requests[row].num_placeholders > 1 for row in rows):
+        constrained = constrained_rows(requests, rows)
+        if any(request.is_behind for request in constrained.values()):
             self._finish_oldest()  # at most one step was in flight when this one started
-        cursors = cursors_to_fill(requests, rows)
-        if not cursors:
+        samples = samples_to_mask(constrained, self._executor.draft_tokens())
+        if not samples:
             return None
         assert self._grammars is not None, "a constrained request has a grammar"
-        return self._grammars.fill(cursors)
+        return self._grammars.fill(samples)
 
     def _finish_oldest(self) -> None:
         step = self._in_flight.popleft()

@@ -1,5 +1,6 @@
 """Executor: the interface between the core, which schedules steps, and the workers, which compute them."""
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proa_engine.core.grammar import GrammarMasks
@@ -31,6 +32,13 @@ class Executor(Protocol):
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...
+
+    def draft_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return the draft tokens of the executed step's `grammar_rows`, by row, for those that have any.
+
+        Waits until they are proposed, which is before the layers of the step run.
+        """
+        ...
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture: ...
 

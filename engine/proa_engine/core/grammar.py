@@ -3,10 +3,10 @@
 The core imports no grammar library: `Grammars` and `Matcher` are implemented in `proa_engine.grammar`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proa.contract import EngineCoreRequest, Grammar
 
@@ -38,6 +38,10 @@ class Matcher(Protocol):
     def restart(self) -> None:
         """Return to the grammar's beginning."""
 
+    def copy(self) -> "Matcher":
+        """Return a matcher in the same state, which advances alone. It takes microseconds."""
+        ...
+
     def forced(self) -> Sequence[int]:
         """Return the next tokens while the grammar leaves no choice; empty if there is a choice or the text may end.
 
@@ -49,14 +53,16 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrammarMasks:
-    """The tokens that a step's constrained rows may sample. Rows that are not listed may sample any token.
+    """The tokens that a step's constrained samples may be. Samples that are not listed may be any token.
 
-    `rows`: indices of the step's rows, ascending. `bits`: int32 words [rows, words]; bit i % 32 of word i // 32 is set
-    if token i is allowed. The producer reuses the memory after two more steps have started, or as many as there are
-    pipeline stages.
+    `rows` and `places` [masks], ascending: indices of the step's rows, and of the samples of each: 0 behind its known
+    tokens, i behind its draft token i. `bits`: int32 words [masks, words]; bit i % 32 of word i // 32 is set if token i
+    is allowed. The producer reuses the memory after two more steps have started, or as many as there are pipeline
+    stages.
     """
 
     rows: Sequence[int]
+    places: Sequence[int]
     bits: memoryview
 
 
@@ -99,9 +105,27 @@ class GrammarCursor:
             self.part = Part.FREE
         return True
 
+    def walk(self, draft_ids: Sequence[int]) -> "Iterator[GrammarCursor]":
+        """Yield this cursor, and cursors behind each of `draft_ids` until one is refused or completes the grammar.
+
+        A refused draft token cannot be sampled, so what follows it needs no mask.
+        """
+        cursor = self
+        yield cursor
+        for token_id in draft_ids:
+            cursor = cursor._copy()
+            if not cursor.accept(token_id) or cursor.is_complete:
+                return
+            yield cursor
+
     def forced(self) -> Sequence[int]:
         """See `Matcher.forced`."""
         return self.matcher.forced() if self.part is _BOUND else ()
+
+    def _copy(self) -> "GrammarCursor":
+        cursor = GrammarCursor(self.grammar, self.matcher.copy())
+        cursor.part = self.part
+        return cursor
 
     def _stays_free(self, token_id: int) -> bool:
         """Advance by a token that may precede the grammar. Returns whether it does."""
@@ -110,6 +134,14 @@ class GrammarCursor:
             return False
         self.part = Part.BOUND if token_id in self.grammar.start_after else Part.FREE
         return True
+
+
+class MaskedSample(NamedTuple):
+    """A sample of a step that needs a mask: that of `cursor`. `row` and `place` as in `GrammarMasks`."""
+
+    row: int
+    place: int
+    cursor: GrammarCursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +168,6 @@ class Grammars(Protocol):
         """
         ...
 
-    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
-        """Return the masks of a step's rows, given as (index, cursor). None: no row is constrained at its current
-        token."""
+    def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
+        """Return the masks of a step's samples. None: none of them is constrained at its token."""
         ...

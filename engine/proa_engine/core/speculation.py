@@ -79,9 +79,10 @@ class DraftCounter:
 
 
 class SpeculatingRequest(Request):
-    """A request whose decode steps carry up to `max_drafts` draft tokens, verified together with its last token."""
+    """A request whose decode steps carry up to `max_drafts` draft tokens, verified together with its last token.
 
-    __slots__ = ("_counter", "_is_exact", "max_drafts")
+    It has no slots, so that a class may derive from it and from another one with attributes.
+    """
 
     def __init__(
         self,

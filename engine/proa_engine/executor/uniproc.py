@@ -55,6 +55,7 @@ class UniProcExecutor:
         self._device_thread = DeviceThread("proa-device")
         self._failure = Failure()
         self._inputs: StepInputs | None = None  # inputs of the step that is executed and not yet sampled
+        self._execution: Future[None] = Future()  # of that step, on a CPU
         self._copy_stream: torch.cuda.Stream | None = None
         # A waiting thread that computes a step cannot see another rank's failure.
         self._may_help = config.parallel.num_ranks == 1
@@ -82,7 +83,20 @@ class UniProcExecutor:
             self._guarded(lambda: self._execute(copies, inputs))
         else:
             wake = inputs is None or not (inputs.is_small and self._may_help)
-            self._device_thread.submit(lambda: self._guarded(lambda: self._execute(copies, inputs)), wake=wake)
+            self._execution = self._device_thread.submit(
+                lambda: self._guarded(lambda: self._execute(copies, inputs)), wake=wake
+            )
+
+    def draft_tokens(self) -> dict[int, list[int]]:
+        inputs, draft_tokens = self._inputs, dict[int, list[int]]()
+        if inputs is None:
+            return draft_tokens
+        for draft_copy in (each for part in inputs.parts for each in part.draft_copies):
+            if inputs.is_small and self._may_help:
+                self._device_thread.help(self._execution)
+            self._failure.wait_for(draft_copy.started)
+            draft_tokens |= draft_copy.by_row()
+        return draft_tokens
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         """Sample the step that `execute_model` started. `masks` are read until the future is done."""

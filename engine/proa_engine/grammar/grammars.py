@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from proa.contract import EngineCoreRequest
-from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, MaskedSample
 from proa_engine.grammar.builder import GrammarBuilder
 from proa_engine.grammar.compiled import CACHE_BYTES, GrammarCache
 from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
@@ -18,7 +18,7 @@ class LLGuidanceGrammars:
         tokenizer: GrammarTokenizer,
         eos_token_ids: Iterable[int],
         *,
-        max_num_seqs: int,
+        max_samples: int,
         make_buffer: MakeBuffer,
         num_threads: int,
         limits: QueueLimits,
@@ -26,13 +26,14 @@ class LLGuidanceGrammars:
         max_bytes: int = CACHE_BYTES,
     ) -> None:
         """`make_buffer` returns writable memory of so many bytes, for masks, which `num_threads` fill. `limits` are of
-        the compiler's queue. `max_steps_in_flight` as in `Masks`. `max_bytes`: of compiled grammars."""
+        the compiler's queue. `max_samples` and `max_steps_in_flight` as in `Masks`. `max_bytes`: of compiled
+        grammars."""
         self.stats = GrammarStats()
         self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits, GrammarCache(max_bytes))
         self._masks = Masks(
             tokenizer,
             eos_token_ids,
-            max_num_seqs=max_num_seqs,
+            max_samples=max_samples,
             make_buffer=make_buffer,
             num_threads=num_threads,
             stats=self.stats,
@@ -44,8 +45,8 @@ class LLGuidanceGrammars:
     ) -> GrammarCursor | None:
         return self._compiler.prepare(request, ready, is_wanted)
 
-    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
-        return self._masks.fill(cursors)
+    def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
+        return self._masks.fill(samples)
 
     def close(self) -> None:
         """End the threads. Requests whose grammars are not compiled yet are not answered."""

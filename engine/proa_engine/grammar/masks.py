@@ -6,12 +6,14 @@ Masks are filled on the step's thread and a few threads of llguidance (`Masks`).
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor
 
-from proa_engine.core.grammar import GrammarCursor, GrammarMasks, Part
+from proa_engine.core.grammar import GrammarMasks, MaskedSample, Part
 from proa_engine.grammar.compiled import CompiledGrammar
 from proa_engine.grammar.failures import failure, is_of_lexer
 from proa_engine.grammar.stats import GrammarStats
@@ -51,6 +53,17 @@ def forbid(mask: Words, token_ids: Iterable[int]) -> None:
         mask[token_id // WORD] &= np.uint32(~(1 << token_id % WORD) & 0xFFFFFFFF)
 
 
+@dataclass(slots=True)
+class _Slowness:
+    """Of an output's masks, behind its draft tokens too."""
+
+    seconds: float = 0.0
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.seconds > MAX_SLOW_SECONDS
+
+
 class LLGuidanceMatcher:
     """`stop_token_ids` are the request's, which end its output as the model's end tokens do. `ignores_end`: the output
     does not end where it may, only where it must.
@@ -59,14 +72,13 @@ class LLGuidanceMatcher:
     llguidance lets a failed output end, and accepts its end token: only the checks here keep it from being complete.
     """
 
-    __slots__ = ("_compiled", "_is_too_slow", "_slow_seconds", "ignores_end", "state", "stop_token_ids")
+    __slots__ = ("_compiled", "_slowness", "ignores_end", "state", "stop_token_ids")
 
     def __init__(
         self, compiled: CompiledGrammar, stop_token_ids: Sequence[int] = (), *, ignores_end: bool = False
     ) -> None:
         self._compiled = compiled
-        self._slow_seconds = 0.0
-        self._is_too_slow = False
+        self._slowness = _Slowness()
         self.state = compiled.start()
         self.stop_token_ids = stop_token_ids
         self.ignores_end = ignores_end
@@ -81,18 +93,23 @@ class LLGuidanceMatcher:
 
     def accept(self, token_id: int) -> bool:
         # most often one call instead of two: a failed matcher is stopped too
-        if (self._is_too_slow or self.state.is_stopped()) and self._is_failed:
+        if (self._slowness.is_too_much or self.state.is_stopped()) and self._is_failed:
             return self._reject()
         return self.state.consume_token(token_id) or self._reject()
 
     @property
     def error(self) -> str:
-        if self._is_too_slow:
+        if self._slowness.is_too_much:
             return _TOO_SLOW
         return failure(self.state)
 
     def restart(self) -> None:
         self.state = self._compiled.start()
+
+    def copy(self) -> "LLGuidanceMatcher":
+        copied = copy(self)  # not `deepcopy`: what it charges is charged to the output
+        copied.state = self.state.deep_copy()  # it shares the lexer in spite of the name
+        return copied
 
     def forced(self) -> Sequence[int]:
         tokens: list[int] = self.state.compute_ff_tokens()  # none if it is stopped or failed
@@ -104,8 +121,7 @@ class LLGuidanceMatcher:
 
     def charge(self, seconds: float) -> None:
         """Count the time by which computing a mask was too slow."""
-        self._slow_seconds += seconds
-        self._is_too_slow = self._slow_seconds > MAX_SLOW_SECONDS
+        self._slowness.seconds += seconds
 
     def _reject(self) -> bool:
         if is_of_lexer(self.state.get_error()):
@@ -114,7 +130,7 @@ class LLGuidanceMatcher:
 
     @property
     def _is_failed(self) -> bool:
-        return self._is_too_slow or self.state.is_error()
+        return self._slowness.is_too_much or self.state.is_error()
 
 
 class Masks:
@@ -125,15 +141,16 @@ class Masks:
         tokenizer: GrammarTokenizer,
         eos_token_ids: Iterable[int],
         *,
-        max_num_seqs: int,
+        max_samples: int,
         make_buffer: MakeBuffer,
         num_threads: int,
         stats: GrammarStats,
         max_steps_in_flight: int,
     ) -> None:
-        """`max_steps_in_flight`: steps whose masks may be read while those of the next one are filled."""
+        """`max_samples`: of one step. `max_steps_in_flight`: steps whose masks may be read while those of the next one
+        are filled."""
         length = num_words(tokenizer)
-        buffers = [make_buffer(4 * max_num_seqs * length) for _ in range(max_steps_in_flight + 1)]
+        buffers = [make_buffer(4 * max_samples * length) for _ in range(max_steps_in_flight + 1)]
         arrays = [np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers]
         self._ring = itertools.cycle([(array, array.ctypes.data) for array in arrays])
         self._num_bytes = 4 * length  # of a mask
@@ -146,17 +163,17 @@ class Masks:
         self._num_parallel_fills = 0
         self._stats = stats
 
-    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
+    def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
         """Implement `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it
         is."""
-        rows = [(row, cursor) for row, cursor in cursors if cursor.part is not _FREE or not cursor.grammar.repeats]
-        if not rows:
+        masked = [each for each in samples if each.cursor.part is not _FREE or not each.cursor.grammar.repeats]
+        if not masked:
             return None
         started = time.perf_counter()
         buffer, address = next(self._ring)
-        masks = buffer[: len(rows)]
+        masks = buffer[: len(masked)]
         bound, ignoring, first = [], [], []
-        for index, (_, cursor) in enumerate(rows):
+        for index, (_, _, cursor) in enumerate(masked):
             matcher = cursor.matcher
             assert isinstance(matcher, LLGuidanceMatcher), "the matcher is of another library"
             if cursor.part is _FREE:
@@ -174,7 +191,8 @@ class Masks:
         for index, token_ids in first:
             allow(masks[index], token_ids)
         self._stats.observe_fill(time.perf_counter() - started)
-        return GrammarMasks([row for row, _ in rows], masks.view(np.int32).data)
+        rows, places, _ = zip(*masked, strict=True)
+        return GrammarMasks(rows, places, masks.view(np.int32).data)
 
     def _forbid_ends(self, masks: Words, indices: list[int]) -> None:
         """Forbid ends in the masks at these indices that allow something else."""

@@ -4,7 +4,7 @@ A step computes many requests, so its span is the root of a trace of its own, wi
 trace sampler decides about each such trace.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -45,6 +45,9 @@ class TracedExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._span = self._start_span(scheduler_output)
         self._executor.execute_model(scheduler_output)
+
+    def draft_tokens(self) -> Mapping[int, Sequence[int]]:
+        return self._executor.draft_tokens()
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         future, span = self._executor.sample_tokens(masks), self._span

@@ -16,6 +16,7 @@ from torch import Tensor
 from proa_engine.core.types import NewRequestData, RowOutput, SchedulerOutput, StateSteps
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.step.decode_graphs import GraphShape
+from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.slots import Edits
 from proa_engine.step.staging import IntArray, Packer
 
@@ -120,15 +121,23 @@ class StepOutputs:
 class StepPart:
     """What a feature does in a step before its layers run and after its tokens are sampled.
 
-    The first two methods are device work, on each rank; the third is host work, once the results are copied to rank
-    0's host. Methods that a feature does not override do nothing.
+    `before_forward`, `after_replay` and `after_sample` are device work, on each rank; `add_results` is host work, once
+    the results are copied to rank 0's host. Methods that a feature does not override do nothing.
     """
 
     is_large = False  # whether `before_forward` is work for all of a CPU's threads, however few the step's tokens
     reads_hidden = False  # whether `after_sample` reads hidden states of tokens after which none is sampled
 
+    @property
+    def draft_copies(self) -> Sequence[DraftCopy]:
+        """Of draft tokens that the host reads before it samples the step."""
+        return ()
+
     def before_forward(self, arrays: list[Tensor]) -> None:
         """Update the feature's tables. May replace the step's staged `arrays`."""
+
+    def after_replay(self, arrays: Sequence[Tensor]) -> None:
+        """Do what `before_forward` cannot do where a graph computes what it needs."""
 
     def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the feature's results, the same on every rank.

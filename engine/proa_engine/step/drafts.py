@@ -21,6 +21,7 @@ from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngr
 from proa_engine.kernels.sampling.sampling_params import MIN_TEMPERATURE
 from proa_engine.step.columns import Columns, Computed, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
 from proa_engine.step.decode_graphs import GraphShape, pad_rows
+from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
 
@@ -48,6 +49,7 @@ class DraftPart(StepPart):
     first_samples: int  # staged index: [sampling rows]
     num_before: int  # staged index: [samples], samples of the row before each
     moves: TokenMoves | None  # None: a graph computes the positions
+    draft_copies: Sequence[DraftCopy]  # of rows under a grammar
 
     def before_forward(self, arrays: list[Tensor]) -> None:
         """Move the step's samples and tokens to their true positions. A graph proposes the draft tokens of its rows."""
@@ -55,6 +57,10 @@ class DraftPart(StepPart):
             self.columns.move_samples(self.samples, self.num_before, arrays)
         if self.moves is not None:
             self.columns.move_tokens(self.moves, arrays)
+            self._copy_drafts(arrays)
+
+    def after_replay(self, arrays: Sequence[Tensor]) -> None:
+        self._copy_drafts(arrays)
 
     def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Return the numbers of accepted and proposed draft tokens, [sampling rows, 2] int64; nothing if no row has
@@ -79,6 +85,10 @@ class DraftPart(StepPart):
             outputs.num_kept[row] = num_accepted + 1
             if (num_planned := self.num_samples[row] - 1) > 0:
                 outputs.others[self.request_ids[row]].drafts = Drafts(num_planned, num_proposed)
+
+    def _copy_drafts(self, arrays: Sequence[Tensor]) -> None:
+        for draft_copy in self.draft_copies:
+            draft_copy.start(self.columns.drafts_in(arrays[draft_copy.slots]))
 
 
 class DraftColumns(Columns):
@@ -108,6 +118,8 @@ class DraftColumns(Columns):
         num_samples = rows.num_samples[rows.num_samples > 0]
         first_samples = np.cumsum(num_samples) - num_samples
         num_before = np.arange(num_samples.sum()) - np.repeat(first_samples, num_samples)
+        constrained = [row for row in step.plan.grammar_rows if rows.num_samples[row] > 1]
+        copies = [DraftCopy(constrained, packer.add(rows.slots[constrained]))] if constrained else []
         return DraftPart(
             columns=self,
             request_ids=rows.request_ids,
@@ -116,6 +128,7 @@ class DraftColumns(Columns):
             first_samples=packer.add(first_samples),
             num_before=packer.add(num_before),
             moves=None if step.token_rows is None else self._token_moves(rows, step.token_rows, packer),
+            draft_copies=copies,
         )
 
     def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
@@ -125,6 +138,10 @@ class DraftColumns(Columns):
         draft tokens, at most `num_drafts`, and `random` the indices in `drafting` of those with a temperature.
         """
         raise NotImplementedError
+
+    def drafts_in(self, slots: Tensor) -> Tensor:
+        """Return the draft tokens that are proposed for these slots, [slots, drafts] int64; NONE stands for none."""
+        return self._drafts.index_select(0, slots)
 
     def move_samples(self, samples: Samples, num_before: int, arrays: list[Tensor]) -> None:
         """Move samples to their true positions, in the step's staged `arrays`."""

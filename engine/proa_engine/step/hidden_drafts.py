@@ -43,6 +43,7 @@ from proa_engine.step.columns import (
     TokenRows,
 )
 from proa_engine.step.decode_graphs import GraphShape
+from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.drafts import DraftColumns, DraftPart
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
@@ -72,8 +73,15 @@ class HiddenDraftPart(StepPart):
     drafts: DraftPart
     rows: TokenRows | None  # None: a graph computes the positions of the step's tokens
 
+    @property
+    def draft_copies(self) -> Sequence[DraftCopy]:
+        return self.drafts.draft_copies
+
     def before_forward(self, arrays: list[Tensor]) -> None:
         self.drafts.before_forward(arrays)
+
+    def after_replay(self, arrays: Sequence[Tensor]) -> None:
+        self.drafts.after_replay(arrays)
 
     def after_sample(self, arrays: Sequence[Tensor], computed: Computed, token_ids: Tensor | None) -> list[Tensor]:
         """Also return which ways to draw would have proposed the first sample, [sampling rows, ways] int64, if any row

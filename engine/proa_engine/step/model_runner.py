@@ -124,6 +124,8 @@ class ModelRunner:
                 case DecodeRows(shape, values):
                     result = self._graphs.replay(shape, arrays[values])[: len(inputs.request_ids) * shape.width]
                     forward = Replayed(partial(self._graphs.replay_rest, shape))
+                    for part in inputs.parts:
+                        part.after_replay(arrays)
             self._stage.send(result, inputs, arrays)
         if self._stage.samples:
             self._results.append(_ForwardResult(inputs, arrays, result, forward))

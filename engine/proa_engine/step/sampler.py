@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +46,10 @@ def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) 
 
     Every masked row must sample exactly one token; other rows may sample several, to verify drafts.
     """
-    rows = sampling.rows.searchsorted(masks.rows)
-    assert sampling.rows[rows].tolist() == masks.rows, "a masked row samples no token"
-    (on_device,) = staging.ship(PackedArrays(rows, [rows.size]))
-    bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(rows.size, -1)
+    samples = sampling.rows.searchsorted(masks.rows) + masks.places
+    assert np.array_equal(sampling.rows[samples], masks.rows), "a masked row samples no token"
+    (on_device,) = staging.ship(PackedArrays(samples, [samples.size]))
+    bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(samples.size, -1)
     return TokenMasks(on_device, bits.to(on_device.device, non_blocking=True))
 
 

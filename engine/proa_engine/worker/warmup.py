@@ -251,7 +251,7 @@ class WarmUp:
         prefill = self._prefill_step([1], params)
         num_words = -(-self._vocab_size // WORD)
         bits = np.full(num_words, -1, np.int32)
-        self._run(replace(prefill, grammar_rows=[0]), GrammarMasks([0], bits.data))
+        self._run(replace(prefill, grammar_rows=[0]), GrammarMasks([0], [0], bits.data))
         self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
 
     def _run_alone(self, lengths: Sequence[int], params: SamplingParams | PoolingParams) -> float:

@@ -94,9 +94,30 @@ def test_tokens_in_the_middle_of_an_output_are_plain() -> None:
     assert sum(len(plain.token_ids) for plain in run.plain) == 6  # neither the first nor the last
 
 
-def test_a_constrained_request_has_no_drafts() -> None:
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_right_drafts_of_a_constrained_request_are_accepted(async_scheduling: bool) -> None:
+    run = knowing(1, num_speculative_tokens=3, accept=lambda num_drafts: num_drafts, async_scheduling=async_scheduling)
+    request = make_request("a", max_tokens=13, grammar=fake_grammar())
+    run.submit(request)
+    run.finish()
+    run.assert_complete([request])
+    assert [batch["a"] for batch in run.batches() if "a" in batch][1:] == [4, 4, 4]
+    assert run.grammars.fills == [[0]] + 3 * [[0] * 4]
+
+
+def test_masks_end_behind_the_first_draft_that_the_grammar_refuses() -> None:
+    run = knowing(1, num_speculative_tokens=3, accept=lambda num_drafts: 1)
+    request = make_request("a", max_tokens=13, grammar=fake_grammar(run=8))  # which allows one token everywhere
+    run.submit(request)
+    run.finish()
+    run.assert_complete([request])
+    assert run.core.stats().spec_decode_num_accepted_tokens == 6
+    assert {len(rows) for rows in run.grammars.fills[1:-1]} == {2}
+
+
+def test_a_request_that_may_not_speculate_has_no_drafts_under_a_grammar() -> None:
     run = knowing(1, num_speculative_tokens=3, accept=lambda num_drafts: 0)
-    requests = [make_request("a", grammar=fake_grammar()), make_request("b")]
+    requests = [make_request("a", grammar=fake_grammar(), speculative=False), make_request("b")]
     run.submit(*requests)
     run.finish()
     run.assert_complete(requests)

@@ -230,6 +230,9 @@ class InstantExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._plan = scheduler_output
 
+    def draft_tokens(self) -> dict[int, list[int]]:
+        return {}
+
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         tokens = [7] * len(self._plan.num_scheduled_tokens)
         return FakeFuture(ModelRunnerOutput(plain_token_ids=tokens), lambda: None)

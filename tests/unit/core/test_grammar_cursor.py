@@ -1,5 +1,6 @@
 """GrammarCursor: the free and constrained parts of an output."""
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ class CountingMatcher:
 
     def restart(self) -> None:
         self.num_tokens = 0
+
+    def copy(self) -> "CountingMatcher":
+        return copy(self)
 
 
 def cursor(**fields: Any) -> GrammarCursor:

@@ -13,7 +13,16 @@ from proa_engine.core.grammar import GrammarCursor
 from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.grammar.builder import GrammarBuilder, TooComplex, Unsatisfiable
 from proa_engine.grammar.tokenizer import make_tokenizer
-from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars, make_request, prepare
+from support.llguidance_engine import (
+    EOS,
+    TOKENIZER,
+    VOCAB_SIZE,
+    cursor,
+    llguidance_grammars,
+    make_request,
+    prepare,
+    samples,
+)
 
 EXPLOSIVE = "start: /(.*a){1,30}.{30,2000}c{3}/"  # tokens need ever new states of the lexer
 OBJECT = {"type": "object"}
@@ -111,7 +120,7 @@ def test_a_request_whose_allowed_tokens_begin_no_output_is_refused_before_it_beg
 
 
 def allowed(grammars: LLGuidanceGrammars, state: GrammarCursor) -> list[int]:
-    masks = grammars.fill([(0, state)])
+    masks = grammars.fill(samples({0: state}))
     assert masks is not None
     found: list[int] = np.unpackbits(np.frombuffer(masks.bits, np.uint8), bitorder="little").nonzero()[0].tolist()
     return found

@@ -12,11 +12,11 @@ from llguidance import LLExecutor, LLMatcher
 
 from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import lower
-from proa_engine.core.grammar import GrammarCursor, GrammarMasks
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, MaskedSample
 from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.grammar.compiled import BYTES_PER_SECOND, MASK_SECONDS
 from proa_engine.grammar.masks import LLGuidanceMatcher
-from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars
+from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars, samples
 
 SCHEMA = {
     "type": "object",
@@ -70,7 +70,7 @@ def test_masks_equal_what_is_accepted_token_by_token(
     cursors = [cursor(grammars, text) for text in GRAMMARS]
     for _ in range(25):
         rows = [(3 * index + 1, each) for index, each in enumerate(cursors) if not each.is_complete]
-        masks = allowed(grammars.fill(rows))
+        masks = allowed(grammars.fill(samples(dict(rows))))
         assert list(masks) == [row for row, _ in rows]
         for row, each in rows:
             assert is_mask_of(masks[row], each)
@@ -90,7 +90,7 @@ def test_forced_tokens_are_those_whose_masks_have_no_other(grammars: LLGuidanceG
         cursors = [each for each in cursors if not each.is_complete]
         for each in cursors:
             forced = each.forced()
-            (mask,) = allowed(grammars.fill([(0, each)])).values()
+            (mask,) = allowed(grammars.fill(samples({0: each}))).values()
             assert not forced or mask == {forced[0]}
             num_forced += len(mask) == 1
             assert each.accept(rng.choice(sorted(mask - {EOS} or mask)))
@@ -121,8 +121,8 @@ def test_free_rows_may_not_end_and_repeating_ones_have_no_mask(grammars: LLGuida
     once = cursor(grammars, Grammar(text=GRAMMARS[0], start_after=(THINK,)), stop_token_ids=(QUICK,))
     repeating = cursor(grammars, Grammar(text=GRAMMARS[0], start_after=(THINK,), repeats=True))
 
-    assert grammars.fill([(4, repeating)]) is None
-    masks = allowed(grammars.fill([(2, once), (4, repeating)]))
+    assert grammars.fill(samples({4: repeating})) is None
+    masks = allowed(grammars.fill(samples({2: once, 4: repeating})))
     assert list(masks) == [2]
     assert set(range(VOCAB_SIZE)) - masks[2] == {EOS, QUICK}
 
@@ -131,7 +131,7 @@ def test_first_row_may_also_become_free(grammars: LLGuidanceGrammars) -> None:
     first = cursor(grammars, Grammar(text=GRAMMARS[2], start_after=(THINK,), free_if_first=(QUICK, EOS)))
     bound = cursor(grammars, GRAMMARS[2])
 
-    masks = allowed(grammars.fill([(0, first), (1, bound)]))
+    masks = allowed(grammars.fill(samples({0: first, 1: bound})))
 
     assert masks[0] == masks[1] | {QUICK, EOS}
 
@@ -140,7 +140,7 @@ def test_repeating_grammar_begins_anew(grammars: LLGuidanceGrammars) -> None:
     repeating = cursor(grammars, Grammar(text='start: "ab"', start_after=(THINK,), repeats=True))
     fills = []
     for token_id in [THINK, *TOKENIZER.encode("ab").ids, QUICK] * 2:
-        fills.append(grammars.fill([(0, repeating)]) is not None)
+        fills.append(grammars.fill(samples({0: repeating})) is not None)
         assert repeating.accept(token_id)
 
     num_bound = len(TOKENIZER.encode("ab").ids)
@@ -149,7 +149,7 @@ def test_repeating_grammar_begins_anew(grammars: LLGuidanceGrammars) -> None:
 
 def test_masks_of_two_earlier_steps_stay(grammars: LLGuidanceGrammars) -> None:
     cursors = [cursor(grammars, text) for text in GRAMMARS[:3]]
-    masks = [grammars.fill([(0, each)]) for each in cursors]
+    masks = [grammars.fill(samples({0: each})) for each in cursors]
 
     for one, other in pairwise(map(allowed, masks)):
         assert one != other
@@ -163,10 +163,10 @@ def test_slow_matcher_refuses_its_next_token_and_others_go_on(
     monkeypatch.setattr("proa_engine.grammar.masks.SLOW_SECONDS", -1.0)  # every fill is slow
     monkeypatch.setattr("proa_engine.grammar.masks.ROW_SECONDS", -1.0)  # and every row takes a second
     for _ in range(2):
-        grammars.fill([(0, slow)])
+        grammars.fill(samples({0: slow}))
 
     monkeypatch.undo()
-    masks = allowed(grammars.fill([(0, slow), (1, fast)]))
+    masks = allowed(grammars.fill(samples({0: slow, 1: fast})))
 
     assert is_mask_of(masks[1], fast)
     token_id = min(masks[1])
@@ -194,7 +194,7 @@ def test_fill_that_waits_for_a_core_is_not_slow(monkeypatch: pytest.MonkeyPatch)
     with llguidance_grammars() as grammars:
         rows = [(number, cursor(grammars, GRAMMARS[0])) for number in range(2)]
         for _ in range(3):
-            masks = allowed(grammars.fill(rows))
+            masks = allowed(grammars.fill(samples(dict(rows))))
             assert all(is_mask_of(masks[number], row) for number, row in rows)
     assert fills == [1, 1, 1]
 
@@ -209,11 +209,11 @@ def test_slow_masks_are_counted_for_the_memory_of_their_grammar_and_quick_ones_a
         yield from ((matcher, MASK_SECONDS + growth * (matcher is slow.matcher)) for matcher, _ in rows)
 
     monkeypatch.setattr("proa_engine.grammar.masks._fill_alone", fill_alone)
-    with llguidance_grammars(max_num_seqs=num_rows) as grammars:
+    with llguidance_grammars(max_samples=num_rows) as grammars:
         slow, *quick = [cursor(grammars, GRAMMARS[number > 0]) for number in range(num_rows)]
         before = [num_bytes(each) for each in (slow, *quick)]
         for _ in range(num_fills):
-            grammars.fill(list(enumerate((slow, *quick))))
+            grammars.fill(samples(dict(enumerate((slow, *quick)))))
         assert num_bytes(slow) - before[0] == pytest.approx(num_fills * growth * BYTES_PER_SECOND)
         assert [num_bytes(each) for each in quick] == before[1:]
 
@@ -223,12 +223,49 @@ def num_bytes(state: GrammarCursor) -> int:
     return state.matcher._compiled.num_bytes
 
 
+def test_masks_behind_draft_tokens_are_those_of_an_output_with_them(grammars: LLGuidanceGrammars) -> None:
+    rng = random.Random(3)
+    for text in GRAMMARS:
+        alone, expected, draft_ids = cursor(grammars, text), list[set[int]](), list[int]()
+        while len(draft_ids) < 6 and not alone.is_complete:
+            expected.append(allowed(grammars.fill(samples({0: alone})))[0])
+            draft_ids.append(rng.choice(sorted(expected[-1] - {EOS} or expected[-1])))
+            assert alone.accept(draft_ids[-1])
+        drafted = cursor(grammars, text)
+        walked = [MaskedSample(2, place, each) for place, each in enumerate(drafted.walk([*draft_ids, EOS]))]
+        masks = grammars.fill(walked)
+        assert masks is not None
+        assert masks.rows == (2,) * len(walked)
+        assert masks.places == tuple(range(len(walked)))
+        assert [allowed(grammars.fill(samples({0: each.cursor})))[0] for each in walked][: len(expected)] == expected
+        assert drafted.accept(draft_ids[0]), "the output itself has not advanced"
+
+
+def test_nothing_is_walked_behind_a_draft_token_that_the_grammar_refuses(grammars: LLGuidanceGrammars) -> None:
+    a, b = (TOKENIZER.encode(letter).ids[0] for letter in "ab")
+    state = cursor(grammars, 'start: "abab"')
+    assert len(list(state.walk([a, b, b, a]))) == 3
+    assert len(list(state.walk([a, b, a, b, a]))) == 4, "the last one completes the grammar"
+
+
+def test_slow_masks_behind_draft_tokens_are_charged_to_the_output(
+    grammars: LLGuidanceGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = TOKENIZER.encode("a").ids[0]
+    slow = cursor(grammars, 'start: "a" /[a-z]+/')
+    monkeypatch.setattr("proa_engine.grammar.masks.SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("proa_engine.grammar.masks.ROW_SECONDS", -1.0)
+    for _ in range(2):
+        grammars.fill([MaskedSample(0, place, each) for place, each in enumerate(slow.walk([a, a]))][1:])
+    assert not slow.accept(a)
+
+
 def test_matcher_at_its_limit_never_completes(grammars: LLGuidanceGrammars) -> None:
     """llguidance lets the output of a failed matcher end."""
     failed = cursor(grammars, 'start: "ab"')
     assert not failed.accept(QUICK)
 
-    assert EOS in allowed(grammars.fill([(0, failed)]))[0]
+    assert EOS in allowed(grammars.fill(samples({0: failed})))[0]
     assert not failed.accept(EOS)
     assert not failed.is_complete
     assert not failed.matcher.is_accepting

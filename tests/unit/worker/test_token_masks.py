@@ -92,6 +92,25 @@ def test_rows_behind_drafts_and_chunks_get_their_own_masks() -> None:
     }
 
 
+def test_samples_behind_drafts_get_masks_of_their_own() -> None:
+    model = FakeModel()
+    model.by_position.zero_()
+    harness = RunnerHarness(model, drafts=DRAFTS)
+    loop = [10, 11, 12, 13, 14] * 2
+    for before, following in zip(loop, loop[1:] + loop[:1], strict=True):
+        model.by_token[before, following] = 99.0
+    harness.step({"a": (loop, 10, GREEDY), "b": (loop, 10, GREEDY)})
+    plan = harness.schedule({}, {"a": 10, "b": 10}, scheduled={"a": 4, "b": 4})
+    plan.grammar_rows = [1]
+    inputs = harness.runner.prepare_inputs(plan)
+    words = masks_of({0: [11], 1: [12], 2: [200]}, VOCAB_SIZE)
+    result = harness.run(inputs, GrammarMasks([1, 1, 1], [0, 1, 2], words.bits))
+    assert by_id(result) == {"a": [11, 12, 13, 14], "b": [11, 12, 200]}
+    assert inputs is not None
+    ((copied,),) = (part.draft_copies for part in inputs.parts)
+    assert copied.by_row() == {1: [11, 12, 13]}
+
+
 def test_log_probabilities_are_those_of_the_model_without_the_mask() -> None:
     wanted = SamplingParams(temperature=0, logprobs=2)
     harness = RunnerHarness(MODEL)

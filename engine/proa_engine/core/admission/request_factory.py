@@ -3,7 +3,7 @@
 from proa.contract import EngineCoreRequest
 from proa_engine.core.admission.prefill import PrefillRequest
 from proa_engine.core.admission.validation import LengthLimits
-from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
+from proa_engine.core.constrained import ConstrainedRequest, DraftedConstrainedRequest, ForcedCounter, can_force
 from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -38,7 +38,11 @@ class _Constrained(_RepetitionRequest, ConstrainedRequest):
 
 
 class _Speculating(_RepetitionRequest, SpeculatingRequest):
-    __slots__ = ()
+    pass
+
+
+class _DraftedConstrained(_RepetitionRequest, DraftedConstrainedRequest):
+    pass
 
 
 class RequestFactory:
@@ -64,19 +68,31 @@ class RequestFactory:
         if request.prefill_only:
             return PrefillRequest(request, order=order, block_size=self._block_size)
         limit, eos, repeats = self._lengths.max_num_tokens(request), config.eos_token_ids, params.repetition_detection
+        max_drafts = config.num_speculative_tokens if can_speculate(request) else 0
         if params.grammar is not None:
-            constrained = ConstrainedRequest if repeats is None else _Constrained
             counts = config.compute_forced_tokens and not config.num_speculative_tokens and can_force(params)
             forced = self.forced if counts else None
+            if max_drafts:
+                drafted = DraftedConstrainedRequest if repeats is None else _DraftedConstrained
+                return drafted(
+                    request,
+                    order=order,
+                    max_num_tokens=limit,
+                    eos_token_ids=eos,
+                    forced=forced,
+                    max_drafts=max_drafts,
+                    counter=self.drafts,
+                )
+            constrained = ConstrainedRequest if repeats is None else _Constrained
             return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos, forced=forced)
-        if config.num_speculative_tokens and can_speculate(request):
+        if max_drafts:
             speculating = SpeculatingRequest if repeats is None else _Speculating
             return speculating(
                 request,
                 order=order,
                 max_num_tokens=limit,
                 eos_token_ids=eos,
-                max_drafts=config.num_speculative_tokens,
+                max_drafts=max_drafts,
                 counter=self.drafts,
             )
         plain = Request if repeats is None else _RepetitionRequest
