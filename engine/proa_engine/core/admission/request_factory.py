@@ -67,13 +67,14 @@ class RequestFactory:
             return pooled(request, order=order, reads_prefix_cache=pooling.task in config.last_token_tasks)
         if request.prefill_only:
             return PrefillRequest(request, order=order, block_size=self._block_size)
-        limit, eos, repeats = self._lengths.max_num_tokens(request), config.eos_token_ids, params.repetition_detection
+        limit, eos = self._lengths.max_num_tokens(request), config.eos_token_ids
+        may_repeat = params.repetition_detection is None
         max_drafts = config.num_speculative_tokens if can_speculate(request) else 0
         if params.grammar is not None:
             counts = config.compute_forced_tokens and not config.num_speculative_tokens and can_force(params)
             forced = self.forced if counts else None
             if max_drafts:
-                drafted = DraftedConstrainedRequest if repeats is None else _DraftedConstrained
+                drafted = DraftedConstrainedRequest if may_repeat else _DraftedConstrained
                 return drafted(
                     request,
                     order=order,
@@ -83,10 +84,10 @@ class RequestFactory:
                     max_drafts=max_drafts,
                     counter=self.drafts,
                 )
-            constrained = ConstrainedRequest if repeats is None else _Constrained
+            constrained = ConstrainedRequest if may_repeat else _Constrained
             return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos, forced=forced)
         if max_drafts:
-            speculating = SpeculatingRequest if repeats is None else _Speculating
+            speculating = SpeculatingRequest if may_repeat else _Speculating
             return speculating(
                 request,
                 order=order,
@@ -95,7 +96,7 @@ class RequestFactory:
                 max_drafts=max_drafts,
                 counter=self.drafts,
             )
-        plain = Request if repeats is None else _RepetitionRequest
+        plain = Request if may_repeat else _RepetitionRequest
         return plain(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
 
 
