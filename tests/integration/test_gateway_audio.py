@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import httpx
 import openai
 import pytest
 
+from proa.engine.v1 import core_pb2
 from proa_cli.main import main
+from proa_gateway.apis.audio import transcription
 from proa_gateway.audio.config import AudioOptions
 from support.audio_files import encode
-from support.fake_engine import FakeEngine, Reply, prompt_ids
+from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, events_of, running_gateway, until
 from support.speech import RATE, ids, levels, whisper_engine
+from support.tokenizers import byte_level_tokenizer
 
 FILE = encode(levels(3), RATE)
 LONG = encode(levels(1, 2, 3, 4, 5), RATE)
@@ -42,6 +46,11 @@ async def post(
     return await gateway.http.post(f"/v1/audio/{path}", data=data, files=files or {"x": b""})
 
 
+def sent(engine: FakeEngine) -> list[core_pb2.EngineCoreRequest]:
+    """The requests for text, without those that ask for the language and whether there is speech."""
+    return [each for each in engine.requests if names(prompt_ids(each)) != ["<|startoftranscript|>"]]
+
+
 def names(token_ids: list[int]) -> list[str | int]:
     by_id = {token_id: name for name, token_id in ids().items()}
     return [by_id.get(token_id, token_id) for token_id in token_ids]
@@ -58,7 +67,7 @@ async def test_the_language_is_found_once_and_stands_in_the_prompts(
     engine: FakeEngine, gateway: RunningGateway
 ) -> None:
     assert (await post(gateway, LONG)).json()["text"] == WHOLE
-    first, *others = engine.requests
+    first, others = engine.requests[0], sent(engine)
     assert names(prompt_ids(first)) == ["<|startoftranscript|>"]
     assert first.sampling_params.max_tokens == 1
     assert len(others) == 5
@@ -75,14 +84,14 @@ async def test_a_given_language_is_not_looked_for_and_translations_are_another_t
     await client.transcriptions.create(model="fake", file=FILE, language="ja")
     with pytest.deprecated_call():  # by OpenAI
         await client.translations.create(model="fake", file=FILE)
-    found = [names(prompt_ids(each))[1:3] for each in engine.requests]
-    assert found == [["<|ja|>", "<|transcribe|>"], [], ["<|de|>", "<|translate|>"]]
+    found = [names(prompt_ids(each))[1:3] for each in sent(engine)]
+    assert found == [["<|ja|>", "<|transcribe|>"], ["<|de|>", "<|translate|>"]]
 
 
 async def test_a_model_that_knows_english_only_has_no_language_in_its_prompt() -> None:
     async with whisper_engine(multilingual=False) as engine, running_gateway(engine) as gateway:
         assert (await post(gateway, language="en")).json()["text"] == "Window 3."
-        assert names(prompt_ids(engine.requests[0])) == ["<|startoftranscript|>", "<|notimestamps|>"]
+        assert names(prompt_ids(sent(engine)[0])) == ["<|startoftranscript|>", "<|notimestamps|>"]
         translated = await post(gateway, path="translations")
         german = await post(gateway, language="de")
     assert translated.json()["error"]["code"] == "unsupported_task"
@@ -95,7 +104,7 @@ async def test_the_text_before_stands_before_each_window_cut_to_what_fits(
     await post(gateway, language="de", prompt=" Hello ")
     await post(gateway, language="de", prompt="x" * 100)
     await post(gateway, language="de", prompt="a <|de|>")
-    short, long, special = (names(prompt_ids(each)) for each in engine.requests)
+    short, long, special = (names(prompt_ids(each)) for each in sent(engine))
     assert short[0] == long[0] == "<|startofprev|>"
     assert long.index("<|startoftranscript|>") == 1 + 31
     assert special.count("<|de|>") == 1
@@ -110,7 +119,7 @@ async def test_windows_run_side_by_side_and_their_texts_are_in_order(engine: Fak
         engine.step_delay = 0
         text = (await waiting).json()["text"]
     assert text == " ".join(f"Window {number}." for number in (*range(1, 10), 1, 2))
-    assert len(engine.requests) == 11
+    assert len(sent(engine)) == 11
 
 
 async def test_windows_in_languages_without_spaces_are_joined_without_them(gateway: RunningGateway) -> None:
@@ -121,7 +130,7 @@ async def test_silence_is_not_sent_to_an_engine(engine: FakeEngine, gateway: Run
     response = await post(gateway, encode(levels(0, 0), RATE))
     assert response.json()["text"] == ""
     assert await (await post(gateway, encode(levels(0, 2, 0), RATE))).aread()
-    assert len(engine.requests) == 2
+    assert len(sent(engine)) == 1
     metrics = (await gateway.http.get("/metrics")).text
     assert 'proa_gateway_transcription_windows_total{outcome="silent"} 4.0' in metrics
     assert 'proa_gateway_transcription_windows_total{outcome="accepted"} 1.0' in metrics
@@ -172,8 +181,9 @@ async def test_timestamps_that_a_model_writes_unasked_are_no_text(engine: FakeEn
 
 async def test_tokens_that_the_model_suppresses_are_never_sampled(engine: FakeEngine, gateway: RunningGateway) -> None:
     await post(gateway, language="de")
-    words = engine.requests[0].sampling_params.bad_words_token_ids
-    assert [list(word.token_ids) for word in words] == [[5], [6]]
+    params = sent(engine)[0].sampling_params
+    assert [list(word.token_ids) for word in params.bad_words_token_ids] == [[5], [6]]
+    assert list(params.begin_suppress_token_ids) == [7, EOS]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +277,7 @@ async def test_the_command_transcribe_prints_the_text_of_files(
     files = [str(tmp_path / name) for name in ("a.wav", "b.flac", "c.txt")]
     assert await run(*files[:2]) == (0, "Window 3.\nWindow 1. Window 2.\n", "")
     assert await run(files[0], "--translate", "--language=ja", "--prompt=Ann") == (0, "Window 3.\n", "")
-    assert names(prompt_ids(engine.requests[-1]))[-3:-1] == ["<|ja|>", "<|translate|>"]
+    assert names(prompt_ids(sent(engine)[-1]))[-3:-1] == ["<|ja|>", "<|translate|>"]
     status, out, _ = await run(files[0], "--format=json")
     assert (status, json.loads(out)["text"]) == (0, "Window 3.")
     status, out, error = await run(files[2])
@@ -294,7 +304,7 @@ async def test_another_engine_continues_the_windows_of_a_lost_one(engine: FakeEn
         text += "".join([event.get("delta", "") async for event in events if event != "[DONE]"])
         await sending.__aexit__(None, None, None)
     assert text == WHOLE
-    assert {len(each.resumed_token_ids) // 4 for each in other.requests} == {3}
+    assert all(each.resumed_token_ids for each in other.requests)
     assert all(each.audios[0].samples for each in other.requests)
 
 
@@ -331,3 +341,97 @@ async def test_many_clients_at_once_get_their_texts(gateway: RunningGateway) -> 
     numbers = [1 + index % 3 for index in range(24)]
     texts = await asyncio.gather(*(post(gateway, files[number], stream="false") for number in numbers))
     assert [each.json()["text"] for each in texts] == [f"Window {number}." for number in numbers]
+
+
+def timed(*parts: str) -> list[int]:
+    """Tokens of texts and timestamps, with the end token."""
+    tokenizer = byte_level_tokenizer()
+    return [each for part in parts for each in ([ids()[part]] if part in ids() else tokenizer.encode(part).ids)] + [EOS]
+
+
+SAID = timed("<|0.00|>", " One", "<|0.50|>", "<|0.80|>", " two --> 2.", "<|1.20|>", "<|1.20|>", " three")
+
+
+async def test_verbose_json_has_segments_with_times_of_the_whole_audio(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    engine.script = lambda request: Reply([ids()["<|de|>"]] if request.sampling_params.max_tokens == 1 else SAID)
+    response = await gateway.openai.audio.transcriptions.create(
+        model="fake", file=encode(levels(1, 2), RATE), response_format="verbose_json"
+    )
+    assert response.language == "german"
+    assert response.duration == pytest.approx(3.3)
+    assert response.text == "One two --> 2. three One two --> 2. three"
+    segments = response.segments
+    assert segments is not None
+    assert [each.text for each in segments] == [" One", " two --> 2.", " three"] * 2
+    second = 1.75
+    assert [(each.start, each.end) for each in segments] == [
+        *((0.0, 0.5), (0.8, 1.2), (1.2, second)),
+        *((second, second + 0.5), (second + 0.8, second + 1.2), (second + 1.2, 3.3)),
+    ]
+    assert [each.id for each in segments] == list(range(6))
+    assert [each.seek for each in segments] == [0] * 3 + [175] * 3
+    assert segments[0].tokens == SAID[: segments[0].tokens.index(ids()["<|0.50|>"]) + 1]
+    assert {each.avg_logprob for each in segments} == {-0.25}
+    assert [each.no_speech_prob for each in segments] == pytest.approx([math.exp(-0.25)] * 6)
+    assert {each.temperature for each in segments} == {0.0}
+    assert all(each.compression_ratio > 0 for each in segments)
+    request = sent(engine)[0]
+    assert "<|notimestamps|>" not in names(prompt_ids(request))
+    rules = request.sampling_params.timestamps
+    assert rules.begin_id == ids()["<|0.00|>"]
+    assert (rules.no_timestamps_id, rules.end_id, rules.max_initial_index) == (ids()["<|notimestamps|>"], EOS, 50)
+
+
+async def test_subtitles_are_plain_text_in_their_formats(engine: FakeEngine, gateway: RunningGateway) -> None:
+    engine.script = lambda request: Reply(SAID)
+    srt = await post(gateway, response_format="srt", language="de")
+    vtt = await post(gateway, response_format="vtt", language="de")
+    assert srt.headers["content-type"] == vtt.headers["content-type"] == "text/plain; charset=utf-8"
+    assert srt.text == (
+        "1\n00:00:00,000 --> 00:00:00,500\nOne\n\n2\n00:00:00,800 --> 00:00:01,200\ntwo -> 2.\n\n"
+        "3\n00:00:01,200 --> 00:00:01,500\nthree\n"
+    )
+    assert vtt.text.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nOne\n\n00:00:00.800 --> 00:00:01.200\n")
+    streamed = await post(gateway, response_format="srt", stream="true")
+    words = await post(gateway, response_format="verbose_json", timestamp_granularities="word")
+    assert (streamed.status_code, words.status_code) == (400, 400)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "attempts"),
+    [
+        (" Fine.", core_pb2.FINISH_REASON_STOP, 1),
+        (" Ha" * 20, core_pb2.FINISH_REASON_STOP, 6),  # compresses well
+        (" Fine.", core_pb2.FINISH_REASON_REPETITION, 6),
+    ],
+)
+async def test_unlikely_text_is_sampled_again_at_higher_temperatures(
+    engine: FakeEngine, gateway: RunningGateway, text: str, reason: core_pb2.FinishReason, attempts: int
+) -> None:
+    engine.script = lambda request: Reply(timed(text), reason)
+    response = await post(gateway, language="de", seed="7")
+    assert response.json()["text"] == text.strip()
+    params = [each.sampling_params for each in sent(engine)]
+    assert [round(each.temperature, 1) for each in params] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0][:attempts]
+    assert len({each.key for each in params}) == attempts
+    assert len({each.audios[0].hash for each in sent(engine)}) == 1
+    assert sum(bool(each.audios[0].samples) for each in engine.requests) == 1
+    metrics = (await gateway.http.get("/metrics")).text
+    assert (f'windows_total{{outcome="retried"}} {attempts - 1}.0' in metrics) == (attempts > 1)
+
+
+async def test_streams_and_given_temperatures_have_one_attempt(engine: FakeEngine, gateway: RunningGateway) -> None:
+    engine.script = lambda request: Reply(timed(" Ha" * 20))
+    await post(gateway, language="de", temperature=0.5)
+    await post(gateway, language="de", stream="true")
+    assert [round(each.sampling_params.temperature, 1) for each in engine.requests] == [0.5, 0.0]
+
+
+async def test_a_window_without_speech_has_no_text(
+    engine: FakeEngine, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcription, "MIN_LOGPROB", 0.0)  # as if the text were unlikely
+    assert (await post(gateway, language="de")).json()["text"] == ""
+    assert len(sent(engine)) == 1

@@ -678,7 +678,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         if not item.caller.is_session:
             output.request_id = item.request.request_id
         if params.HasField("logprobs"):
-            output.logprobs.append(_logprobs(token, params.logprobs))
+            output.logprobs.append(_logprobs(token, params.logprobs, params.logprob_token_ids))
         if is_first:
             kinds = (core_pb2.EVENT_TYPE_QUEUED, core_pb2.EVENT_TYPE_SCHEDULED, core_pb2.EVENT_TYPE_FIRST_TOKEN)
             moments = (item.queued, (item.queued + now) / 2, now)
@@ -777,7 +777,7 @@ def _image_hash(image: core_pb2.Image, pixels: bytes) -> bytes:
     return sha256(struct.pack("<II", image.height, image.width) + pixels).digest()[:16]
 
 
-def _logprobs(token: int, top: int) -> core_pb2.TokenLogprobs:
-    others = [token, *(other for other in range(top) if other != token)][:top]
-    values = [-0.25 * (rank + 1) for rank in range(top)]
+def _logprobs(token: int, top: int, named: Sequence[int] = ()) -> core_pb2.TokenLogprobs:
+    others = named or [token, *(other for other in range(top) if other != token)][:top]
+    values = [-0.25 * (rank + 1) for rank in range(len(others))]
     return core_pb2.TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top_token_ids=others, top_logprobs=values)

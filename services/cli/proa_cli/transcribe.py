@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proa_cli.http_api import ApiError, Form, HttpApi, add_server_arguments, connect
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "srt", "verbose_json", "vtt")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from proa_gateway.audio.processes import (
 from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, UnsupportedTask
 
 Outcome = Literal["prepared", "refused", "overloaded", "cancelled"]
-WindowOutcome = Literal["accepted", "silent"]
+WindowOutcome = Literal["accepted", "retried", "silent"]
 EXTRA = ("av", "soxr")  # what the extra `audio` installs
 _log = logging.getLogger(__name__)
 

@@ -302,7 +302,8 @@ class GatewayMetrics:
         )
         self._windows = counter(
             "proa_gateway_transcription_windows",
-            "Windows of audio, of at most 30 seconds, by outcome: accepted, silent (not sent to an engine).",
+            "Windows of audio by outcome: accepted, silent (not sent to an engine), retried (an attempt whose text was "
+            "unlikely).",
             "outcome",
         )
         registry.register(self)
@@ -410,7 +411,8 @@ class GatewayMetrics:
         self._audio_restarts.inc()
 
     def observe_window(self, outcome: str) -> None:
-        """Count a window of an audio: `accepted`, or `silent` if no engine was sent it."""
+        """Count a window of an audio: `accepted`; `silent` if no engine was sent it; `retried` for each attempt whose
+        text was not likely."""
         self._windows.labels(outcome).inc()
 
     def render(self) -> bytes:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from opentelemetry.util.types import AttributeValue
 
-from proa.contract import SamplingParams, TokenLogprobs
+from proa.contract import RepetitionDetectionParams, SamplingParams, TimestampRules, TokenLogprobs, WhisperPrompts
 from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequest
-from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text
+from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text, srt, verbose_json, vtt
 from proa_gateway.apis.audio.transcription import Transcription
-from proa_gateway.apis.audio.whisper import Task, WhisperRequest, whisper_request
+from proa_gateway.apis.audio.whisper import ENGLISH, Task, WhisperRequest, whisper_request
+from proa_gateway.apis.audio.windows import Timestamps
 from proa_gateway.audio.loader import AudioFile, AudioLoader
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest, MissingField, UnsupportedTask
-from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.http.streaming import Content, ResponseWriter
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.generation_request import GenerationRequest, sampling_params
 from proa_gateway.serving.job import Accepted, ApiCall, Endpoint, Job, Running
@@ -24,6 +25,10 @@ from proa_gateway.serving.prompt import check_context
 FILE = "file"
 TRANSCRIPTIONS = Endpoint("/v1/audio/transcriptions", "transcription", "trsc-", REFUSED_IN_AUDIO, transcribes=True)
 TRANSLATIONS = Endpoint("/v1/audio/translations", "translation", "trsl-", REFUSED_IN_AUDIO, transcribes=True)
+FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Temperatures of the attempts for a window at temperature 0, as OpenAI's Whisper has them."""
+REPETITION = RepetitionDetectionParams(max_pattern_size=16, min_count=12)
+"""Ends an attempt that would go on repeating itself up to the model's longest output."""
 _SAMPLING = ("seed", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -54,14 +59,17 @@ class TranscriptionCall(ApiCall):
             raise UnsupportedTask(f"The model {model.name!r} transcribes in chats only.", param="model")
         request = self.fields
         whisper = await whisper_request(model, audios.whisper, self.task, request.language, request.prompt or "")
+        rules = None
+        if request.has_timestamps:
+            whisper, rules = whisper.with_timestamps(model)
         max_window = audios.max_samples
         return TranscriptionJob(
-            prompts=[Prompt([*whisper.before, *whisper.language_prompt()])],
+            prompts=[Prompt([*whisper.before, *whisper.probe_prompt()])],
             request=request,
             file=AudioFile(data=self.file, param=FILE, sampling_rate=audios.sampling_rate, max_window=max_window),
             loader=self.loader,
             whisper=whisper,
-            params=_params(request, model, whisper),
+            attempts=_attempts(request, model, whisper.prompts, rules),
         )
 
 
@@ -73,7 +81,7 @@ class TranscriptionJob(Job):
     file: AudioFile
     loader: AudioLoader
     whisper: WhisperRequest
-    params: SamplingParams  # of each window
+    attempts: Sequence[SamplingParams]  # for each window
     usage: TranscriptUsage = field(default_factory=TranscriptUsage)  # so far
 
     @property
@@ -82,11 +90,11 @@ class TranscriptionJob(Job):
 
     @property
     def max_tokens(self) -> int | None:
-        return self.params.max_tokens
+        return self.attempts[0].max_tokens
 
     @property
     def parameters(self) -> Mapping[str, AttributeValue | None]:
-        params = self.params
+        params = self.attempts[0]
         return {
             "stream": bool(self.request.stream),
             "max_tokens": params.max_tokens,
@@ -104,7 +112,7 @@ class TranscriptionJob(Job):
 
     async def run(self, running: Running, writer: ResponseWriter) -> None:
         model = running.prepared.model
-        transcription = Transcription(self.file, self.loader, self.whisper, self.params, running, usage=self.usage)
+        transcription = Transcription(self.file, self.loader, self.whisper, self.attempts, running, self.usage)
         renderer = TranscriptRenderer(model.tokenizer.vocabulary, self.request.wants_logprobs)
         if self.request.stream:
             await _stream(transcription, renderer, writer, running.config.sse_keep_alive_interval)
@@ -113,8 +121,28 @@ class TranscriptionJob(Job):
             while not transcription.has_ended:
                 await transcription.more()
         _, logprobs = transcription.take()
-        text, is_text = str(transcription.text), self.request.response_format == "text"
-        await writer.send(plain_text(text) if is_text else renderer.json(text, logprobs, self.usage))
+        await writer.send(self._content(transcription, renderer, logprobs, running.prepared.model))
+
+    def _content(
+        self,
+        transcription: Transcription,
+        renderer: TranscriptRenderer,
+        logprobs: Sequence[TokenLogprobs],
+        model: ServedModel,
+    ) -> Content:
+        text = str(transcription.text)
+        if not self.request.has_timestamps:
+            is_text = self.request.response_format == "text"
+            return plain_text(text) if is_text else renderer.json(text, logprobs, self.usage)
+        timestamps = _timestamps(model)
+        segments = [each for window in transcription.windows for each in window.segments(timestamps)]
+        match self.request.response_format:
+            case "srt":
+                return srt(segments)
+            case "vtt":
+                return vtt(segments)
+        language = ENGLISH if self.whisper.task == "translate" else transcription.language
+        return verbose_json(segments, text, self.usage, task=self.whisper.task, language=language)
 
 
 async def _stream(
@@ -145,15 +173,36 @@ async def _stream(
         await writer.end(last)
 
 
-def _params(request: TranscriptionRequest, model: ServedModel, whisper: WhisperRequest) -> SamplingParams:
-    """Of the requests for windows. Raises `InvalidRequest`."""
+def _attempts(
+    request: TranscriptionRequest, model: ServedModel, prompts: WhisperPrompts, rules: TimestampRules | None
+) -> list[SamplingParams]:
+    """Of the requests for a window; one if a temperature is given, or what was sent cannot be taken back. Raises
+    `InvalidRequest`."""
+    temperatures = (request.temperature,) if request.temperature else FALLBACK[:1] if request.stream else FALLBACK
+    has_logprobs = request.wants_logprobs or len(temperatures) > 1 or rules is not None
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    params = sampling_params(
-        GenerationRequest.model_construct(temperature=request.temperature or 0.0, **given),
-        model,
-        max_tokens=request.max_completion_tokens,
-        logprobs=0 if request.wants_logprobs else None,
-        prompt_logprobs=None,
-    )[0]
-    params.bad_words_token_ids = tuple((token_id,) for token_id in whisper.prompts.suppress_tokens)
-    return params
+    attempts = []
+    for number, temperature in enumerate(temperatures):
+        params = sampling_params(
+            GenerationRequest.model_construct(temperature=temperature, n=1 + number, **given),
+            model,
+            max_tokens=request.max_completion_tokens,
+            logprobs=0 if has_logprobs else None,
+            prompt_logprobs=None,
+        )[-1]  # whose key is that of the attempt
+        params.bad_words_token_ids = tuple((token_id,) for token_id in prompts.suppress_tokens)
+        params.begin_suppress_token_ids = prompts.begin_suppress_tokens
+        params.timestamps = rules
+        if len(temperatures) > 1:
+            params.repetition_detection = REPETITION
+        attempts.append(params)
+    return attempts
+
+
+def _timestamps(model: ServedModel) -> Timestamps:
+    """Of a model that writes them."""
+    audios = model.info.audios
+    assert audios is not None
+    assert audios.whisper is not None
+    assert audios.whisper.timestamp_begin_id is not None
+    return Timestamps(audios.whisper.timestamp_begin_id, audios.max_samples / audios.sampling_rate / audios.max_tokens)

@@ -31,11 +31,15 @@ class TranscriptionRequest(RequestFields):
 
     language: Name | None = Field(None, description="Of the audio, such as `en`. Default: found by the model.")
     prompt: Text | None = Field(None, description="Text as if it had been said before the audio.")
-    response_format: Literal["json", "text"] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    timestamp_granularities: list[Literal["segment"]] = Field(default_factory=list)
     stream: bool | None = None
     include: list[Literal["logprobs"]] = Field(default_factory=list)
     chunking_strategy: Literal["auto"] | None = Field(None, description="Long audio is always cut at quiet places.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Default: 0.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None,
+        description="Default: 0. With 0, unlikely text is sampled again at higher ones, but not in streams.",
+    )
 
     # vLLM's extra fields
     max_completion_tokens: Count | None = Field(None, description="Of each 30 seconds of audio.")
@@ -55,6 +59,10 @@ class TranscriptionRequest(RequestFields):
     @property
     def wants_logprobs(self) -> bool:
         return "logprobs" in self.include
+
+    @property
+    def has_timestamps(self) -> bool:
+        return self.response_format in ("srt", "verbose_json", "vtt")
 
 
 def fields_of(form: Form) -> dict[str, Any]:
@@ -79,6 +87,30 @@ class Transcription(BaseModel):
     text: str
     usage: DurationUsage
     logprobs: list[TranscriptionToken] | None = None
+
+
+class TranscriptionSegment(BaseModel):
+    id: int
+    seek: int  # start of its window, in 10 ms
+    start: float  # seconds
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float  # this and the following are those of its window
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(BaseModel):
+    """With the `response_format` `verbose_json`."""
+
+    task: Literal["transcribe", "translate"]
+    language: str  # its English name
+    duration: float  # seconds
+    text: str
+    segments: list[TranscriptionSegment]
+    usage: DurationUsage
 
 
 class TextDeltaEvent(BaseModel):

@@ -1,7 +1,7 @@
-"""How transcriptions look: JSON, text, and OpenAI's events."""
+"""How transcriptions look: JSON, text, subtitles, and OpenAI's events."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,12 +9,12 @@ import orjson
 
 from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
+from proa_gateway.apis.audio.languages import LANGUAGES
+from proa_gateway.apis.audio.windows import Segment
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import Content
 from proa_gateway.serving.logprobs import finite, token_names
 
-WITHOUT_SPACES: Final = frozenset({"ja", "km", "lo", "my", "th", "yue", "zh"})
-"""Languages whose sentences have no spaces between them."""
 _TEXT: Final = b"text/plain; charset=utf-8"
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -116,6 +116,63 @@ class TranscriptUsage:
             "total_tokens": self.input_tokens + self.output_tokens,
             "input_token_details": {"audio_tokens": self.audio_tokens, "text_tokens": self.text_tokens},
         }
+
+
+def verbose_json(
+    segments: Sequence[Segment], text: str, usage: TranscriptUsage, *, task: str, language: str
+) -> Content:
+    """`language`: its code."""
+    fields = {
+        "task": task,
+        "language": LANGUAGES.get(language, language),
+        "duration": usage.seconds,
+        "text": text,
+        "segments": [_segment(index, each) for index, each in enumerate(segments)],
+        "usage": usage.duration(),
+    }
+    return Content(orjson.dumps(fields))
+
+
+def srt(segments: Sequence[Segment]) -> Content:
+    """SubRip's subtitles."""
+    blocks = [
+        f"{index}\n{_time(each.start, ',')} --> {_time(each.end, ',')}\n{_line(each)}\n"
+        for index, each in enumerate(segments, start=1)
+    ]
+    return Content("\n".join(blocks).encode(), _TEXT)
+
+
+def vtt(segments: Sequence[Segment]) -> Content:
+    """WebVTT's subtitles, https://www.w3.org/TR/webvtt1/."""
+    blocks = [f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_line(each)}\n" for each in segments]
+    return Content("\n".join(["WEBVTT\n", *blocks]).encode(), _TEXT)
+
+
+def _segment(index: int, segment: Segment) -> dict[str, Any]:
+    scores = segment.scores
+    return {
+        "id": index,
+        "seek": round(100 * segment.window_start),
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": scores.temperature,
+        "avg_logprob": finite(scores.avg_logprob),
+        "compression_ratio": scores.compression_ratio,
+        "no_speech_prob": scores.no_speech_prob,
+    }
+
+
+def _time(seconds: float, point: str) -> str:
+    milliseconds = round(1000 * seconds)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+def _line(segment: Segment) -> str:
+    """Its text in one line, without the arrow that would begin another block."""
+    return " ".join(segment.text.split()).replace("-->", "->")
 
 
 def plain_text(text: str) -> Content:

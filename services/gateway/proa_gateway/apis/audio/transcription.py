@@ -4,59 +4,32 @@ Windows do not depend on each other: a model that reads the text of the window b
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from proa.contract import Audio, SamplingParams, TokenLogprobs, hash_audio
+from proa.contract import Audio, EngineCoreOutput, SamplingParams, TokenLogprobs, hash_audio
 from proa.text import TextStream
-from proa_gateway.apis.audio.render import WITHOUT_SPACES, JoinedText, TranscriptUsage
+from proa_gateway.apis.audio.languages import WITHOUT_SPACES
+from proa_gateway.apis.audio.render import JoinedText, TranscriptUsage
 from proa_gateway.apis.audio.whisper import WhisperRequest
+from proa_gateway.apis.audio.windows import WindowText
 from proa_gateway.audio.loader import AudioFile, AudioLoader, WindowOutcome
 from proa_gateway.audio.memory import HeldSamples
 from proa_gateway.audio.processes import Window
 from proa_gateway.engines.generation import Generation
 from proa_gateway.errors import GatewayError
-from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
+from proa_gateway.output.text import EngineSequence, OutputProcessor
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.job import Running
 
 UNFINISHED_WINDOWS: Final = 8
 """Windows of one audio that are decoded and whose text is not complete: 16 MB of samples of 30 s each."""
-
-
-class WindowText:
-    """The text of one window, as a `DeltaSink`. `on_change` is called when there is more of it."""
-
-    is_satisfied = False
-    reasoning_tokens = None
-
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
-        self._texts: list[str] = []  # not taken yet
-        self._logprobs: list[TokenLogprobs] = []  # of these
-        self.has_ended = False
-
-    def text(self, text: str) -> None:
-        self._texts.append(text)
-        self._on_change()
-
-    def delta(self, delta: Delta) -> None:
-        self._logprobs += delta.logprobs
-        self.text(delta.text)
-
-    def marker(self, token_id: int) -> None:
-        """A timestamp, which is no text."""
-
-    def end(self) -> None:
-        self.has_ended = True
-        self._on_change()
-
-    def take(self) -> tuple[str, list[TokenLogprobs]]:
-        """What has come since the last call."""
-        text, logprobs = "".join(self._texts), self._logprobs
-        self._texts, self._logprobs = [], []
-        return text, logprobs
+# Those of OpenAI's Whisper: a text is tried again at a higher temperature, or there is no speech.
+MAX_COMPRESSION: Final = 2.4
+MIN_LOGPROB: Final = -1.0
+MAX_NO_SPEECH: Final = 0.6
 
 
 class _Ending:
@@ -64,14 +37,14 @@ class _Ending:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self.ended_once = asyncio.Event()
+        self.has_ended = asyncio.Event()
 
     def started(self, sequence: EngineSequence) -> None:
         self._generation.started(sequence)
 
     def ended(self, sequence: EngineSequence) -> None:
         self._generation.ended(sequence)
-        self.ended_once.set()
+        self.has_ended.set()
 
     def draining(self, sequence: EngineSequence) -> None:
         self._generation.draining(sequence)
@@ -80,32 +53,54 @@ class _Ending:
         self._generation.failed(sequence, error, retryable=retryable)
 
 
+class _Probe(OutputProcessor):
+    """The sequence that finds a window's language and whether it has speech."""
+
+    __slots__ = ("no_speech_prob",)
+
+    def __init__(self, listener: _Ending) -> None:
+        super().__init__(None, WindowText(0, 0, lambda: None), listener, wants_tokens=False)
+        self.no_speech_prob = 0.0
+
+    def output(self, output: EngineCoreOutput) -> None:
+        for entry in output.logprobs:
+            self.no_speech_prob = math.exp(entry.top_logprobs[0]) if entry.top_logprobs else 0.0
+        super().output(output)
+
+
 class Transcription:
-    """`text`: of the windows so far, as far as it was taken."""
+    """`text`: of the windows so far, as far as it was taken. `windows`: those whose text was taken completely."""
 
     def __init__(
         self,
         file: AudioFile,
         loader: AudioLoader,
         whisper: WhisperRequest,
-        params: SamplingParams,
+        attempts: Sequence[SamplingParams],
         running: Running,
         usage: TranscriptUsage,
     ) -> None:
-        """`params`: of the requests for windows."""
+        """`attempts`: parameters of the requests for a window, of which the next one is used if its text is not
+        likely. With one attempt only, text can be taken while it comes."""
         self._file = file
         self._loader = loader
         self._whisper = whisper
-        self._params = params
+        self._attempts = attempts
         self._running = running
-        self._windows: list[WindowText] = []  # in order, without those that were taken completely
+        self._unread: list[WindowText] = []  # in order, those that were not taken completely
         self._slots = asyncio.Semaphore(UNFINISHED_WINDOWS)
         self._changed = asyncio.Event()
         self._num_requests = 0
         self._error: Exception | None = None
         self.usage = usage
         self.text = JoinedText()
+        self.windows: list[WindowText] = []
         self.has_ended = False
+
+    @property
+    def language(self) -> str:
+        """Its code; empty if no window had sound to find it in."""
+        return self._whisper.language
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -127,22 +122,16 @@ class Transcription:
     def take(self) -> tuple[str, list[TokenLogprobs]]:
         """What the text has more since the last call."""
         texts, logprobs = list[str](), list[TokenLogprobs]()
-        for window in self._readable():
+        while self._unread:
+            window = self._unread[0]
             text, entries = window.take()
             texts.append(self.text.add(text))
             logprobs += entries
-            if window.has_ended:
-                self.text.end_window()
-        return "".join(texts), logprobs
-
-    def _readable(self) -> Iterator[WindowText]:
-        """Yield the windows whose text is next: those that have ended, which are removed, and the first other one."""
-        while self._windows:
-            window = self._windows[0]
-            yield window
             if not window.has_ended:
-                return
-            self._windows.pop(0)
+                break
+            self.text.end_window()
+            self.windows.append(self._unread.pop(0))
+        return "".join(texts), logprobs
 
     async def _run(self) -> None:
         try:
@@ -168,34 +157,37 @@ class Transcription:
             async with self._loader.windows(self._file, held) as decoded:
                 await self._slots.acquire()
                 async for window in decoded:
+                    text = WindowText(self.usage.seconds, decoded.seconds - self.usage.seconds, self._changed.set)
                     self.usage.seconds = decoded.seconds
-                    text = WindowText(self._changed.set)
-                    self._windows.append(text)
+                    self._unread.append(text)
                     if window.samples:
-                        windows.create_task(self._transcribe(await self._audio(window), text, held))
+                        audio = await _audio(window)
+                        if not self._whisper.language:
+                            await self._find_language(audio)
+                        windows.create_task(self._transcribe(audio, text, held))
                     else:
                         self._end(text, "silent")
                     await self._slots.acquire()
                 span.set_attribute("proa.audio.seconds", decoded.seconds)
 
-    async def _audio(self, window: Window) -> Audio:
-        hash = await asyncio.to_thread(hash_audio, window.samples)
-        audio = Audio(hash=hash, num_samples=window.num_samples, samples=window.samples)
-        if not self._whisper.language:
-            await self._find_language(audio)
-        if self._whisper.language in WITHOUT_SPACES:
-            self.text.separator = ""
-        return audio
-
     async def _find_language(self, audio: Audio) -> None:
-        prompt = Prompt(self._whisper.language_prompt(), audios=(audio,))
-        ending = _Ending(self._running.generation)
-        sequence = OutputProcessor(None, WindowText(self._changed.set), ending, wants_tokens=False)
-        await self._send(sequence, ending, prompt, self._whisper.language_params())
-        self._whisper = self._whisper.in_language(sequence.received[0])
+        self._whisper = self._whisper.in_language((await self._probe(audio)).received[0])
 
     async def _transcribe(self, audio: Audio, text: WindowText, held: HeldSamples) -> None:
-        await self._generate(audio, text)
+        """With several attempts, try until the text is likely or the audio has no speech."""
+        if self._whisper.language in WITHOUT_SPACES:
+            self.text.separator = ""
+        no_speech_prob = (await self._probe(audio)).no_speech_prob if len(self._attempts) > 1 else 0.0
+        for params in self._attempts:
+            await self._generate(audio, text, params)
+            text.scores = text.score(params.temperature, no_speech_prob)
+            has_no_speech = no_speech_prob > MAX_NO_SPEECH and text.scores.avg_logprob < MIN_LOGPROB
+            if params is self._attempts[-1] or has_no_speech or _is_likely(text):
+                break
+            self._loader.metrics.observe_window("retried")
+            text.clear()
+        if has_no_speech:
+            text.clear()
         held.release(len(audio.samples))
         self._end(text, "accepted")
 
@@ -204,7 +196,14 @@ class Transcription:
         text.end()
         self._slots.release()
 
-    async def _generate(self, audio: Audio, text: WindowText) -> None:
+    async def _probe(self, audio: Audio) -> _Probe:
+        ending = _Ending(self._running.generation)
+        probe = _Probe(ending)
+        prompt = Prompt(self._whisper.probe_prompt(), audios=(audio,))
+        await self._send(probe, ending, prompt, self._whisper.probe_params())
+        return probe
+
+    async def _generate(self, audio: Audio, text: WindowText, params: SamplingParams) -> None:
         model = self._running.prepared.model
         prompt = Prompt(self._whisper.prompt(), audios=(audio,))
         assert model.info.audios is not None
@@ -215,11 +214,13 @@ class Transcription:
             TextStream(model.tokenizer.vocabulary),
             text,
             ending,
-            wants_tokens=self._params.logprobs is not None,
+            wants_tokens=params.logprobs is not None,
             markers=self._whisper.timestamps(model.info.vocab_size),
         )
         self._running.sequences.append(sequence)
-        await self._send(sequence, ending, prompt, self._params)
+        await self._send(sequence, ending, prompt, params)
+        eos = model.info.eos_token_ids
+        text.token_ids = [token_id for token_id in sequence.received if token_id not in eos]
         self.usage.output_tokens += sequence.num_tokens
 
     async def _send(self, sequence: OutputProcessor, ending: _Ending, prompt: Prompt, params: SamplingParams) -> None:
@@ -229,7 +230,18 @@ class Transcription:
         self._num_requests += 1
         generation.add(sequence, request, hints)
         generation.start()
-        await ending.ended_once.wait()
+        await ending.has_ended.wait()
+
+
+def _is_likely(text: WindowText) -> bool:
+    scores = text.scores
+    repeats = text.finish_reason == "repetition" or scores.compression_ratio > MAX_COMPRESSION
+    return scores.avg_logprob >= MIN_LOGPROB and not repeats
+
+
+async def _audio(window: Window) -> Audio:
+    hash = await asyncio.to_thread(hash_audio, window.samples)
+    return Audio(hash=hash, num_samples=window.num_samples, samples=window.samples)
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from proa.contract import SamplingParams, WhisperPrompts
+from proa.contract import SamplingParams, TimestampRules, WhisperPrompts
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.serving.plain_text import marked
@@ -25,13 +25,14 @@ class WhisperRequest:
     before: Sequence[int]  # tokens before `<|startoftranscript|>`
     task: Task
     language: str
+    has_timestamps: bool = False
 
     def prompt(self) -> list[int]:
         """The prompt of a window, whose language is known."""
         prompts, start = self.prompts, [*self.before, self.prompts.decoder_start_token_id]
         if prompts.is_multilingual:
             start += [prompts.languages[self.language], prompts.tasks[self.task]]
-        if prompts.no_timestamps_token_id is not None:
+        if prompts.no_timestamps_token_id is not None and not self.has_timestamps:
             start.append(prompts.no_timestamps_token_id)
         return start
 
@@ -39,19 +40,36 @@ class WhisperRequest:
     def num_prompt_tokens(self) -> int:
         """Of a window's prompt."""
         prompts = self.prompts
-        return len(self.before) + 1 + 2 * prompts.is_multilingual + (prompts.no_timestamps_token_id is not None)
+        has_last = prompts.no_timestamps_token_id is not None and not self.has_timestamps
+        return len(self.before) + 1 + 2 * prompts.is_multilingual + has_last
 
     def timestamps(self, vocab_size: int) -> frozenset[int]:
         """The tokens of timestamps, which are no text, though models may write them unasked."""
         first = self.prompts.timestamp_begin_id
         return frozenset(range(vocab_size if first is None else first, vocab_size))
 
-    def language_prompt(self) -> list[int]:
+    def probe_prompt(self) -> list[int]:
         """The prompt whose next token is the audio's language."""
         return [self.prompts.decoder_start_token_id]
 
-    def language_params(self) -> SamplingParams:
-        return SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=tuple(self.prompts.languages.values()))
+    def probe_params(self) -> SamplingParams:
+        """For the language of an audio, and the log probability that it has no speech."""
+        languages, no_speech = tuple(self.prompts.languages.values()), self.prompts.no_speech_token_id
+        named = () if no_speech is None else (no_speech,)
+        return SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=languages, logprob_token_ids=named)
+
+    def with_timestamps(self, model: ServedModel) -> tuple["WhisperRequest", TimestampRules]:
+        """The request whose output has timestamps, and their rules. Raises `UnsupportedTask`."""
+        prompts = self.prompts
+        if prompts.timestamp_begin_id is None or prompts.no_timestamps_token_id is None:
+            raise UnsupportedTask(f"The model {model.name!r} writes no timestamps.", param="response_format")
+        rules = TimestampRules(
+            begin_id=prompts.timestamp_begin_id,
+            no_timestamps_id=prompts.no_timestamps_token_id,
+            end_id=min(model.info.eos_token_ids),
+            max_initial_index=prompts.max_initial_timestamp_index,
+        )
+        return replace(self, has_timestamps=True), rules
 
     def in_language(self, token_id: int) -> "WhisperRequest":
         """The request in the language of this token."""
