@@ -102,7 +102,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 # Models whose recurrent layers the library computes.
 ADAPTED_MIXERS: dict[str, dict[str, Any]] = {
-    "bamba": {
+    "bamba": {  # the library counts its positions from 0 in each call, unless they are given
         "num_hidden_layers": 3,
         "attn_layer_indices": [1],
         "mamba_n_heads": 8,

@@ -98,7 +98,7 @@ def find_mixers(decoder: Any, ids: Tensor, positions: Tensor) -> list[FoundMixer
 
     Raises ValueError, naming the module, if a module with a convolution asks for no state.
     """
-    owners = [module for module in decoder.modules() if any(isinstance(c, nn.Conv1d) for c in module.children())]
+    owners = [module for module in decoder.modules() if nn.Conv1d in map(type, module.children())]
     if not owners:
         return []
     calls = _Calls(decoder)
@@ -168,21 +168,28 @@ def _found(module: nn.Module, call: _Arguments, cache: _Finder, layers: set[int]
     return FoundMixer(module, hidden, name, others, states)
 
 
-class Recurrent(nn.Module):
-    """Stands for a mixer in the model, and hands its input to the step."""
+class Around(nn.Module):
+    """Holds `inner`; other attributes are those of `inner`, which the model may read."""
 
-    def __init__(self, found: FoundMixer) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = found.module
-        self.cache_name, self.others, self.places = found.cache_name, found.others, list(found.states)
-        self.layer = StateLayer(tuple((tuple(state.shape[1:]), state.dtype) for state in found.states.values()))
-        self.one_by_one = False  # the module forgets its state if it is given several tokens
+        self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self._modules["inner"], name)
+
+
+class Recurrent(Around):
+    """Stands for a mixer in the model, and hands its input to the step."""
+
+    def __init__(self, found: FoundMixer) -> None:
+        super().__init__(found.module)
+        self.cache_name, self.others, self.places = found.cache_name, found.others, list(found.states)
+        self.layer = StateLayer(tuple((tuple(state.shape[1:]), state.dtype) for state in found.states.values()))
+        self.one_by_one = False  # the module forgets its state if it is given several tokens
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         hidden = arguments[0] if arguments else options["hidden_states"]

@@ -18,6 +18,7 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.shares import even_share
+from proa_engine.models.transformers_adapter.recurrent import Around
 
 Plan = Mapping[str, str]  # name of a module or parameter -> rule
 
@@ -28,22 +29,13 @@ KEY_HEADS = (KEYS, "v_proj")
 MERGED_KEY_HEADS = ("kv_b_proj", "qkv_proj", "query_key_value")
 
 
-class _Around(nn.Module):
-    """Holds `inner`; other attributes are those of `inner`, which the model may read."""
-
+class _Parallel(Around):
     def __init__(self, inner: nn.Module, parallel: ParallelContext) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner)
         self.parallel = parallel
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._modules["inner"], name)
 
-
-class SummedOutput(_Around):
+class SummedOutput(_Parallel):
     """Each rank computes an addend of the output: of its inputs, or of its share of every expert."""
 
     def __init__(self, inner: nn.Module, parallel: ParallelContext) -> None:
@@ -63,7 +55,7 @@ class SummedShare(SummedOutput):
         return super().forward(x.narrow(-1, self.parallel.rank * size, size))
 
 
-class GatheredOutput(_Around):
+class GatheredOutput(_Parallel):
     """A linear layer of whose outputs each rank computes a range, the last ranks a shorter one."""
 
     def __init__(self, inner: nn.Linear, parallel: ParallelContext) -> None:
@@ -77,7 +69,7 @@ class GatheredOutput(_Around):
         return whole[..., : self.size].contiguous()
 
 
-class DividedInput(_Around):
+class DividedInput(_Parallel):
     """A module that passes on its input, on every rank, inside of one whose output is summed."""
 
     def forward(self, x: Tensor, *others: Any, **options: Any) -> Tensor:
@@ -85,7 +77,7 @@ class DividedInput(_Around):
         return output
 
 
-class VocabRange(_Around):
+class VocabRange(_Parallel):
     """An embedding of which each rank holds a range of rows, the last ranks a shorter one."""
 
     def __init__(self, inner: nn.Embedding, parallel: ParallelContext) -> None:
