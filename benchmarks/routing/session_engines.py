@@ -10,6 +10,7 @@ from proa_gateway.engines.engine_loras import EngineLoras
 
 BLOCK_SIZE = 64  # with 16, as engines have it, a run takes four times as long
 DECODE_SPEED = 80.0  # tokens a second of one stream
+LOAD_SPEED = 10.0  # of blocks from host memory, in terms of computing them
 
 
 class Cache:
@@ -74,6 +75,24 @@ class Cache:
                 self.free.move_to_end(block, last=False)
 
 
+class HostCache:
+    """Copies of blocks in host memory, of which the least recently used ones are evicted."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def num_hits(self, path: Sequence[bytes]) -> int:
+        return next((index for index, block in enumerate(path) if block not in self._blocks), len(path))
+
+    def store(self, path: Sequence[bytes]) -> None:
+        for block in reversed(path):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self.capacity:
+            self._blocks.popitem(last=False)
+
+
 @dataclass(slots=True, eq=False)
 class Prompt:
     """`on_first` is called when it is computed, with the number of its blocks that were cached; `on_end` when its
@@ -96,10 +115,13 @@ class SimulatedEngine:
         rate: float,
         now: Callable[[], float],
         at: Callable[[float, Callable[[], None]], None],
+        *,
+        host: int = 0,
     ) -> None:
-        """`capacity` in tokens, `rate` in tokens a second. `at`: calls a function at a time."""
+        """`capacity` and `host` in tokens, `rate` in tokens a second. `at`: calls a function at a time."""
         self.address = address
         self.cache = Cache(capacity // BLOCK_SIZE)
+        self.host = HostCache(host // BLOCK_SIZE)
         self.load_stats = SchedulerStats(prefill_tokens_per_second=rate)
         self.usable = True
         self.load = 0
@@ -128,11 +150,12 @@ class SimulatedEngine:
         if self._queue and not self._is_computing:
             prompt = self._queue[0]
             hits = self.cache.num_hits(prompt.path)
+            loads = self.host.num_hits(prompt.path[hits:])
             if self.cache.take(prompt.path):
                 self._queue.popleft()
                 self._is_computing = True
-                seconds = (len(prompt.path) - hits + 1) / self._rate
-                self._at(self._now() + seconds, lambda: self._computed(prompt, hits))
+                seconds = (len(prompt.path) - hits - loads + 1 + loads / LOAD_SPEED) / self._rate
+                self._at(self._now() + seconds, lambda: self._computed(prompt, hits + loads))
         self.load_stats.num_waiting_reqs = len(self._queue)
 
     def _computed(self, prompt: Prompt, hits: int) -> None:
@@ -143,5 +166,6 @@ class SimulatedEngine:
 
     def _decoded(self, prompt: Prompt) -> None:
         self.load -= 1
+        self.host.store(prompt.path)
         self.cache.give(prompt.path, prompt.on_end())
         self._compute()

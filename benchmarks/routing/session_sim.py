@@ -64,7 +64,8 @@ class SimulatedGateway:
         self.sessions = ModelSessions(BLOCK_SIZE, lambda: simulation.now, self._count_cached)
         self._tables: dict[str, SessionTable] = {}
         for engine in engines:
-            self._tables[engine.address] = self.sessions.add(engine, engine.cache.capacity)
+            num_blocks = max(engine.cache.capacity, engine.host.capacity)
+            self._tables[engine.address] = self.sessions.add(engine, num_blocks)
         self._waiting: deque[Job] = deque()
         self._head_since = 0.0
         self._rng = random.Random(number)
@@ -175,16 +176,17 @@ class Simulation:
         drain_at: float | None = None,
         is_sticky: bool = True,
         max_wait: float = 120.0,
+        host: int = 0,
     ) -> None:
         """`capacity` in tokens and `rate` in tokens a second, of each engine. `drain_at`: when the first engine drains.
-        `is_sticky`: all turns of a session come to one gateway."""
+        `is_sticky`: all turns of a session come to one gateway. `host`: tokens of host memory."""
         self.options = options
         self.figures = Figures()
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._engines = [
-            SimulatedEngine(f"engine {number}", capacity, rate, lambda: self.now, self.at)
+            SimulatedEngine(f"engine {number}", capacity, rate, lambda: self.now, self.at, host=host)
             for number in range(num_engines)
         ]
         self._gateways = [
@@ -285,6 +287,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=600_000, help="tokens of an engine's cache")
     parser.add_argument("--rate", type=float, default=35_000, help="prompt tokens a second of an engine")
     parser.add_argument("--max-wait", type=float, default=120.0, help="as --session-max-wait")
+    parser.add_argument("--host", type=int, default=0, help="tokens of an engine's host memory")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
@@ -302,6 +305,7 @@ def main() -> None:
                     drain_at=None if args.drain_at is None else 60 * args.drain_at,
                     is_sticky=not args.spread,
                     max_wait=args.max_wait,
+                    host=args.host,
                 )
                 figures = simulation.run(60 * args.minutes)
                 print(f"{sessions:3} {mode:6} seed {seed}: {figures.row(args.minutes / 60)}", flush=True)

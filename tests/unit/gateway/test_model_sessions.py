@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from proa.contract import EngineCoreRequest, SamplingParams, SchedulerStats, SessionClaim
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.policies import RoutingHints, hash_chain
@@ -220,6 +222,18 @@ def test_a_request_that_is_sent_again_is_the_same_turn() -> None:
     assert again is not None
     assert again.turn is first.turn
     assert again.turn.session.num_turns == 1
+
+
+@pytest.mark.parametrize(("num_host_blocks", "capacity"), [(0, 50), (30, 50), (200, 200)])
+def test_sessions_have_places_in_host_memory_if_that_is_larger(num_host_blocks: int, capacity: int) -> None:
+    model = Model()
+    info = model_info(block_size=1, num_gpu_blocks=50, num_host_blocks=num_host_blocks)
+    sessions = EngineSessions(Engine("0"), info, model.sessions, lambda: 0.0, lambda: None)
+    for length in (10, 20):
+        running = sessions.begin(request(length), path("a", length), None)
+        assert running is not None
+        running.end([1])
+    assert model.sessions.capacity == capacity / 20
 
 
 def test_a_turn_is_sent_to_its_home_unless_that_is_overloaded() -> None:

@@ -49,7 +49,9 @@ class EngineSessions:
         self._on_change = on_change
         self._claim, self._claimed_at = SessionClaim(), 0.0  # as the engine was told
         self._claims = info.session_claims
-        self._table = model.add(engine, info.num_gpu_blocks)
+        # Host memory has copies of all blocks, so a place in it saves computing too. Its own order of eviction costs
+        # nothing: see the simulation in docs/sessions.md.
+        self._table = model.add(engine, max(info.num_gpu_blocks, info.num_host_blocks))
         self.model = model
 
     @property
