@@ -89,6 +89,40 @@ def test_embeddings_of_tokens_of_late_interaction_models(tmp_path: Path, saved_b
         torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
 
 
+@torch.inference_mode()
+def test_weights_of_tokens_equal_those_of_bge_m3_s_code(tmp_path: Path) -> None:
+    """FlagEmbedding computes relu(sparse_linear(hidden states)), and its embeddings as sentence-transformers."""
+    from transformers import AutoModel
+
+    options = MODELS["xlm-roberta"] | {"architecture": "xlm-roberta", "auto_class": "AutoModel"}
+    folder = make_embedding_model(tmp_path, "cls_token", normalize=True, **options)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    weight = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(5))
+    torch.save({"weight": weight, "bias": torch.tensor([0.1])}, folder / "sparse_linear.pt")
+    with build_core(folder, **SETTINGS) as engine:
+        kinds = engine.executor.started.model_config.pooling.kinds
+        assert {*kinds} == {PoolingTask.EMBED, PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY}
+        params = PoolingParams(task=PoolingTask.TOKEN_CLASSIFY)
+        results = run(engine, [pooled(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)])
+        embedding = run(engine, [pooled("e", PROMPTS[3], PoolingParams(task=PoolingTask.EMBED))])["e"].values
+    for number, prompt in enumerate(PROMPTS):
+        expected = torch.relu(model(**features(prompt)).last_hidden_state[0] @ weight.T + 0.1)
+        torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
+    assert {bool(value > 0) for each in results.values() for value in each.values.flatten()} == {False, True}
+    first = model(**features(PROMPTS[3])).last_hidden_state[0, :1]
+    torch.testing.assert_close(embedding, torch.nn.functional.normalize(first, dim=-1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"cos\nsystem\n(S'true'\ntR."])
+def test_a_file_of_weights_that_is_no_tensor_is_refused(content: bytes, tmp_path: Path) -> None:
+    folder = make_embedding_model(
+        tmp_path, "cls_token", architecture="xlm-roberta", auto_class="AutoModel", **MODELS["xlm-roberta"]
+    )
+    (folder / "sparse_linear.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"sparse_linear\.pt cannot be read"), build_core(folder):
+        pass
+
+
 def add_pylate_modules(folder: Path, linear: Tensor) -> None:
     types = ["sentence_transformers.models.Transformer.Transformer", "pylate.models.Dense.Dense"]
     listed = [{"idx": idx, "path": path, "type": types[idx]} for idx, path in enumerate(["", "1_Dense"])]

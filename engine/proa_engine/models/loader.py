@@ -14,7 +14,7 @@ from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.config import ModelClass, ModelConfig
 from proa_engine.models.decoder import text_weights
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
+from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score, SparseWeights
 from proa_engine.models.registry import model_class
 from proa_engine.models.unread import why_unread
 from proa_engine.models.weight_sources import CheckpointWeights, RandomWeights
@@ -86,6 +86,9 @@ def load_pooling_heads(
     for each in pooling.dense:
         with source(each.folder, "linear." if each.folder == folder else "") as weights:
             dense.append(DenseHead.load(each, weights))
+    if pooling.sparse_files:
+        (path,) = pooling.sparse_files
+        return PoolingHeads(pooling, dense, SparseWeights.load(path, config.hidden_size, device))
     if isinstance(model, Classifier):
         return PoolingHeads(pooling, dense, model.classify)
     if not pooling.labels:

@@ -24,6 +24,7 @@ LEGACY_FIELDS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+SPARSE_FILE = "sparse_linear.pt"  # of BGE-M3: a layer that gives each token a weight
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
 
@@ -65,6 +66,7 @@ class PoolingConfig:
     gives_probabilities: bool = True  # of labels, unless the request says otherwise
     max_tokens: int | None = None  # of a prompt; None: the model's positions
     head_tensors: tuple[str, ...] = ()  # of the model's own checkpoint that are not the model's, but those of `dense`
+    sparse_files: tuple[Path, ...] = ()  # one, if classes of tokens are weights of a sparse embedding
 
     @property
     def last_token_tasks(self) -> frozenset[PoolingTask]:
@@ -86,6 +88,7 @@ class EmbeddingModules:
     normalizes: bool
     max_tokens: int | None
     head_tensors: tuple[str, ...] = ()  # see `PoolingConfig`
+    sparse_files: tuple[Path, ...] = ()
 
 
 def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
@@ -117,7 +120,9 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
             normalizes = True
         else:
             raise ValueError(f"the module {name} of modules.json is not supported; supported: Dense, then Normalize")
-    return EmbeddingModules(_read_kind(_config(folders[1])), tuple(dense), normalizes, _max_tokens(folders[0]))
+    sparse_files = tuple(folder.glob(SPARSE_FILE))
+    kind, max_tokens = _read_kind(_config(folders[1])), _max_tokens(folders[0])
+    return EmbeddingModules(kind, tuple(dense), normalizes, max_tokens, sparse_files=sparse_files)
 
 
 def colbert_modules(folder: Path, shape: Sequence[int]) -> EmbeddingModules:
@@ -135,6 +140,8 @@ def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: P
     kinds = {PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL}
     if modules.kind is PoolingKind.ALL:
         del kinds[PoolingTask.EMBED]
+    if modules.sparse_files:
+        kinds[PoolingTask.TOKEN_CLASSIFY] = PoolingKind.ALL
     return PoolingConfig(
         kinds=kinds,
         head_tensors=modules.head_tensors,
@@ -142,6 +149,7 @@ def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: P
         dense=modules.dense,
         normalizes=modules.normalizes,
         max_tokens=modules.max_tokens,
+        sparse_files=modules.sparse_files,
     )
 
 

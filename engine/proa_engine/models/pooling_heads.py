@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +58,28 @@ class Score:
         return x
 
 
+@dataclass(frozen=True, slots=True)
+class SparseWeights:
+    """BGE-M3's weights of tokens: a linear layer to one value, and ReLU."""
+
+    layers: tuple[DenseHead]
+
+    @classmethod
+    def load(cls, path: Path, hidden_size: int, device: torch.device) -> "SparseWeights":
+        """Read a pickle, of which nothing but tensors is read. Raises ValueError for another file."""
+        try:
+            stored = torch.load(path, map_location=device, weights_only=True)
+            weight, bias = (stored[name].float() for name in ("weight", "bias"))
+        except (AttributeError, EOFError, KeyError, RuntimeError, TypeError, UnpicklingError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        if (weight.shape, bias.shape) != ((1, hidden_size), (1,)):
+            raise ValueError(f"{path} has a layer of {list(weight.shape)}, not of [1, {hidden_size}]")
+        return cls((DenseHead(weight, bias, "ReLU"),))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)
+
+
 class PoolingHeads:
     """Computes results of pooled hidden states. `classify`: [n, hidden_size] -> [n, labels], if there are labels."""
 
@@ -72,6 +96,8 @@ class PoolingHeads:
         """vectors [n, hidden_size] float32 -> [n, embedding_size or dimensions], or [n, labels]"""
         if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY):
             assert self._classify is not None
+            if isinstance(self._classify, SparseWeights):
+                return self._classify(vectors)
             return self._activate(self._classify(vectors), use_activation)
         for dense in self._dense:
             vectors = dense(vectors)
@@ -80,7 +106,7 @@ class PoolingHeads:
         return F.normalize(vectors, dim=-1) if normalizes else vectors
 
     def parameters(self) -> Iterator[Tensor]:
-        score = self._classify.layers if isinstance(self._classify, Score) else ()
+        score = self._classify.layers if isinstance(self._classify, Score | SparseWeights) else ()
         for layer in (*self._dense, *score):
             yield from (tensor for tensor in (layer.weight, layer.bias) if tensor is not None)
 

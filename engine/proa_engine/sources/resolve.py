@@ -23,7 +23,7 @@ from proa_engine.sources.gguf.header import SUFFIX, parts_of
 from proa_engine.sources.object_urls import store_of
 
 CONFIG_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
-WEIGHT_FILE_PATTERNS = ["*.safetensors"]
+WEIGHT_FILE_PATTERNS = ["*.safetensors", "sparse_linear.pt"]  # the second: BGE-M3's, see `models/pooling_config.py`
 LORA_CONFIG_FILE = "adapter_config.json"
 LORA_WEIGHTS_FILE = "adapter_model.safetensors"
 BUILTIN_LORA = "builtin:"
