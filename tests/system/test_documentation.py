@@ -1,9 +1,9 @@
 """The documentation's commands and snippets run as typed: requests against a server like `make run`'s, and scripts,
 with `--help` if they take minutes, hours or a card.
 
-There are three gateways, each with an engine, and another engine beside them. One gateway has the built-in model, with
-its adapters under the names of docs/adapters.md, the others a tiny model that reads images and one that takes prompt
-embeddings, under the names of their pages. Snippets run in a folder that has the files which they name.
+There are four gateways, each with an engine, and another engine beside them. One gateway has the built-in model, with
+its adapters under the names of docs/adapters.md, the others tiny models that read images, take prompt embeddings and
+transcribe audio, under the names of their pages. Snippets run in a folder that has the files which they name.
 """
 
 import json
@@ -21,19 +21,22 @@ import torch
 from PIL import Image
 
 from support.adapters import Adapter, write_adapter
+from support.audio_files import encode
 from support.documentation import ROOT, Command, commands, snippets
 from support.image_models import make_image_model
 from support.processes import engine_process, gateway_process, wait_for_models
 from support.tiny_models import make_tiny_model
+from support.whisper_models import RATE, make_whisper, tone
 
-IMAGES, TEXT = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
+# The models that the pages name.
+IMAGES, TEXT, SPEECH = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B", "openai/whisper-large-v3-turbo"
 # The pages show the likeliest answer, which is not always the sampled one.
 GREEDY = '--override-generation-config={"temperature": 0}'
 BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler", GREEDY)
 TRANSFER = ("--kv-offloading-size=0.1", "--kv-transfer-address=127.0.0.1:0")
 SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
 OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
-ENDING = ("chat", "complete", "run-batch", "collect-env")  # commands of `proa` and `proa-gateway`
+ENDING = ("chat", "complete", "transcribe", "run-batch", "collect-env")  # commands of `proa` and `proa-gateway`
 NAMED = {(each,) for each in ENDING}
 ASKING = [
     each
@@ -91,9 +94,12 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) ->
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    (folder / "Qwen").mkdir()
+    for owner in ("Qwen", "openai"):
+        (folder / owner).mkdir()
     images = make_image_model(folder / IMAGES, "qwen3_vl")
     Image.new("RGB", (64, 48), "navy").save(folder / "boat.jpg")
+    speech = make_whisper(folder / SPEECH)
+    (folder / "speech.mp3").write_bytes(encode(tone(0), RATE, "mp3"))
     (folder / "adapters").mkdir()
     text = make_tiny_model(folder / TEXT, "qwen3")
     write_adapter(text, folder / "adapters/sql", Adapter("sql"))
@@ -108,12 +114,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         _, reader = stack.enter_context(engine_process(f"--model={images}", f"--served-model-name={IMAGES}", *SMALL))
         embeds = (f"--model={text}", f"--served-model-name={TEXT}", "--enable-prompt-embeds")
         _, embedded = stack.enter_context(engine_process(*embeds, *SMALL))
+        hearing = (f"--model={speech}", f"--served-model-name={SPEECH}", "--kv-cache-memory-bytes=67108864")
+        _, listener = stack.enter_context(engine_process(*hearing))
         _, port = stack.enter_context(gateway_process(builtin, *OPTIONAL))
         _, images_port = stack.enter_context(gateway_process(reader))
+        _, speech_port = stack.enter_context(gateway_process(listener))
         _, embeds_port = stack.enter_context(gateway_process(embedded))
         wait_for_models(port, {"proa-builtin", "sql", "law"})
         wait_for_models(embeds_port, {TEXT})
+        wait_for_models(speech_port, {SPEECH})
         gateways = {
+            "docs/audio.md": f"127.0.0.1:{speech_port}",
             "docs/images.md": f"127.0.0.1:{images_port}",
             "docs/prompt-embeds.md": f"127.0.0.1:{embeds_port}",
         }
@@ -126,7 +137,7 @@ def test_requests_get_the_answers_that_the_page_shows(page: str, site: Site) -> 
     for command in (each for each in ASKING if each.page == page):
         shell = """curl() { command curl --silent --show-error --fail-with-body "$@"; }
             proa() { command proa "$@" $(case "$1 $2" in
-                chat* | complete*) echo --url=http://localhost:8000/v1;;
+                chat* | complete* | transcribe*) echo --url=http://localhost:8000/v1;;
                 "bench serve") echo --base-url=http://localhost:8000 --disable-tqdm;;
             esac); }"""
         output = site.run(page, "bash", "-c", f"{shell}\n{command.text}")

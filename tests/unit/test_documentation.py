@@ -89,7 +89,8 @@ def check_pip(command: Command) -> None:
         is_path = flag in ("-e", "-r") or (flag == "install" and "/" in value)
         assert not is_path or (ROOT / value).exists()
     for package, extra in re.findall(r"proa-(\w+)\[(\w+)\]", command.text):
-        project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
+        folder = next(each for each in (ROOT / package, ROOT / "services" / package) if each.is_dir())
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         assert extra in project["optional-dependencies"]
 
 
