@@ -9,7 +9,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
-from support.tiny_models import ARCHITECTURES, RECURRENT, make_tiny_model
+from support.tiny_models import ARCHITECTURES, MIXERS, RECURRENT, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -19,7 +19,7 @@ MEAN_ERROR = 0.08
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT, *MIXERS])
 def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     check(make_tiny_model(tmp_path, architecture), dtype)
 
