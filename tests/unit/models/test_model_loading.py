@@ -172,9 +172,18 @@ def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("name", "gib"), [("gpt-oss-20b", 13.0), ("gpt-oss-120b", 62.1)])
 def test_experts_of_gpt_oss_stay_in_4_bits(name: str, gib: float) -> None:
-    """On meta tensors. A checkpoint has 2 % less: here inputs are padded to blocks of 128."""
+    """A checkpoint has 2 % less: here inputs are padded to blocks of 128."""
+    assert sum(tensor.nbytes for tensor in meta_tensors(name)) / 2**30 == pytest.approx(gib, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("LFM2-8B-A1B", 8.3), ("Nemotron-3-Nano", 31.6)])
+def test_real_sizes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    assert sum(tensor.numel() for tensor in meta_tensors(name)) / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def meta_tensors(name: str) -> list[torch.Tensor]:
+    """The weights of a model of `SHAPES`, without memory."""
     config = read_config.from_dicts(SHAPES[name], {})
     source = RandomWeights(0, config.torch_dtype, torch.device("meta"))
     model = model_class(config.architecture)(config, Weights(source, config.linear_method), ParallelContext())
-    num_bytes = sum(tensor.nbytes for tensor in model.parameters())
-    assert num_bytes / 2**30 == pytest.approx(gib, abs=0.1)
+    return list(model.parameters())
