@@ -188,7 +188,8 @@ def _model_in(folder: Path) -> Path:
     """The folder itself, or the GGUF file in it if it has no model in another format."""
     if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
         return folder
-    return (choose_file(folder) if any(folder.glob(f"*{SUFFIX}")) else None) or folder
+    has_gguf = any(folder.glob(f"*{SUFFIX}"))  # not below, which takes long in large folders
+    return (choose_file(folder) or folder) if has_gguf else folder
 
 
 def _absent(model: str, folder: Path) -> str:

@@ -2,6 +2,7 @@
 and is the judge of their numbers."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,23 @@ def test_what_cannot_be_read_is_named(fault: str, tmp_path: Path) -> None:
     change(path)
     with pytest.raises(ValueError, match=sentence):
         check_start(EngineConfig(model=str(path), device="cpu"))
+
+
+def test_damaged_headers_are_refused_or_read(tmp_path: Path) -> None:
+    """With some of their bytes changed."""
+    path = write_gguf(make_tiny_model(tmp_path / "folder", "lfm2"), tmp_path / "model.gguf")
+    data, end, rng = path.read_bytes(), min(each.start for each in read_header(path).tensors), random.Random(3)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        for place in rng.sample(range(end), rng.choice((1, 1, 3))):
+            damaged[place] = rng.choice((0, 255, damaged[place] ^ 1 << rng.randrange(8)))
+        path.write_bytes(damaged)
+        try:
+            check_start(EngineConfig(model=str(path), device="cpu"))
+        except ValueError:
+            refused += 1
+    assert 0 < refused < 200
 
 
 def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
