@@ -1,4 +1,4 @@
-// The gateway's API: its models, and one streamed chat completion.
+// The gateway's API: its models, one streamed chat completion, and the text of a recording.
 
 export async function listModels(key) {
   const response = await fetch("v1/models", { headers: headers(key) });
@@ -25,6 +25,16 @@ export async function streamChat(body, key, signal, answer, onAdded) {
     if (event.usage) answer.addUsage(event.usage, readAt);
     onAdded();
   }
+}
+
+// The text of a recording, by a speech model. Throws as `streamChat` does.
+export async function transcribe(recording, model, key) {
+  const form = new FormData();
+  form.append("model", model);
+  form.append("file", recording, "recording");
+  const response = await fetch("v1/audio/transcriptions", { method: "POST", headers: headers(key), body: form });
+  await check(response);
+  return (await response.json()).text;
 }
 
 function headers(key) {

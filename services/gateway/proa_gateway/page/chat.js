@@ -1,8 +1,9 @@
 // The page's behaviour: sends the conversation, shows the answer as it streams, and keeps both.
 import { Answer } from "./answer.js";
-import { listModels, streamChat } from "./api.js";
+import { listModels, streamChat, transcribe } from "./api.js";
 import { Chats } from "./chats.js";
 import { Conversation, imagesOf, isAnswered, userMessage } from "./conversation.js";
+import { Dictation } from "./dictation.js";
 import { Images, drawing } from "./images.js";
 import { MessageView, submitOnEnter } from "./message.js";
 import { Settings } from "./settings.js";
@@ -23,8 +24,10 @@ const chats = new Chats(find("chats"), { open: openChat, remove: removeChat });
 const conversation = new Conversation(chats.choose(chats.id));
 const settings = new Settings(find("settings-panel"), { thinking: find("thinking") });
 const images = new Images(find("images"));
+const dictation = new Dictation(find("dictate"), { onRecorded, onFailed: notify });
 let views = []; // of the conversation's entries but results of calls, each with its turn
-let models = new Map(); // the gateway's models by name
+let models = new Map(); // the gateway's models that chat, by name
+let speechModel = null; // name of the first that transcribes
 let running = null; // what is being generated: its answer, turn, view and AbortController
 let isLeaving = false; // the page is about to be left, which ends its connections
 let retry = null; // timer of the next list of models
@@ -55,13 +58,18 @@ async function showModels() {
   const wanted = select.value || settings.kept.model;
   clearTimeout(retry);
   try {
-    models = new Map((await listModels(settings.key)).map((model) => [model.id, model]));
+    const listed = await listModels(settings.key);
+    const chatting = listed.filter((model) => model.task !== "transcribe");
+    models = new Map(chatting.map((model) => [model.id, model]));
+    speechModel = listed.find((model) => model.task === "transcribe")?.id ?? null;
     const options = [...models.keys()].map((id) => new Option(id, id));
-    select.replaceChildren(...(options.length ? options : [new Option("waiting for a model …", "")]));
+    const missing = listed.length ? "no model that chats" : "waiting for a model …";
+    select.replaceChildren(...(options.length ? options : [new Option(missing, "")]));
     if (models.has(wanted)) select.value = wanted;
     if (options.length) notify("");
   } catch (error) {
     models = new Map();
+    speechModel = null;
     select.replaceChildren(new Option(error.message, ""));
     if (error.status === 401) return; // until there is another key
   } finally {
@@ -83,6 +91,7 @@ function onModel() {
 function showModel() {
   const readsImages = hasImages();
   find("attach").hidden = !readsImages;
+  find("dictate").hidden = !(speechModel && dictation.isPossible);
   if (!readsImages) images.take();
   find("thinking-label").hidden = !model()?.thinking_switch;
   settings.showDefaults(model(), find("defaults"));
@@ -121,6 +130,20 @@ function showContext() {
 async function onFiles() {
   await images.add([...find("files").files]);
   find("files").value = ""; // so that the same file can be chosen again
+  find("prompt").focus();
+}
+
+// Adds what was said to the message.
+async function onRecorded(recording) {
+  notify("Transcribing …");
+  try {
+    const text = await transcribe(recording, speechModel, settings.key);
+    const before = find("prompt").value;
+    find("prompt").value = before && text ? `${before.trimEnd()} ${text}` : before + text;
+    notify(text ? "" : "Nothing was heard.");
+  } catch (error) {
+    notify(settings.describe(error));
+  }
   find("prompt").focus();
 }
 
