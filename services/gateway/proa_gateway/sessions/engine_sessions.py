@@ -75,11 +75,13 @@ class EngineSessions:
     def end(self, turn: Turn, request: EngineCoreRequest, output: Sequence[int]) -> None:
         """The blocks of the output are hashed as the engine does. It has not computed the last token."""
         keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest, request.audios)
-        tokens, known = [*request.prompt_token_ids, *output][:-1], len(turn.hashes)
+        known, prompt = len(turn.hashes), request.prompt_token_ids
         if request.media:  # one may reach into the block in which the output begins
+            tokens = [*prompt, *output][:-1]
             blocks = hash_blocks(self._root, tokens, self._block_size, keys, request.media)[known:]
         else:
-            blocks = hash_blocks(turn.hashes[-1], tokens[known * self._block_size :], self._block_size, keys)
+            tokens = [*prompt[known * self._block_size :], *output][:-1]
+            blocks = hash_blocks(turn.hashes[-1], tokens, self._block_size, keys)
         self._table.end(turn, blocks, self._clock())
         self._on_change()
 

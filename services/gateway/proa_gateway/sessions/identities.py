@@ -24,13 +24,13 @@ class Identities:
         self.means = Means()  # of all sessions
         self._sessions: dict[Session, None] = {}  # in the order of their last turns
         self._by_mark: dict[bytes, Session] = {}
+        # A prompt is looked up three times before it is sent: the last one, and its mark, until marks change.
+        self._last: tuple[Sequence[bytes], bytes] = (), b""
         self._other_continuations = Counter[bytes]()  # by mark: turns that did not continue the last prompt
 
     def find(self, hashes: Sequence[bytes]) -> Session | None:
         """The session that a prompt with these blocks continues."""
-        mark = self._last_mark(hashes)
-        session = self._by_mark.get(mark)
-        return None if session is None or session.num_running else session
+        return self._idle(self._last_mark(hashes))
 
     def arrive(self, hashes: Sequence[bytes]) -> Session:
         """The session of a prompt that has come, with these blocks, at least one; a new one if it continues none."""
@@ -39,13 +39,14 @@ class Identities:
             if self._other_continuations[mark] <= _MAX_OTHER_CONTINUATIONS:
                 break
             self._unmark(self._by_mark[mark], mark)
-        return self.find(hashes) or Session(replace(self.means))
+        return self._idle(mark) or Session(replace(self.means))
 
     def mark(self, session: Session, hashes: Sequence[bytes]) -> list[Session]:
         """The session's prompt with these blocks is sent. Returns sessions that are forgotten for it: the least
         recently used ones without a running turn."""
         self._sessions.pop(session, None)
         self._sessions[session] = None
+        self._last = (), b""
         last = hashes[-1]
         owner = self._by_mark.get(last)
         if owner is not session:
@@ -69,9 +70,20 @@ class Identities:
 
     def _last_mark(self, hashes: Sequence[bytes]) -> bytes:
         """The last block that is a mark, and not the prompt's own last one; b"" if there is none."""
-        return next((each for each in islice(reversed(hashes), 1, None) if each in self._by_mark), b"")
+        if self._last[0] is not hashes:
+            mark = b""
+            if not self._by_mark.keys().isdisjoint(hashes):  # a prompt of no session ends here, in C
+                mark = next((each for each in islice(reversed(hashes), 1, None) if each in self._by_mark), b"")
+            self._last = hashes, mark
+        return self._last[1]
+
+    def _idle(self, mark: bytes) -> Session | None:
+        """The session of a mark, if no turn of it runs."""
+        session = self._by_mark.get(mark)
+        return None if session is None or session.num_running else session
 
     def _unmark(self, session: Session, block_hash: bytes) -> None:
+        self._last = (), b""
         session.marks.remove(block_hash)
         del self._by_mark[block_hash]
         self._other_continuations.pop(block_hash, None)
