@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from proa_engine.observability import progress
 from proa_engine.sources import hub_download
+from proa_engine.sources.resolve import resolve_model
 
 SIZES = (3_000_000_000, 1_000_000_000)
 
@@ -49,6 +52,40 @@ def serve_files(monkeypatch: pytest.MonkeyPatch, *, cached: bool = False, error:
         return "/cache"
 
     monkeypatch.setattr(hub_download, "snapshot_download", snapshot_download)
+
+
+HUB_FILES = (  # of a repository
+    *("README.md", "config.json", "model-Q4_K_M.gguf", "model-Q4_K_S.gguf", "model-q8_0.gguf", "mmproj-model-f16.gguf"),
+    *("model.i1-Q6_K.gguf", "BF16/model-BF16-00001-of-00002.gguf", "BF16/model-BF16-00002-of-00002.gguf"),
+)
+
+
+@pytest.mark.parametrize(
+    ("file_type", "downloaded", "chosen"),
+    [
+        ("Q4_K_M", ["model-Q4_K_M.gguf"], "model-Q4_K_M.gguf"),
+        ("Q8_0", ["model-q8_0.gguf"], "model-q8_0.gguf"),
+        ("q6_k", ["model.i1-Q6_K.gguf"], "model.i1-Q6_K.gguf"),
+        ("BF16", [*HUB_FILES[-2:]], "BF16/model-BF16-00001-of-00002.gguf"),
+        ("F16", ["mmproj-model-f16.gguf"], None),
+        ("Q2_K", [], None),
+    ],
+)
+def test_of_a_repository_of_gguf_files_those_of_one_type_are_downloaded(
+    file_type: str, downloaded: list[str], chosen: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def snapshot_download(model: str, *, allow_patterns: list[str], dry_run: bool = False, **_: Any) -> str | list[Any]:
+        assert model == "org/model-GGUF"
+        wanted = list(filter_repo_objects(HUB_FILES, allow_patterns=allow_patterns))
+        for name in [] if dry_run else wanted:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        return [] if dry_run else str(tmp_path)
+
+    monkeypatch.setattr(hub_download, "snapshot_download", snapshot_download)
+    with nullcontext() if chosen else pytest.raises(ValueError, match=f"has no GGUF file of the type {file_type}"):
+        assert resolve_model(f"org/model-GGUF:{file_type}") == tmp_path / str(chosen)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == sorted(downloaded)
 
 
 def download(caplog: pytest.LogCaptureFixture) -> list[str]:
