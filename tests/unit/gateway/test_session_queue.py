@@ -13,6 +13,7 @@ from proa_gateway.admission.fair_queue import AdmissionBounds, QueuedRequest
 from proa_gateway.admission.session_queue import SessionQueue
 from proa_gateway.errors import ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.scaler.demand import Demand
 from proa_gateway.sessions.model_sessions import ModelSessions
 from proa_gateway.sessions.session import Means, Session, Turn
 
@@ -61,8 +62,8 @@ class Site:
     def __init__(self, max_wait: float = 60.0, max_waiting: int = 10) -> None:
         self.sessions = FakeSessions()
         self.bounds = AdmissionBounds(max_requests=100, max_waiting=max_waiting, max_queued_tokens=10_000)
-        self.metrics = GatewayMetrics(CollectorRegistry())
-        self.queue = SessionQueue(self.bounds, self.metrics, max_wait)
+        self.metrics, self.demand = GatewayMetrics(CollectorRegistry()), Demand(())
+        self.queue = SessionQueue(self.bounds, self.metrics, self.demand, max_wait)
         self.caller = Caller("a")
         self.admitted: list[str] = []
 
@@ -186,6 +187,19 @@ async def test_turns_that_wait_count_in_the_bounds_of_the_queue() -> None:
     await site.settle()
     with pytest.raises(Exception, match="waiting requests"):
         await site.send("two")
+
+
+async def test_turns_that_wait_count_for_the_autoscaler_beside_requests_that_wait_for_capacity() -> None:
+    site = Site()
+    site.demand.set_waiting("m", 2)
+    waiting = site.send("one")
+    await site.settle()
+    assert site.demand.of("m", prefill=False) == 3
+    site.demand.set_waiting("m", 1)
+    assert site.demand.of("m", prefill=False) == 2
+    waiting.cancel()
+    await site.settle()
+    assert site.demand.of("m", prefill=False) == 1
 
 
 async def test_a_queue_without_turns_is_forgotten() -> None:

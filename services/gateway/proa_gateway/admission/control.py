@@ -154,7 +154,7 @@ class AdmissionControl:
         )
         self.pixels = Bound(config.images.max_image_memory, "images", "bytes of unfinished requests' images")
         self.queue = RequestQueue(self.bounds, self._capacity, metrics, demand)
-        self.session_queue = SessionQueue(self.bounds, metrics, config.session_max_wait)
+        self.session_queue = SessionQueue(self.bounds, metrics, demand, config.session_max_wait)
         self._metrics = metrics
         for model in config.models:
             self.queue.add_model(model)

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.scaler.demand import Demand
 from proa_gateway.sessions.model_sessions import ModelSessions
 from proa_gateway.sessions.session import Turn
 
@@ -45,9 +46,10 @@ class SessionQueue:
     `max_wait` seconds it goes on without a place, so that no conversation waits for ever. Call `changed` when there may
     be room."""
 
-    def __init__(self, bounds: AdmissionBounds, metrics: GatewayMetrics, max_wait: float) -> None:
+    def __init__(self, bounds: AdmissionBounds, metrics: GatewayMetrics, demand: Demand, max_wait: float) -> None:
         self._bounds = bounds
         self._metrics = metrics
+        self._demand = demand
         self._max_wait = max_wait
         self._waiting: dict[ModelSessions, _Waiting] = {}
         self._is_closed = False
@@ -87,6 +89,7 @@ class SessionQueue:
         ended = self._bounds.push(waiting.queue, request)
         waiting.turns[request] = turn
         sessions.waiting[turn] = time.monotonic()
+        self._demand.add_waiting_session(model, 1)
         started, outcome = time.perf_counter(), "given_up"
         self._admit(waiting)
         try:
@@ -98,6 +101,7 @@ class SessionQueue:
         finally:
             self._metrics.observe_session_wait(model, outcome, time.perf_counter() - started)
             del waiting.turns[request], sessions.waiting[turn]
+            self._demand.add_waiting_session(model, -1)
             self._bounds.remove(request)
             request.settle(0)  # what the request costs is counted where it waits for capacity
             self._admit(waiting)

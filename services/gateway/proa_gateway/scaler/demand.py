@@ -28,6 +28,7 @@ class Demand:
     def __init__(self, engines: Collection[Engine]) -> None:
         self._engines = engines
         self._here: dict[str, int] = {}  # requests that wait, by model
+        self._sessions: dict[str, int] = {}  # those of them that wait for a place in a KV cache
         self._elsewhere: dict[str, Mapping[str, int]] = {}  # by gateway
         self._listeners: set[asyncio.Event] = set()  # one for each `changes` that is iterated
         self._closed = False
@@ -42,10 +43,17 @@ class Demand:
         return len(self._elsewhere)
 
     def set_waiting(self, model: str, count: int) -> None:
-        """Set how many requests for a model wait in this gateway."""
+        """Set how many requests for a model wait in this gateway, for an engine or its capacity."""
+        count += self._sessions.get(model, 0)
         if self._here.get(model, 0) != count:
             self._here[model] = count
             self._notify()
+
+    def add_waiting_session(self, model: str, change: int) -> None:
+        """A turn of a conversation begins (1) or ends (-1) to wait for a place in a KV cache."""
+        self._sessions[model] = self._sessions.get(model, 0) + change
+        self._here[model] = self._here.get(model, 0) + change
+        self._notify()
 
     def set_elsewhere(self, gateway: str, waiting: Mapping[str, int]) -> None:
         """Set how many requests wait in another gateway, by model."""

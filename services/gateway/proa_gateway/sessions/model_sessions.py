@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from proa.contract import SchedulerStats, SessionClaim
 from proa_gateway.sessions.identities import Identities
-from proa_gateway.sessions.session import Session, Turn
+from proa_gateway.sessions.session import Turn
 from proa_gateway.sessions.session_table import SessionTable
 
 _UNKNOWN_RATE: Final = 1000.0  # prompt tokens a second of an engine that has not measured it
@@ -87,7 +87,9 @@ class ModelSessions:
     def home(self, hashes: Sequence[bytes]) -> Engine | None:
         """Where the session that a prompt continues has its place."""
         session = self._identities.find(hashes)
-        return None if session is None else self._home(session)
+        if session is None or session.home is None:
+            return None
+        return next((engine for engine, table in self._tables.items() if table.places is session.home), None)
 
     def expect(self, hashes: Sequence[bytes]) -> Turn | None:
         """The turn that a prompt with these full blocks is going to be, if its session may have to wait for a place;
@@ -170,9 +172,6 @@ class ModelSessions:
 
     def _usable(self) -> list[tuple[Engine, SessionTable]]:
         return [(engine, table) for engine, table in self._tables.items() if engine.usable]
-
-    def _home(self, session: Session) -> Engine | None:
-        return next((engine for engine, table in self._tables.items() if session.home is table.places), None)
 
     def _admit(self, turn: Turn, tables: Sequence[tuple[Engine, SessionTable]]) -> bool:
         """Give the session a place where there is room; where residents would have to leave, though they will hardly
