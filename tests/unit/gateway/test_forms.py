@@ -8,7 +8,7 @@ from fastapi import Request
 
 from proa_gateway.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from proa_gateway.http import forms
-from proa_gateway.http.forms import Form, read_form
+from proa_gateway.http.forms import PIECE_BYTES, Form, read_form
 
 BOUNDARY = "b"
 FILE = bytes(range(256)) * 20 + b"\r\n--\r\n--c\r\n"  # has what looks like the beginning of a boundary
@@ -46,6 +46,14 @@ async def test_a_form_has_its_file_and_fields_whatever_parts_it_arrives_in(size:
     form = await read(body(*parts), size=size)
     assert b"".join(form.file) == FILE
     assert form.fields == {"model": ["m"], "prompt": ["né"]}
+
+
+@pytest.mark.parametrize("content", [b"\r", b"\n", b"\r\n", b"\r\n-", b"\r\n--"])
+async def test_files_like_boundaries_are_kept_in_few_pieces(content: bytes) -> None:
+    data = content * 100_000
+    form = await read(body(part("file", data + b"x")), size=65_536, max_file_bytes=10_000_000)
+    assert b"".join(form.file) == data + b"x"
+    assert len(form.file) <= 1 + len(data) // PIECE_BYTES
 
 
 async def test_names_of_lists_have_brackets_or_none() -> None:

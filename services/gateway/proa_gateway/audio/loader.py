@@ -38,7 +38,7 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFile:
-    data: Sequence[bytes]  # its content, in parts
+    data: Sequence[bytes | bytearray]  # its content, in parts
     param: str  # the field that errors name
     sampling_rate: int  # of its windows
     max_window: int  # samples of a window

@@ -71,7 +71,7 @@ class AudioProcess:
         started.is_usable = True
         return started
 
-    async def send_file(self, data: Sequence[bytes], request: DecodeRequest, seconds: float) -> None:
+    async def send_file(self, data: Sequence[bytes | bytearray], request: DecodeRequest, seconds: float) -> None:
         """Raises `AudioProcessFailed`."""
         self._has_file, self.is_usable = True, False
         try:

@@ -18,6 +18,8 @@ from proa_gateway.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaTy
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
+PIECE_BYTES: Final = 64 * 1024
+"""Content is kept in pieces of about this size, however small the parts are in which it arrives."""
 FIELD_BYTES: Final = 1024 * 1024  # of all that is no file, in one form
 MAX_FIELDS: Final = 1000
 
@@ -27,7 +29,7 @@ class Form:
     """`fields`: the texts of each, by name. `file`: its content, in parts; empty: there is none."""
 
     fields: Mapping[str, list[str]]
-    file: tuple[bytes, ...]
+    file: tuple[bytearray, ...]
 
 
 async def read_form(request: Request, *, file_field: str, max_file_bytes: int) -> Form:
@@ -58,11 +60,11 @@ class _Reader:
     def __init__(self, file_field: str, max_file_bytes: int) -> None:
         self._file_field = file_field
         self._max_file_bytes = max_file_bytes
-        self._file: list[bytes] = []
-        self._fields: list[tuple[str, list[bytes]]] = []
+        self._file: list[bytearray] = []
+        self._fields: list[tuple[str, list[bytearray]]] = []
         self._header = [b"", b""]  # name and value of the part's header that is being read
         self._name = ""  # of the part
-        self._part: list[bytes] = []  # where its content goes
+        self._part: list[bytearray] = []  # where its content goes
         self._num_file_bytes = self._num_other_bytes = 0
         self.is_complete = False
 
@@ -117,7 +119,10 @@ class _Reader:
             raise BodyTooLarge(f"{self._file_field} must not be larger than {limit} bytes.", param=self._file_field)
         if self._num_other_bytes > FIELD_BYTES:
             raise BodyTooLarge(f"The fields beside the file must not be larger than {FIELD_BYTES} bytes.")
-        self._part.append(data[start:end])
+        if self._part and len(self._part[-1]) < PIECE_BYTES:
+            self._part[-1] += data[start:end]
+        else:
+            self._part.append(bytearray(data[start:end]))
 
     def _end(self) -> None:
         self.is_complete = True

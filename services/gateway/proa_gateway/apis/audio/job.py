@@ -36,7 +36,7 @@ _SAMPLING = ("seed", "top_p", "top_k", "min_p", "presence_penalty", "frequency_p
 class TranscriptionCall(ApiCall):
     fields: TranscriptionRequest
     task: Task
-    file: Sequence[bytes]  # its content, in parts
+    file: Sequence[bytearray]  # its content, in parts
     loader: AudioLoader
 
     @property
