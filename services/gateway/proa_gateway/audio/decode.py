@@ -162,7 +162,8 @@ def _mean(frame: av.AudioFrame, num_channels: int) -> Samples:
     """The mean of the frame's channels, from -1 to 1. Not by FFmpeg's mixer, which is louder by the square root of two
     for a stereo file."""
     by_channel = _by_channel(frame, num_channels)
-    mean: NDArray[Any] = by_channel.mean(axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # of infinities, which are refused below
+        mean: NDArray[Any] = by_channel.mean(axis=0, dtype=np.float64)
     if by_channel.dtype.kind == "u":
         mean -= 128.0
     mean *= _SCALES.get(by_channel.dtype.str[1:], 1.0)

@@ -74,8 +74,8 @@ def test_samples_out_of_range_are_cut_off_and_others_refused() -> None:
     file = encode(np.array([0.5, 3.0, -1e30, 1.0] * 100, np.float32), RATE, "wav of floats")
     assert read(file)[:4].tolist() == [0.5, 1.0, -1.0, 1.0]
     for value in (np.nan, np.inf):
-        broken = encode(np.array([0.5, value] * 100, np.float32), RATE, "wav of floats")
-        assert refusal(broken) == "it has samples that are no numbers"
+        broken = np.array([[0.5, value] * 100, [0.5, -value] * 100], np.float32)
+        assert refusal(encode(broken, RATE, "wav of floats")) == "it has samples that are no numbers"
 
 
 @pytest.mark.parametrize(
