@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from proa.contract import ImageInput
+from proa.contract import AudioInput, ImageInput
 from proa.options import REQUIRED, check_options, from_flat, masked_repr, option, parse_count
 from proa_engine.json_configs import PoolerConfig, SpeculativeConfig, check_sampling_defaults, json_object
 from proa_engine.option_groups import Downloads, ImageOptions, KvTiers, LoraOptions, Parallel
@@ -218,11 +218,12 @@ class EngineConfig:
         if parallel.nnodes > 1 and of_movers:
             raise ValueError(f"{of_movers[0]} cannot be used with nnodes above 1, only kv_offloading_size")
 
-    def num_encoder_cache_tokens(self, images: ImageInput | None) -> int:
-        """`encoder_cache_size`, or its default, of a model that reads `images`; 0 if the engine reads none."""
-        if images is None or self.images.language_model_only:
+    def num_encoder_cache_tokens(self, *inputs: ImageInput | AudioInput | None) -> int:
+        """`encoder_cache_size`, or its default, of a model that reads `inputs`; 0 if the engine reads none."""
+        largest = max((each.max_tokens for each in inputs if each), default=0)
+        if not largest or self.images.language_model_only:
             return 0
-        return self.images.encoder_cache_size or max(self.max_num_batched_tokens, images.max_tokens)
+        return self.images.encoder_cache_size or max(self.max_num_batched_tokens, largest)
 
     @property
     def model_name(self) -> str:

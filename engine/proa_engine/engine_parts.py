@@ -27,7 +27,7 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.executor.started import StartedRanks
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
-from proa_engine.models.audio_config import AudioConfig
+from proa_engine.models.audio_config import AudioConfig, placed
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.preflight import check_start
 from proa_engine.sources.folders import read_tokenizer_files
@@ -162,6 +162,7 @@ def assemble_engine(
         images=None if images is None else images.input,
         max_image_tokens=max_image_tokens(config, images, max_num_seqs=started.max_num_seqs),
         audios=model.audios.input if model.audios else None,
+        max_audio_tokens=config.num_encoder_cache_tokens(*(each.input for each in placed(None, model.audios))),
         prompt_embeds_size=model.hidden_size if config.enable_prompt_embeds else 0,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
@@ -227,10 +228,13 @@ def make_media(
     config: EngineConfig, images: ImageConfig | None, audios: AudioConfig | None, encoder_blocks: EncoderBlocks
 ) -> Media:
     """`images`, `audios` None: the engine reads none."""
-    cross = CrossAttention(encoder_blocks, audios.input.num_tokens, config.max_num_batched_tokens) if audios else None
+    cross: CrossAttention | None = None
+    if audios and audios.input.cross_attention:
+        cross = CrossAttention(encoder_blocks, audios.input.num_tokens, config.max_num_batched_tokens)
+    size = config.num_encoder_cache_tokens(*(each.input for each in placed(images, audios)))
     return Media(
         MediaStore(int(config.images.mm_processor_cache_gb * 2**30)),
-        EncoderCache(config.num_encoder_cache_tokens(images.input if images else None), config.max_num_batched_tokens),
+        EncoderCache(size, config.max_num_batched_tokens),
         attends_within=bool(images and images.attends_within),
         cross=cross,
     )

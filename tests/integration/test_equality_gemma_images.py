@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proa.contract import EngineCoreRequest, ImageInput
-from proa.image.placeholders import place_images
+from proa.image.placeholders import place_media
 from proa.image.prepare import prepare_pillow
 from support.engine import build_core, request, run
 from support.image_chats import PARAMS, WIDE, Case, Chat, image_input_of, make_case
@@ -38,7 +38,7 @@ def test_a_hit_within_an_image_changes_no_token(folder: Path) -> None:
         parts = Chat(("x" * padding, WIDE, text))
         image = prepare_pillow(WIDE, image_input)
         prompt = chat_tokens(folder, parts.messages, parts.images)
-        return replace(request(text, prompt, PARAMS), images=place_images(prompt, [image], image_input))
+        return replace(request(text, prompt, PARAMS), images=place_media(prompt, [image], image_input))
 
     tokens = []
     for is_cached in (True, False):

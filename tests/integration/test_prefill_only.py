@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest, FinishReason, KvSource, SamplingParams
-from proa.image.placeholders import place_images
+from proa.image.placeholders import place_media
 from proa.image.prepare import prepare_pillow
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.operations import ResetPrefixCache
@@ -115,7 +115,7 @@ def test_images_are_encoded_by_the_engine_that_computes_the_prompt(model_type: s
         image_input = image_input_of(first)
         images = [prepare_pillow(image, image_input) for image in ALIKE.images]
         prompt = chat_tokens(folder, ALIKE.messages, ALIKE.images)
-        wanted = replace(request("a", prompt, GREEDY), images=place_images(prompt, images, image_input))
+        wanted = replace(request("a", prompt, GREEDY), images=place_media(prompt, images, image_input))
         result = generate_on_two(first, second, wanted)
         assert result.num_cached_tokens == (len(wanted.prompt_token_ids) - 1) // 4 * 4
         assert result.token_ids == generate(first, wanted).token_ids

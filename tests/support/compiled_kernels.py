@@ -21,7 +21,7 @@ from typing import Any
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv.cache_groups import CacheGroups
-from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, EncoderInput, ImageSpan, LoraSlot
+from proa_engine.core.types import BASE_MODEL, EMPTY_LORA, EncoderInput, LoraSlot, MediaSpan
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.fp8 import FP8_CAPABILITY
 from proa_engine.kernels.variants import Variant, record
@@ -29,7 +29,7 @@ from proa_engine.memory.kv_cache import CacheSizes, cache_groups, image_of
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import LIMITED, PENALIZED
-from proa_engine.worker.warmup_steps import GREEDY, IMAGE_HASH, decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup_steps import GREEDY, MEDIA_HASH, decode_step, finish_step, prefill_step
 from support import shape_models as models
 from support.kernel_facts import GPUS, HOPPER, Gpu, facts_of
 from support.masks import masks_of
@@ -190,14 +190,14 @@ def run_images(runner: ModelRunner, image_input: ImageInput, groups: CacheGroups
     """An image within a prompt, beside another prompt, at each of many places in the block tables."""
     height, width = image_of(image_input, 256)
     num_tokens = image_input.num_tokens(height, width)
-    image = EncoderInput(IMAGE_HASH, height, width, bytes(height * width * 3))
+    image = EncoderInput(MEDIA_HASH, (height, width, 3), bytes(height * width * 3))
     for before in (3, 20, 33):
         step = prefill_step([5, before + num_tokens + 7], groups, GREEDY)
-        span = ImageSpan(IMAGE_HASH, before, num_tokens, height, width)
-        step.new_requests[1] = replace(step.new_requests[1], images=(span,))
+        span = MediaSpan(MEDIA_HASH, before, num_tokens, (height, width, 3))
+        step.new_requests[1] = replace(step.new_requests[1], media=(span,))
         for each in (
             replace(step, encoder_inputs=[image]),
-            replace(prefill_step([1], groups), freed_images=[image.hash]),
+            replace(prefill_step([1], groups), freed_media=[image.hash]),
         ):
             inputs = runner.prepare_inputs(each)
             assert inputs is not None

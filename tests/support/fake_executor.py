@@ -20,8 +20,8 @@ from proa_engine.core.types import (
     CachedRequestData,
     Drafts,
     EncodedAudio,
-    ImageSpan,
     LoraSlot,
+    MediaSpan,
     ModelRunnerOutput,
     NewRequestData,
     PooledRows,
@@ -142,7 +142,7 @@ class FakeRow:
     drafts: Drafts = NO_DRAFTS
     pooling: PoolingParams | None = None
     sum: int = 0  # of a pooled request's contexts
-    images: Sequence[ImageSpan] = ()
+    images: Sequence[MediaSpan] = ()
     audio: EncodedAudio = NO_AUDIO
     audio_number: int = 0
     weights_epoch: int = 0
@@ -385,7 +385,7 @@ class FakeExecutor:
         embeds = self.prompt_embeds.get(new.request_id, ())
         wanted = {place: row for place, row in rows_of(embeds).items() if place >= new.num_computed_tokens}
         assert rows_of(new.prompt_embeds) == wanted, f"{new.request_id} lacks embeddings, or has too many"
-        numbers = with_embeds(seen(new.token_ids, new.images), embeds)
+        numbers = with_embeds(seen(new.token_ids, new.media), embeds)
         audio_number = read(self._cache, new.audio, self.weights_epoch, new.request_id)
         numbers[0] += audio_number
         for token_id in numbers:
@@ -400,7 +400,7 @@ class FakeExecutor:
             new.lora,
             new.num_computed_tokens,
             pooling=new.pooling_params,
-            images=new.images,
+            images=new.media,
             audio=new.audio,
             audio_number=audio_number,
             weights_epoch=self.weights_epoch,

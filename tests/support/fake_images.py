@@ -5,7 +5,7 @@ from zlib import crc32
 
 from proa.contract import Audio, Image, ImageInput
 from proa.image.limits import hash_image
-from proa_engine.core.types import ImageSpan, SchedulerOutput
+from proa_engine.core.types import MediaSpan, SchedulerOutput
 from support.fake_audio import number_of
 
 IMAGE_TOKEN = 60
@@ -30,7 +30,7 @@ def insert_images(prompt: Sequence[int], images: Iterable[Image]) -> list[int]:
     return token_ids
 
 
-def seen(token_ids: Sequence[int], media: Iterable[Image | ImageSpan | Audio]) -> list[int]:
+def seen(token_ids: Sequence[int], media: Iterable[Image | MediaSpan | Audio]) -> list[int]:
     """What the fake model sees of a prompt: a number for each token, which depends on the image at an image's token,
     and at the first one on the audio that all tokens read."""
     numbers = list(token_ids)
@@ -61,21 +61,21 @@ class FakeEncodings:
         """Free and encode what the step says."""
         if plan.is_empty:
             assert not plan.encoder_inputs
-            assert not plan.freed_images
-        for image_hash in plan.freed_images:
+            assert not plan.freed_media
+        for image_hash in plan.freed_media:
             assert image_hash in self.num_tokens, "an image is freed that is not encoded"
             del self.num_tokens[image_hash]
         for image in plan.encoder_inputs:
             assert image.hash not in self.num_tokens, "an image is encoded twice"
-            assert image.hash == hash_image(image.pixels, image.height, image.width)
-            self.num_tokens[image.hash] = IMAGE_INPUT.num_tokens(image.height, image.width)
-        step = [IMAGE_INPUT.num_tokens(image.height, image.width) for image in plan.encoder_inputs]
+            assert image.hash == hash_image(image.data, *image.shape[:2])
+            self.num_tokens[image.hash] = IMAGE_INPUT.num_tokens(*image.shape[:2])
+        step = [IMAGE_INPUT.num_tokens(*image.shape[:2]) for image in plan.encoder_inputs]
         assert len(step) < 2 or sum(step) <= self._step_budget
         assert sum(self.num_tokens.values()) <= self._capacity, "more images than fit"
         self.num_encoded += len(step)
-        self.num_freed += len(plan.freed_images)
+        self.num_freed += len(plan.freed_media)
 
-    def read(self, request_id: str, images: Sequence[ImageSpan], start: int, end: int) -> None:
+    def read(self, request_id: str, images: Sequence[MediaSpan], start: int, end: int) -> None:
         """Read what the tokens `start` … `end` - 1 of a request need."""
         for image in images:
             if image.offset < end and image.offset + image.num_tokens > start:

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from proa.contract import EngineCoreRequest, ImageInput, SamplingParams
-from proa.image.placeholders import place_images
+from proa.image.placeholders import place_media
 from proa.image.prepare import prepare_pillow
 from support.engine import Engine, request, run
 from support.greedy import Expected
@@ -63,7 +63,7 @@ class Case:
     def request(self, index: int, image_input: ImageInput, name: str = "") -> EngineCoreRequest:
         images = [prepare_pillow(image, image_input) for image in CHATS[index].images]
         prompt = self.prompts[index]
-        return replace(request(name or str(index), prompt, PARAMS), images=place_images(prompt, images, image_input))
+        return replace(request(name or str(index), prompt, PARAMS), images=place_media(prompt, images, image_input))
 
     def generate(self, engine: Engine) -> list[list[int]]:
         """The tokens of all chats, in one batch."""

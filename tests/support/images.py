@@ -1,5 +1,6 @@
 """Images for tests of steps: an ImageConfig, an encoder without weights, and plans with images."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proa.contract import ImageInput
-from proa_engine.core.types import EncoderInput, ImageSpan, SchedulerOutput
+from proa_engine.core.types import EncoderInput, MediaSpan, SchedulerOutput
 from proa_engine.models.image_config import ImageConfig
 
 UNIT = 4  # pixels
@@ -50,21 +51,21 @@ class FakeEncoder:
         return iter(())
 
 
-def span(offset: int, rows: int, columns: int, name: bytes = b"a") -> ImageSpan:
+def span(offset: int, rows: int, columns: int, name: bytes = b"a") -> MediaSpan:
     """Of an image of this many rows and columns of tokens."""
-    return ImageSpan(name, offset, rows * columns, rows * UNIT, columns * UNIT)
+    return MediaSpan(name, offset, rows * columns, (rows * UNIT, columns * UNIT, 3))
 
 
-def encoder_input(image: ImageSpan, color: int = 7) -> EncoderInput:
-    return EncoderInput(image.hash, image.height, image.width, bytes([color]) * (image.height * image.width * 3))
+def encoder_input(image: MediaSpan, color: int = 7) -> EncoderInput:
+    return EncoderInput(image.hash, image.shape, bytes([color]) * math.prod(image.shape))
 
 
 def with_images(
     plan: SchedulerOutput,
-    images: Mapping[str, Sequence[ImageSpan]],
+    images: Mapping[str, Sequence[MediaSpan]],
     encoded: Sequence[EncoderInput] = (),
     freed: Sequence[bytes] = (),
 ) -> SchedulerOutput:
     """The plan with images of its new requests, by request id."""
-    new = [replace(request, images=tuple(images.get(request.request_id, ()))) for request in plan.new_requests]
-    return replace(plan, new_requests=new, encoder_inputs=list(encoded), freed_images=list(freed))
+    new = [replace(request, media=tuple(images.get(request.request_id, ()))) for request in plan.new_requests]
+    return replace(plan, new_requests=new, encoder_inputs=list(encoded), freed_media=list(freed))

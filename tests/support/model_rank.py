@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from proa_engine.config import LoadFormat
-from proa_engine.core.types import ImageSpan
+from proa_engine.core.types import MediaSpan
 from proa_engine.layers.experts import LatentExperts
 from proa_engine.layers.mlp import GatedMLP, SparseMoE
 from proa_engine.layers.parallel import ParallelContext
@@ -107,7 +107,7 @@ def run_model(job: Job, parallel: ParallelContext) -> RankResult:
         height, width = (side, side) if side else (48, 32)
         pixels = (torch.arange(height * width * 3) % 251).to(torch.uint8).view(height, width, 3)
         embeddings = model.image_encoder(pixels)
-        sequence.images = [EncodedImage(ImageSpan(b"", 10, len(embeddings), height, width), embeddings)]
+        sequence.images = [EncodedImage(MediaSpan(b"", 10, len(embeddings), (height, width, 3)), embeddings)]
     batch = PagedModel(model, image_config=config.images)
     hidden = torch.cat([batch.step([(sequence, num_tokens)])[0] for num_tokens in (33, 33, 34)])
     head: Any = model.lm_head

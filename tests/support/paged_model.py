@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from proa_engine.core.types import NO_STATE, ImageSpan
+from proa_engine.core.types import NO_STATE, MediaSpan
 from proa_engine.kernels.states.state_rows import StateRows
 from proa_engine.layers.attention_metadata import AttentionMetadata, EmbeddedRows, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
@@ -74,7 +74,7 @@ def nan_caches(
 class EncodedImage:
     """An image among a sequence's tokens."""
 
-    span: ImageSpan
+    span: MediaSpan
     embeddings: torch.Tensor  # [tokens, width]
 
 
@@ -151,7 +151,7 @@ class PagedModel:
             metadata = replace(metadata, states=self._states(sequences, query_lens))
         inputs = torch.tensor(positions, device=self.device)
         if self.image_config is not None and any(sequence.images for sequence in sequences):
-            metadata = replace(metadata, images=_image_rows(sequences, query_lens))
+            metadata = replace(metadata, media=_image_rows(sequences, query_lens))
             if self.image_config.attends_within:
                 metadata = replace(metadata, ends=_ends(sequences, query_lens).to(self.device))
             if self.image_config.has_three_positions:
@@ -214,7 +214,7 @@ def _ends(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> tor
 
 
 def _image_rows(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> EmbeddedRows | None:
-    """As `AttentionMetadata.images`."""
+    """As `AttentionMetadata.media`."""
     rows: list[int] = []
     embeddings: list[torch.Tensor] = []
     first_row = 0

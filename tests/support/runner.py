@@ -20,10 +20,10 @@ from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, Graph, graph_shapes
 from proa_engine.step.drafts import NgramDrafts
 from proa_engine.step.image_attention import attention_columns
-from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
+from proa_engine.step.media import EncodedMedia, MediaColumns, MediaEncodings
 from proa_engine.step.model_runner import ModelRunner
 from proa_engine.step.prompt_graphs import PromptGraphs, PromptShape
 from proa_engine.step.sampling import SamplingColumns
@@ -44,7 +44,7 @@ def make_batch(
     drafts: SpeculativeConfig | None = None,
     loras: LoraAdapters | None = None,
     images: ImageConfig | None = None,
-    encodings: ImageEncodings | None = None,
+    encodings: MediaEncodings | None = None,
     compute_logits: Callable[[Tensor], Tensor] | None = None,
     max_logprobs: int = 5,
 ) -> InputBatch:
@@ -61,7 +61,7 @@ def make_batch(
     if compute_logits is not None:
         features.append(PromptLogprobColumns(tables, compute_logits, max_logprobs))
     if images is not None:
-        features.append(ImageColumns(tables) if encodings is None else EncodedImages(tables, encodings))
+        features.append(MediaColumns(tables) if encodings is None else EncodedMedia(tables, encodings))
         features += attention_columns(tables, images)
     if drafts is not None:
         features.append(NgramDrafts(tables, drafts))
@@ -161,7 +161,7 @@ class RunnerHarness:
         parallel: ParallelContext | None = None,
         loras: LoraAdapters | None = None,
         images: ImageConfig | None = None,
-        encodings: ImageEncodings | None = None,
+        encodings: MediaEncodings | None = None,
     ) -> None:
         self.model = model or FakeModel()
         self.batch = make_batch(

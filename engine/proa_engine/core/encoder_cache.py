@@ -1,9 +1,12 @@
-"""EncoderCache: which encoded images the workers hold, and which images a step encodes and frees."""
+"""EncoderCache: which encoded images and audios the workers hold, and which ones a step encodes and frees.
+
+What is said of images here is true of audios that have tokens in the prompt.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proa.contract import Image
+from proa.contract import Audio, Image
 from proa_engine.core.types import EncoderInput
 
 
@@ -27,8 +30,8 @@ class EncoderCache:
     """
 
     def __init__(self, capacity: int = 0, step_budget: int = 0) -> None:
-        self.num_encoded = 0  # since start
-        self.num_hits = 0  # times that a request began to read an image that was encoded already
+        self.num_encoded: dict[type, int] = {Image: 0, Audio: 0}  # since start
+        self.num_hits: dict[type, int] = {Image: 0, Audio: 0}  # times that a request began to read an encoded one
         self._capacity = capacity
         self._step_budget = step_budget
         self._encodings: dict[bytes, _Encoding] = {}  # the least recently used first
@@ -41,7 +44,7 @@ class EncoderCache:
         self._num_input_tokens = 0
         self._is_full = False  # a request waits for room: those scheduled after it get none
 
-    def num_available(self, images: Sequence[Image]) -> int:
+    def num_available(self, images: Sequence[Image | Audio]) -> int:
         """Return how many of `images`, counted from the first, this step can read with the next request's tokens.
 
         If there is no room for an image, no request scheduled after this one gets room in this step. Otherwise a
@@ -65,7 +68,7 @@ class EncoderCache:
                 num_input_tokens += image.num_tokens
         return len(images)
 
-    def use(self, images: Sequence[Image], *, continues: bool) -> None:
+    def use(self, images: Sequence[Image | Audio], *, continues: bool) -> None:
         """Read available images in this step, and encode those that are not encoded yet. `continues`: the request has
         computed a part of the first one."""
         for image in images:
@@ -78,12 +81,12 @@ class EncoderCache:
                 self._touch_for_step(image.hash)
             encoding = self._encodings[image.hash]
             if encoding.is_encoded:
-                self.num_hits += index > 0 or not continues
+                self.num_hits[type(image)] += index > 0 or not continues
                 continue
             encoding.is_encoded = True
-            self.num_encoded += 1
+            self.num_encoded[type(image)] += 1
             self._num_input_tokens += image.num_tokens
-            self._inputs.append(EncoderInput(image.hash, image.height, image.width, image.pixels))
+            self._inputs.append(EncoderInput(image.hash, image.shape, image.data))
 
     def touch(self, image_hash: bytes) -> None:
         """Add a reference to an image, which keeps it until `free`."""

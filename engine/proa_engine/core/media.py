@@ -6,7 +6,7 @@ from dataclasses import replace
 from proa.contract import Audio, EngineCoreRequest, Image
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.kv.encoder_blocks import CrossAudio, EncoderBlocks
-from proa_engine.core.request_media import NO_MEDIA, RequestImages, RequestMedia
+from proa_engine.core.request_media import NO_MEDIA, PlacedMedia, RequestMedia
 
 
 class MediaStore:
@@ -101,5 +101,4 @@ class Media:
             (audio,) = completed
             assert isinstance(audio, Audio), "check_request lets no image pass"
             return self._cross.of(audio)
-        images = [each for each in completed if isinstance(each, Image)]
-        return RequestImages(images, self.cache, attends_within=self._attends_within)
+        return PlacedMedia(completed, self.cache, attends_within=self._attends_within)

@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from proa.contract import Image, media_keys
+from proa.contract import Audio, Image, media_keys
 from proa_engine.core.encoder_cache import EncoderCache
-from proa_engine.core.types import ImageSpan
+from proa_engine.core.types import MediaSpan
 
 Keys = tuple[bytes | str, ...]
 
@@ -21,8 +21,8 @@ class Computed(Protocol):
 class RequestMedia(Protocol):
     """Images or audio of one request."""
 
-    spans: Sequence[ImageSpan]  # of images, by ascending offset
-    held: bytes | None  # hash of the image of which a part is scheduled
+    spans: Sequence[MediaSpan]  # of what has tokens in the prompt, by ascending offset
+    held: bytes | None  # hash of the image or audio of which a part is scheduled
 
     def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
         """Return the extra keys of the hash of the block with the tokens `start` … `end` - 1: `keys`, the request's,
@@ -50,7 +50,7 @@ class RequestMedia(Protocol):
 class NoMedia:
     """`RequestMedia` of a request of tokens alone."""
 
-    spans: Sequence[ImageSpan] = ()
+    spans: Sequence[MediaSpan] = ()
     held: bytes | None = None
 
     def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
@@ -69,20 +69,20 @@ class NoMedia:
         pass
 
 
-class RequestImages:
-    """`RequestMedia` of the images of a prompt, by ascending offset and all with pixels. They are encoded in steps that
-    compute their tokens.
+class PlacedMedia:
+    """`RequestMedia` of the images and audios of a prompt, by ascending offset and all with pixels or samples. They are
+    encoded in steps that compute their tokens. What is said of images here is true of audios too.
 
     `attends_within`: the tokens of an image attend to the whole image, so one step must compute them.
     """
 
-    def __init__(self, images: Sequence[Image], cache: EncoderCache, *, attends_within: bool) -> None:
-        self.spans: Sequence[ImageSpan] = tuple(
-            ImageSpan(each.hash, each.offset, each.num_tokens, each.height, each.width) for each in images
+    def __init__(self, media: Sequence[Image | Audio], cache: EncoderCache, *, attends_within: bool) -> None:
+        self.spans: Sequence[MediaSpan] = tuple(
+            MediaSpan(each.hash, each.offset, each.num_tokens, each.shape) for each in media
         )
-        self.held: bytes | None = None  # hash of the image of which a part is scheduled
-        self._images = images
-        self._ends = [image.end for image in images]
+        self.held: bytes | None = None  # hash of the image or audio of which a part is scheduled
+        self._media = media
+        self._ends = [each.end for each in media]
         self._cache = cache
         self._attends_within = attends_within
 
@@ -131,12 +131,12 @@ class RequestImages:
             self._cache.free(self.held)
             self.held = None
 
-    def _touching(self, start: int, end: int) -> Sequence[Image]:
+    def _touching(self, start: int, end: int) -> Sequence[Image | Audio]:
         """Return the images that have tokens in `start` … `end` - 1."""
         first = last = bisect_right(self._ends, start)
-        while last < len(self._images) and self._images[last].offset < end:
+        while last < len(self._media) and self._media[last].offset < end:
             last += 1
-        return self._images[first:last]
+        return self._media[first:last]
 
 
 NO_MEDIA = NoMedia()

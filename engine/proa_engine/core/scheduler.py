@@ -6,7 +6,7 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa.contract import Audio, EngineCoreOutput, EngineCoreRequest, Image, SchedulerStats
 from proa_engine.core.admission.prefill import finish_cached
 from proa_engine.core.admission.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.admission.request_factory import RequestFactory
@@ -111,8 +111,10 @@ class Scheduler:
             spec_decode_num_planned=drafts.num_planned,
             spec_decode_num_matches=drafts.num_matches,
             num_forced_tokens=self._factory.forced.num_tokens,
-            num_encoded_images=self.encoder_cache.num_encoded,
-            num_encoder_hits=self.encoder_cache.num_hits,
+            num_encoded_images=self.encoder_cache.num_encoded[Image],
+            num_encoder_hits=self.encoder_cache.num_hits[Image],
+            num_encoded_audios=self.encoder_cache.num_encoded[Audio],
+            num_encoded_audio_hits=self.encoder_cache.num_hits[Audio],
         )
         self._manager.fill_stats(stats)
         return stats
@@ -287,7 +289,8 @@ class Scheduler:
         has_tokens = bool(plan.rows)
         notifies = has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
-        freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=has_tokens)
+        freed_media, encoder_inputs = self.encoder_cache.end_step(has_tokens=has_tokens)
+        audios = self._manager.encoder_blocks
         step = SchedulerOutput(
             step=self._num_steps + 1,
             new_requests=plan.new_requests,
@@ -298,9 +301,9 @@ class Scheduler:
             preempted_request_ids=preempted_ids,
             grammar_rows=plan.grammar_rows() if plan.constrained else [],
             states=states,
-            freed_images=freed_images,
+            freed_media=freed_media,
             encoder_inputs=encoder_inputs,
-            cross_inputs=self._manager.encoder_blocks.take_inputs(),
+            cross_inputs=audios.take_inputs() if audios.inputs else [],
             copies=copies,
         )
         self._num_steps += step.must_run

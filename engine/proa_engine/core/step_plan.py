@@ -74,7 +74,7 @@ class StepPlan:
             lora=request.lora.in_step,
             pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
-            images=request.media.spans,
+            media=request.media.spans,
             prompt_embeds=_uncomputed(request) if request.prompt_embeds else (),
             audio=_encoded(request) if request.encoded else NO_AUDIO,
         )

@@ -94,24 +94,22 @@ BASE_MODEL = LoraSlot(EMPTY_LORA, NO_LORA)  # of a request without an adapter
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSpan:
-    """Where an image stands in a request's tokens."""
+class MediaSpan:
+    """Where an image or an audio stands in a request's tokens."""
 
     hash: bytes
     offset: int
     num_tokens: int
-    height: int  # pixels
-    width: int
+    shape: tuple[int, ...]  # as in `EncoderInput`
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """An image that a step encodes."""
+    """An image or an audio that a step encodes."""
 
     hash: bytes
-    height: int
-    width: int
-    pixels: bytes  # uint8 RGB, row by row
+    shape: tuple[int, ...]  # height, width and 3 of an image, in pixels; the number of samples of an audio
+    data: bytes  # uint8 RGB, row by row; little-endian float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ class NewRequestData:
     lora: LoraSlot = BASE_MODEL
     pooling_params: PoolingParams | None = None  # if set, no step samples a token for the request
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
-    images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more
+    media: Sequence[MediaSpan] = ()  # by ascending offset, also those that no step computes any more
     prompt_embeds: Sequence[PromptEmbeds] = ()  # by ascending offset, of tokens that are not computed
     audio: EncodedAudio = NO_AUDIO  # that every token reads by cross-attention
 
@@ -234,9 +232,9 @@ class SchedulerOutput:
     grammar_rows: list[int] = field(default_factory=list)
     # By request id; empty without recurrent layers.
     states: Mapping[str, StateSteps] = field(default_factory=lambda: NO_STATES)
-    # Before the forward pass the workers forget what they have encoded of `freed_images`, then encode `encoder_inputs`.
-    # They then have every image that the step's tokens touch. An image that is encoded again may be in both.
-    freed_images: list[bytes] = field(default_factory=list)  # hashes
+    # Before the forward pass the workers forget what they have encoded of `freed_media`, then encode `encoder_inputs`.
+    # They then have every image and audio that the step's tokens touch. One that is encoded again may be in both.
+    freed_media: list[bytes] = field(default_factory=list)  # hashes
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
     cross_inputs: list[CrossInput] = field(default_factory=list)  # likewise encoded before the forward pass
     copies: Copies = field(default_factory=lambda: NO_COPIES)

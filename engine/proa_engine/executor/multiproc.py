@@ -40,7 +40,7 @@ from proa_engine.memory.kv_cache import check_ranks, smallest
 from proa_engine.mover.messages import FromCore
 from proa_engine.ranks import distributed, wire
 from proa_engine.ranks.spawn import spawn
-from proa_engine.step.images import for_rank
+from proa_engine.step.media import for_rank
 from proa_engine.step.step_inputs import StepInputs
 from proa_engine.worker.compile_pool import CompilePool, start_compile_pool
 

@@ -83,7 +83,7 @@ class AttentionMetadata:
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
     states: StateRows | None = None  # set if the model has recurrent layers
     token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
-    images: EmbeddedRows | None = None  # what `ImageEncoder` made of the tokens that stand for images
+    media: EmbeddedRows | None = None  # what encoders made of the tokens that stand for images and audios
     prompt_embeds: EmbeddedRows | None = None  # of tokens whose embeddings came with the request
     audio: AudioRows | None = None  # set if the model has cross-attention
     # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,

@@ -12,7 +12,7 @@ from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.memory.cache_plan import CachePlan
 from proa_engine.memory.host import HostMemory
 from proa_engine.memory.requirements import gib
-from proa_engine.models.audio_config import AudioConfig
+from proa_engine.models.audio_config import AudioConfig, placed
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.image_config import ImageConfig
 
@@ -310,14 +310,19 @@ def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
     return rows * image_input.unit, num_tokens // rows * image_input.unit
 
 
-def encoder_cache_bytes(config: EngineConfig, images: ImageConfig | None, dtype_bytes: int) -> int:
-    """Return the bytes of the encoded images that are kept, on each rank."""
-    return 0 if images is None else config.num_encoder_cache_tokens(images.input) * images.embedding_width * dtype_bytes
+def encoder_cache_bytes(
+    config: EngineConfig, images: ImageConfig | None, dtype_bytes: int, audios: AudioConfig | None = None
+) -> int:
+    """Return the bytes of the encoded images and audios that are kept, on each rank."""
+    kinds = placed(images, audios)
+    num_tokens = config.num_encoder_cache_tokens(*(each.input for each in kinds))
+    return num_tokens * max((each.embedding_width for each in kinds), default=0) * dtype_bytes
 
 
-def cpu_audio_bytes(audios: AudioConfig | None, dtype_bytes: int) -> int:
-    """Estimate the bytes of encoding the longest audio."""
-    return audios.input.max_tokens * audios.token_values * dtype_bytes if audios else 0
+def cpu_audio_bytes(config: EngineConfig, audios: AudioConfig | None, dtype_bytes: int) -> int:
+    """Estimate the bytes of the encoded audios that are kept, and of encoding the longest one."""
+    most = audios.input.max_tokens * audios.token_values * dtype_bytes if audios else 0
+    return most + encoder_cache_bytes(config, None, dtype_bytes, audios)
 
 
 def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, max_model_len: int, dtype_bytes: int) -> int:

@@ -56,7 +56,7 @@ class ImageEncoder(Protocol):
 
 @runtime_checkable
 class ImageReader(Protocol):
-    """A `CausalLM` that reads images: it puts `AttentionMetadata.images` in the place of its tokens' embeddings.
+    """A `CausalLM` that reads images: it puts `AttentionMetadata.media` in the place of its tokens' embeddings.
 
     `parameters` yields the encoder's weights too.
     """
@@ -78,12 +78,18 @@ class AudioEncoder(Protocol):
 
 @runtime_checkable
 class AudioReader(Protocol):
-    """A `CausalLM` whose tokens read an audio by cross-attention (`AttentionMetadata.audio`).
+    """A `CausalLM` that reads audio: it puts `AttentionMetadata.media` in the place of its tokens' embeddings, unless
+    it is a `CrossReader`.
 
     `parameters` yields the encoder's weights too.
     """
 
     audio_encoder: AudioEncoder
+
+
+@runtime_checkable
+class CrossReader(AudioReader, Protocol):
+    """A `CausalLM` whose tokens read an audio by cross-attention (`AttentionMetadata.audio`)."""
 
     def write_audio(self, encoded: torch.Tensor, caches: Sequence[LayerCache], slot_mapping: torch.Tensor, /) -> None:
         """Write what the cross-attention layers keep of an audio, encoded [N, width], to the slots [N] int64."""

@@ -12,11 +12,11 @@ from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.norm import LayerNormOptions, NormOptions
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import LinearMethod, Weights
-from proa_engine.models.audio_config import AudioConfig, AudioEncoderOptions, AudioFiles
+from proa_engine.models.audio_config import AudioConfig, AudioEncoderOptions
 from proa_engine.models.base import CausalLM
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
-from proa_engine.models.image_files import ImageFiles
+from proa_engine.models.image_files import AudioFiles, ImageFiles
 from proa_engine.models.pooling_config import (
     PoolingConfig,
 )

@@ -199,6 +199,6 @@ class ImageReadingDecoder(DecoderForCausalLM):
         self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, AttentionStep]:
         x, step = super().begin(inputs, positions, metadata)
-        if metadata.images is not None:
-            x.index_copy_(0, metadata.images.rows, metadata.images.embeddings[:, : x.shape[1]])
+        if metadata.media is not None:
+            x.index_copy_(0, metadata.media.rows, metadata.media.embeddings[:, : x.shape[1]])
         return x, step

@@ -1,4 +1,4 @@
-"""ImageFiles: what a model's folder says of images besides config.json."""
+"""ImageFiles and AudioFiles: what a model's folder says of images, and of audio, besides config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class ImageFiles:
     def from_folder(cls, folder: Path) -> "ImageFiles":
         """Read processor_config.json or preprocessor_config.json, and the added tokens of the tokenizer."""
         processor = (read_json(folder / "processor_config.json") or {}).get("image_processor")
-        return cls(processor or read_json(folder / "preprocessor_config.json") or {}, _added_tokens(folder))
+        return cls(processor or read_json(folder / "preprocessor_config.json") or {}, added_tokens(folder))
 
     def pixel_scaling(self, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScaling:
         """`mean` and `std` count where the processor's file has none. Raises ValueError, naming the field, for a
@@ -33,7 +33,23 @@ class ImageFiles:
         )
 
 
-def _added_tokens(folder: Path) -> dict[int, str]:
+@dataclass(frozen=True, slots=True)
+class AudioFiles:
+    """What a model's folder says of audio besides config.json."""
+
+    extractor: Mapping[str, Any] = field(default_factory=dict)  # fields of the feature extractor; empty: no such file
+    generation: Mapping[str, Any] = field(default_factory=dict)  # fields of generation_config.json
+    tokens: Mapping[int, str] = field(default_factory=dict)  # texts of added tokens, as far as they are known
+
+    @classmethod
+    def from_folder(cls, folder: Path, generation: Mapping[str, Any]) -> "AudioFiles":
+        """Read processor_config.json or preprocessor_config.json."""
+        extractor = (read_json(folder / "processor_config.json") or {}).get("feature_extractor")
+        extractor = extractor or read_json(folder / "preprocessor_config.json") or {}
+        return cls(extractor, generation, added_tokens(folder))
+
+
+def added_tokens(folder: Path) -> dict[int, str]:
     try:
         added = (read_json(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")
         if added:

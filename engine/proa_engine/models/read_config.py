@@ -15,11 +15,11 @@ import torch
 
 from proa.contract import PoolingTask
 from proa_engine.config import EngineConfig
-from proa_engine.models.audio_config import AudioEncoderOptions, AudioFiles
+from proa_engine.models.audio_config import AudioEncoderOptions
 from proa_engine.models.config import AudioModelClass, ImageModelClass, ModelClass, ModelConfig
 from proa_engine.models.generation_config import generation_folder
 from proa_engine.models.image_config import ImageEncoderOptions
-from proa_engine.models.image_files import ImageFiles
+from proa_engine.models.image_files import AudioFiles, ImageFiles
 from proa_engine.models.pooling_config import (
     EmbeddingModules,
     PoolingConfig,
@@ -103,7 +103,8 @@ def from_folder(
         config = config | {"architectures": [COLBERT_ENCODER]}
         modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
     files = None if language_model_only or not config.get("vision_config") else ImageFiles.from_folder(Path(folder))
-    audio_files = None if language_model_only else AudioFiles.from_folder(Path(folder), generation)
+    reads_audio = not language_model_only and not {"audio_config", "num_mel_bins"}.isdisjoint(config)
+    audio_files = AudioFiles.from_folder(Path(folder), generation) if reads_audio else None
     read = from_dicts(config, generation, quantization, runner, modules, files, audio_files)
     if read.image_encoder is not None:
         names = tensor_names(Path(folder))
@@ -163,7 +164,7 @@ def from_dicts(
         decoder=decoder,
         eos_token_ids=_eos_token_ids(fields, generation),
         torch_dtype=TORCH_DTYPES[stored_dtype(fields)],
-        is_text_part="text_config" in config and encoder is None,
+        is_text_part="text_config" in config and not (encoder or audio_encoder),
         num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
         linear_method=linear_method(stored_as, fields.get("quantization_config")),
         multiplies_8_bits=stored_as.multiplies_8_bits,

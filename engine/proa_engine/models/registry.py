@@ -40,6 +40,7 @@ MODULES = {
     "Olmo3ForCausalLM": "olmo",
     "OlmoeForCausalLM": "olmo",
     "Phi3ForCausalLM": "llama",
+    "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "Qwen2ForCausalLM": "qwen",
     "Qwen2MoeForCausalLM": "qwen",
     "Qwen3ForCausalLM": "qwen",

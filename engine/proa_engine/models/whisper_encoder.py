@@ -13,12 +13,16 @@ from proa_engine.layers.vision import Dense, attend
 from proa_engine.layers.weights import Weights
 from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.decoder import tensors_of
+from proa_engine.models.fields import Fields, require
+from proa_engine.models.image_files import AudioFiles
 from proa_engine.models.log_mel import LogMel
 
 KERNEL = 3
 CONVOLUTIONS = (AudioLayer(kernel=KERNEL, stride=1, padding=1), AudioLayer(kernel=KERNEL, stride=2, padding=1))
 
 _EPS = 1e-5
+# Where a folder has no file of a feature extractor, or one without the field: those of `transformers`.
+_EXTRACTOR = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000  # as in transformers
 
 
@@ -48,11 +52,11 @@ class WhisperEncoderOptions:
 
 
 class WhisperEncoder:
-    """An `AudioEncoder`. Audio is padded with zeros to a multiple of `AudioInput.pad_to` samples."""
+    """An `AudioEncoder`. `weights` are its own. Audio is padded with zeros to the longest that it can encode."""
 
     def __init__(self, weights: Weights, options: WhisperEncoderOptions) -> None:
         size, audio = options.hidden_size, options.input
-        self.pad_to = audio.pad_to
+        self.num_samples = options.num_positions * CONVOLUTIONS[1].stride * audio.hop
         self.first = _Convolution(weights / "conv1", options.num_bands, size, CONVOLUTIONS[0])
         self.second = _Convolution(weights / "conv2", size, size, CONVOLUTIONS[1])
         self.positions = (weights / "embed_positions").take("weight", (options.num_positions, size))
@@ -68,13 +72,19 @@ class WhisperEncoder:
 
     def __call__(self, samples: torch.Tensor) -> torch.Tensor:
         """samples [n] float32 -> [tokens, hidden_size]"""
-        padded = F.pad(samples, (0, -samples.shape[0] % self.pad_to))
+        return self.norm(self.transform(self.embed(samples)))
+
+    def embed(self, samples: torch.Tensor) -> torch.Tensor:
+        """samples [n] float32 -> [positions, hidden_size], those of the padding too"""
+        padded = F.pad(samples, (0, self.num_samples - samples.shape[0]))
         features = self.log_mel(padded).to(self.positions.dtype)
-        x = F.gelu(self.second(F.gelu(self.first(features)))).t()
-        x = x + self.positions[: x.shape[0]]
+        return F.gelu(self.second(F.gelu(self.first(features)))).t() + self.positions
+
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        """x [positions, hidden_size] -> the same shape, before the last norm"""
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x)
+        return x
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return tensors_of(self)
@@ -111,3 +121,11 @@ class _Layer:
         x = x + self.output(attend(*heads))
         x = x + self.down(F.gelu(self.up(self.mlp_norm(x))))
         return x.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if x.dtype == torch.float16 else x
+
+
+def read_extractor(files: AudioFiles, num_bands: int) -> Fields:
+    """The fields of the feature extractor. Raises ValueError, naming the field, for what is not supported."""
+    extractor = {**_EXTRACTOR, **files.extractor}
+    require(extractor, "dither", (0, 0.0))
+    require(extractor, "feature_size", (num_bands,))
+    return extractor

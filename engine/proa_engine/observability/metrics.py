@@ -298,9 +298,9 @@ class EngineMetrics:
         yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
         text = "Images of requests that were found encoded."
         yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
-        text = "Audios encoded into the KV cache, for cross-attention."
+        text = "Audios encoded, for tokens in prompts or for cross-attention."
         yield counter("proa_engine_encoded_audios", text, self._labels, stats.num_encoded_audios)
-        text = "Requests whose audio was found encoded in the KV cache, when they started or resumed."
+        text = "Audios of requests that were found encoded."
         yield counter("proa_engine_encoded_audio_hits", text, self._labels, stats.num_encoded_audio_hits)
 
     def _prompt_sources(self) -> CounterByLabel:

@@ -7,13 +7,13 @@ import base64
 import binascii
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeGuard
 
 from proa.contract import Audio, AudioInput, EmbeddingType, Image, ImageInput, PromptEmbeds
 from proa.image.limits import ImageLimits
-from proa.image.placeholders import expand_placeholders, place_images
+from proa.image.placeholders import expand_placeholders, place_media
 from proa_engine.offline.audio import audios_of, prepare_audios
 from proa_engine.tokenizer import ChatOptions, Tokenizer
 
@@ -69,8 +69,8 @@ def prepare(images: Sequence[object], image_input: ImageInput) -> list[Image]:
 
 
 def expand_token_ids(token_ids: Sequence[int], num_tokens: Sequence[int], image_token_id: int) -> list[int]:
-    """`token_ids` with each image's token as often as it has tokens, if it is there once for each image; else as they
-    are."""
+    """`token_ids` with each image's, or each audio's, token as often as it has tokens, if it is there once for each;
+    else as they are."""
     if token_ids.count(image_token_id) != len(num_tokens):
         return list(token_ids)
     counts = iter(num_tokens)
@@ -168,6 +168,8 @@ class PromptTokenizer:
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
         images, audios = media_of(prompt) if isinstance(prompt, Mapping) else ([], [])
         if audios:
+            if images:
+                raise ValueError("a prompt can have images or audios, got both")
             return self._with_audios(prompt, content, audios)
         if isinstance(content, str):
             return self._tokenize_text(content, images)
@@ -179,19 +181,28 @@ class PromptTokenizer:
         model = self._required_input(images)
         prepared = prepare(images, model)
         token_ids = expand_token_ids(content, [image.num_tokens for image in prepared], model.token_id)
-        return TokenizedPrompt(None, token_ids, place_images(token_ids, prepared, model))
+        return TokenizedPrompt(None, token_ids, place_media(token_ids, prepared, model))
 
     def _with_audios(self, prompt: Prompt, content: object, audios: Sequence[object]) -> TokenizedPrompt:
-        """A prompt of a model whose tokens all read one audio: text has the special tokens that the model begins with,
-        and no others are added."""
+        """Text for a model whose tokens all read one audio has the special tokens that the model begins with, and no
+        others are added. Other prompts have a placeholder for each audio."""
         if not self._audio_input:
             raise ValueError("the model reads no audio")
-        prepared = prepare_audios(audios, self._audio_input)
+        model, prepared = self._audio_input, prepare_audios(audios, self._audio_input)
+        counts = [audio.num_tokens for audio in prepared]
         if are_token_ids(content):
-            return TokenizedPrompt(None, list(content), audios=prepared)
-        if not isinstance(content, str):
+            token_ids = list(content) if model.cross_attention else expand_token_ids(content, counts, model.token_id)
+            text = None
+        elif isinstance(content, str):
+            expanded = text = content
+            if not model.cross_attention:
+                expanded = expand_placeholders(content, counts, model)
+            token_ids = self._tokenize_text(expanded, [], add_special_tokens=not model.cross_attention).token_ids
+        else:
             raise ValueError(f"a prompt must have prompt or prompt_token_ids, got {reprlib.repr(prompt)}")
-        return replace(self._tokenize_text(content, [], add_special_tokens=False), audios=prepared)
+        if not model.cross_attention:
+            prepared = place_media(token_ids, prepared, model)
+        return TokenizedPrompt(text, token_ids, audios=prepared)
 
     def tokenize_chat(self, messages: Sequence[Message], options: ChatOptions) -> TokenizedPrompt:
         """The prompt of a conversation. Raises `ValueError` if the model has no tokenizer, as `Tokenizer.render_chat`,
@@ -212,7 +223,7 @@ class PromptTokenizer:
         prepared = prepare(images, model)
         expanded = expand_placeholders(text, [image.num_tokens for image in prepared], model)
         token_ids = self._tokenizer.encode(expanded, add_special_tokens=add_special_tokens)
-        return TokenizedPrompt(text, token_ids, place_images(token_ids, prepared, model))
+        return TokenizedPrompt(text, token_ids, place_media(token_ids, prepared, model))
 
     def _required_input(self, images: Sequence[object]) -> ImageInput:
         """How the model reads `images`."""

@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proa.contract.audio import SAMPLE_BYTES
 from proa_engine.core.types import CrossInput, NewRequestData
 from proa_engine.layers.attention_metadata import AudioRows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.audio_config import AudioConfig
-from proa_engine.models.base import AudioReader
+from proa_engine.models.base import CrossReader
 from proa_engine.step.columns import Columns, ForwardInputs, Rows, StepLayout, StepPart
 from proa_engine.step.decode_graphs import GraphShape
-from proa_engine.step.images import encoding_rank
+from proa_engine.step.media import encoding_rank, to_device
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
 
@@ -29,7 +30,7 @@ class AudioWriter:
 
     def __init__(
         self,
-        model: AudioReader,
+        model: CrossReader,
         config: AudioConfig,
         caches: Sequence[LayerCache],
         block_size: int,
@@ -63,12 +64,7 @@ class AudioWriter:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _samples(self, audio: CrossInput) -> Tensor:
-        """Copy the samples to the device, [n] float32, without waiting: pinned memory is not reused before it is
-        copied."""
-        values = np.frombuffer(audio.samples, "<f4")
-        samples = torch.empty(values.size, pin_memory=self._device.type == "cuda")
-        samples.numpy()[:] = values
-        return samples.to(self._device, non_blocking=True)
+        return to_device(audio.samples, (len(audio.samples) // SAMPLE_BYTES,), torch.float32, self._device)
 
     def _slots(self, audio: CrossInput) -> Tensor:
         """The slots of the audio's tokens, [num_tokens] int64."""

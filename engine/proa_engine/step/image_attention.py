@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from proa_engine.core.types import ImageSpan, NewRequestData
+from proa_engine.core.types import MediaSpan, NewRequestData
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.columns import Columns, ForwardInputs, Rows
-from proa_engine.step.images import ImageColumns, end_of
+from proa_engine.step.media import MediaColumns, end_of
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import IntArray, Packer
 
@@ -35,7 +35,7 @@ class ImageEnds:
         forward.metadata.ends = arrays[self.index].int()
 
 
-class AttendedImages(ImageColumns):
+class AttendedImages(MediaColumns):
     """Images whose tokens attend to all of the image."""
 
     def lay_out(self, rows: Rows, packer: Packer) -> ImageEnds | None:
@@ -53,11 +53,11 @@ class AttendedImages(ImageColumns):
 class ImagePositions:
     """The images of a request and the positions of its tokens."""
 
-    spans: Sequence[ImageSpan]  # by ascending offset
+    spans: Sequence[MediaSpan]  # by ascending offset
     positions: IntArray  # [3, end]: of the tokens up to the last image's end
 
     @classmethod
-    def of(cls, images: Sequence[ImageSpan], unit: int) -> "ImagePositions":
+    def of(cls, images: Sequence[MediaSpan], unit: int) -> "ImagePositions":
         return cls(images, three_positions(images, unit)) if images else TEXT
 
     @property
@@ -78,7 +78,7 @@ class ImagePositions:
 TEXT = ImagePositions((), np.zeros((3, 0), np.int64))  # a request without images
 
 
-def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
+def three_positions(images: Sequence[MediaSpan], unit: int) -> IntArray:
     """Return time, row and column of the tokens up to the last image's end, [3, end].
 
     For text all three increase by one with each token. The tokens of an image have the coordinates of their squares of
@@ -91,7 +91,7 @@ def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
         num_before = image.offset - place
         parts.append(np.broadcast_to(np.arange(position, position + num_before), (3, num_before)))
         position += num_before
-        height, width = image.height // unit, image.width // unit
+        height, width = image.shape[0] // unit, image.shape[1] // unit
         rows, columns = np.divmod(np.arange(image.num_tokens), width)
         parts.append(position + np.stack((np.zeros_like(rows), rows, columns)))
         position += max(height, width)
@@ -112,7 +112,7 @@ class PositionOffsets:
         forward.positions = forward.positions + arrays[self.index].view(3, -1)
 
 
-class PositionColumns(ImageColumns):
+class PositionColumns(MediaColumns):
     """The positions of the slots' tokens, for models with three positions a token."""
 
     def __init__(self, tables: SlotTables, deltas: Tensor, unit: int) -> None:
@@ -124,7 +124,7 @@ class PositionColumns(ImageColumns):
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         super().add(request, slot, edits)
-        positions = self._positions[slot] = ImagePositions.of(request.images, self._unit)
+        positions = self._positions[slot] = ImagePositions.of(request.media, self._unit)
         edits.write(self._deltas, (slot,), (positions.delta,))
 
     def remove(self, slot: int) -> None:
@@ -134,7 +134,7 @@ class PositionColumns(ImageColumns):
     def lay_out(self, rows: Rows, packer: Packer) -> PositionOffsets | None:
         """Return the offsets of the step's tokens; None if no row's request has images."""
         slots = rows.slots.tolist()
-        if self._images.keys().isdisjoint(slots):
+        if self._media.keys().isdisjoint(slots):
             return None
         places = rows.token_positions()
         offsets = np.zeros((3, places.size), np.int64)

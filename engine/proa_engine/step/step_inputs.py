@@ -221,6 +221,6 @@ def _continues(scheduler_output: SchedulerOutput, request_ids: list[str]) -> boo
         or scheduler_output.finished_request_ids
         or scheduler_output.preempted_request_ids
         or scheduler_output.states
-        or scheduler_output.freed_images
+        or scheduler_output.freed_media
         or scheduler_output.encoder_inputs
     )

@@ -11,7 +11,7 @@ from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
 from proa_engine.memory.kv_cache import CacheSizes, num_kept_tokens, num_parameters
-from proa_engine.models.base import AudioReader, CausalLM, ImageReader, move_weights
+from proa_engine.models.base import AudioReader, CausalLM, CrossReader, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
 from proa_engine.models.pooling_heads import PoolingHeads
@@ -24,10 +24,19 @@ from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
 from proa_engine.step.drafts import NgramDrafts
 from proa_engine.step.hidden_drafts import HiddenDrafts
 from proa_engine.step.image_attention import attention_columns
-from proa_engine.step.images import EncodedImages, ImageColumns, ImageEncodings
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
 from proa_engine.step.loras import LoraAdapters, LoraColumns
+from proa_engine.step.media import (
+    AUDIO_DIMS,
+    IMAGE_DIMS,
+    EncodedMedia,
+    MediaColumns,
+    MediaEncoder,
+    MediaEncodings,
+    PixelEncoder,
+    SampleEncoder,
+)
 from proa_engine.step.model_runner import ModelRunner, WholeModel
 from proa_engine.step.pipeline import StageIO, make_stage_io
 from proa_engine.step.pooling import PoolingColumns
@@ -156,18 +165,16 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
     features: list[Columns] = [PromptLogprobColumns(tables, model.compute_logits, max_logprobs)]
     if model_config.pooling.kinds:
         features.append(PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size))
+    encoders = _encoders(model, model_config)
+    if encoders and model_config.stage.is_first:
+        encodings = MediaEncodings(encoders, placement.dtype, placement.device, placement.parallel)
+        features.append(EncodedMedia(tables, encodings))
+    elif images is not None:
+        features.append(MediaColumns(tables))
     if images is not None:
-        if model_config.stage.is_first:
-            assert isinstance(model, ImageReader)
-            encodings = ImageEncodings(
-                model.image_encoder, images, placement.dtype, placement.device, placement.parallel
-            )
-            features.append(EncodedImages(tables, encodings))
-        else:
-            features.append(ImageColumns(tables))
         features += attention_columns(tables, images)
-    if model_config.audios:
-        assert isinstance(model, AudioReader)
+    if model_config.audios and model_config.audios.input.cross_attention:
+        assert isinstance(model, CrossReader)
         writer = AudioWriter(
             model,
             model_config.audios,
@@ -200,3 +207,14 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
     if loaded.loras is not None:
         features.append(LoraColumns(tables, loaded.loras))
     return InputBatch(tables, sampling, features)
+
+
+def _encoders(model: CausalLM, config: ModelConfig) -> dict[int, MediaEncoder]:
+    """The encoders of what has tokens in prompts, as `MediaEncodings` takes them."""
+    encoders: dict[int, MediaEncoder] = {}
+    if config.images and isinstance(model, ImageReader):
+        encoders[IMAGE_DIMS] = PixelEncoder(model.image_encoder, config.images)
+    if config.audios and not config.audios.input.cross_attention:
+        assert isinstance(model, AudioReader)
+        encoders[AUDIO_DIMS] = SampleEncoder(model.audio_encoder, config.audios)
+    return encoders

@@ -42,7 +42,7 @@ def sizes_that_fit(
     """
     config, model, itemsize = plan.config, loaded.config, plan.placement.dtype.itemsize
     if plan.placement.device.type == "cuda":
-        images = kv_cache.encoder_cache_bytes(config, model.images, itemsize)
+        images = kv_cache.encoder_cache_bytes(config, model.images, itemsize, model.audios)
         num_bytes = _gpu_bytes(plan, loaded, run_largest, images, log)
         return kv_cache.gpu_sizes(num_bytes, config, plan.caches, max_model_len)
     budget = kv_cache.cpu_budget(
@@ -51,7 +51,7 @@ def sizes_that_fit(
         ranks_here=ranks_here,
         workspace=kv_cache.cpu_workspace(config, model, itemsize)
         + kv_cache.cpu_encoder_bytes(config, model.images, max_model_len, itemsize)
-        + kv_cache.cpu_audio_bytes(model.audios, itemsize)
+        + kv_cache.cpu_audio_bytes(config, model.audios, itemsize)
         + kv_cache.host_bytes(config),
     )
     return kv_cache.cpu_sizes(budget, config, plan.caches, max_model_len)

@@ -26,7 +26,7 @@ from proa_engine.step import token_rules
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,
-    IMAGE_HASH,
+    MEDIA_HASH,
     audio_step,
     context_step,
     decode_step,
@@ -208,20 +208,27 @@ class WarmUp:
         """Return an upper bound of the seconds in which one step's audios are encoded; 0.0 if the model reads none."""
         if not self._audios:
             return 0.0
-        step = audio_step(self._audios.input, self._groups, self._simplest)
-        seconds = self._run(step)
-        self._runner.prepare_inputs(finish_step(list(step.num_scheduled_tokens)))
-        return seconds * max(self._max_num_batched_tokens // self._groups.cross_tokens, 1)
+        audio_input = self._audios.input
+        seconds = self._run_encoding(audio_step(audio_input, self._groups, self._most_tokens, self._simplest))
+        return seconds * max(self._max_num_batched_tokens // audio_input.max_tokens, 1)
 
     def _run_image(self, height: int, width: int) -> float:
         """Run a step with an image of this size in pixels. Returns seconds."""
         assert self._images is not None
-        most = min(self._max_num_batched_tokens, self._max_model_len - 1)
-        step = image_step(height, width, self._images.input, self._groups, most, self._simplest)
+        most = self._most_tokens
+        return self._run_encoding(image_step(height, width, self._images.input, self._groups, most, self._simplest))
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of the longest prompt that one step computes."""
+        return min(self._max_num_batched_tokens, self._max_model_len - 1)
+
+    def _run_encoding(self, step: SchedulerOutput) -> float:
+        """Run a step that encodes something, and one that frees it. Returns seconds of the first."""
         seconds = self._run(step)
         request_ids = list(step.num_scheduled_tokens)
         self._runner.prepare_inputs(finish_step(request_ids))
-        self._run(replace(self._prefill_step([1], self._simplest), freed_images=[IMAGE_HASH]))
+        self._run(replace(self._prefill_step([1], self._simplest), freed_media=[MEDIA_HASH]))
         self._runner.prepare_inputs(finish_step(request_ids))
         return seconds
 

@@ -13,8 +13,8 @@ from proa_engine.core.types import (
     CrossInput,
     EncodedAudio,
     EncoderInput,
-    ImageSpan,
     LoraSlot,
+    MediaSpan,
     NewRequestData,
     SchedulerOutput,
     StateSteps,
@@ -23,7 +23,7 @@ from proa_engine.models.pooling_config import PoolingConfig
 
 GREEDY = SamplingParams(temperature=0.0)
 FIRST_TOKENS = 16  # of a short prompt
-IMAGE_HASH = b"warm-up"
+MEDIA_HASH = b"warm-up"
 
 
 def pooling_examples(config: PoolingConfig) -> list[PoolingParams]:
@@ -92,17 +92,27 @@ def image_step(
     step = prefill_step([min(num_tokens, most_tokens)], groups, params)
     new = step.new_requests
     if num_tokens <= most_tokens:
-        new = [replace(new[0], images=(ImageSpan(IMAGE_HASH, 0, num_tokens, height, width),))]
+        new = [replace(new[0], media=(MediaSpan(MEDIA_HASH, 0, num_tokens, (height, width, 3)),))]
     pixels = bytes(height * width * 3)
-    return replace(step, new_requests=new, encoder_inputs=[EncoderInput(IMAGE_HASH, height, width, pixels)])
+    return replace(step, new_requests=new, encoder_inputs=[EncoderInput(MEDIA_HASH, (height, width, 3), pixels)])
 
 
-def audio_step(audio_input: AudioInput, groups: CacheGroups, params: SamplingParams | PoolingParams) -> SchedulerOutput:
-    """Return a step that encodes the longest audio, for a new prompt of one token."""
-    step = prefill_step([1], groups, params)
-    audio = step.new_requests[0].audio
-    samples = bytes(audio_input.max_samples * SAMPLE_BYTES)
-    return replace(step, cross_inputs=[CrossInput(list(audio.block_ids), audio.num_tokens, samples)])
+def audio_step(
+    audio_input: AudioInput, groups: CacheGroups, most_tokens: int, params: SamplingParams | PoolingParams
+) -> SchedulerOutput:
+    """Return a step that encodes the longest audio, for a prompt of one token that reads it, or as `image_step` for a
+    prompt of its tokens."""
+    samples, shape = bytes(audio_input.max_samples * SAMPLE_BYTES), (audio_input.max_samples,)
+    if audio_input.cross_attention:
+        step = prefill_step([1], groups, params)
+        audio = step.new_requests[0].audio
+        return replace(step, cross_inputs=[CrossInput(list(audio.block_ids), audio.num_tokens, samples)])
+    num_tokens = audio_input.max_tokens
+    step = prefill_step([min(num_tokens, most_tokens)], groups, params)
+    new = step.new_requests
+    if num_tokens <= most_tokens:
+        new = [replace(new[0], media=(MediaSpan(MEDIA_HASH, 0, num_tokens, shape),))]
+    return replace(step, new_requests=new, encoder_inputs=[EncoderInput(MEDIA_HASH, shape, samples)])
 
 
 def first_pooled_steps(groups: CacheGroups, pooling: PoolingConfig, *, max_num_tokens: int) -> list[SchedulerOutput]:

@@ -21,7 +21,7 @@ def test_an_image_is_encoded_once_and_found_after_that() -> None:
     cache = EncoderCache(8, 8)
     assert step(cache, A) == ([], [A.hash])
     assert step(cache, A) == ([], [])
-    assert (cache.num_encoded, cache.num_hits) == (1, 1)
+    assert (cache.num_encoded[Image], cache.num_hits[Image]) == (1, 1)
 
 
 def test_two_requests_with_the_same_image_in_one_step_encode_it_once() -> None:

@@ -38,7 +38,7 @@ def encoded(run: CoreRun) -> list[list[bytes]]:
 
 
 def freed(run: CoreRun) -> list[bytes]:
-    return [image_hash for plan in run.executor.plans for image_hash in plan.freed_images]
+    return [image_hash for plan in run.executor.plans for image_hash in plan.freed_media]
 
 
 def num_tokens(run: CoreRun, request_id: str) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from proa_engine.core.types import ImageSpan
+from proa_engine.core.types import MediaSpan
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
@@ -53,7 +53,7 @@ def load(folder: Path) -> Any:
 
 def sequence_of(model: ImageReader, images: Sequence[torch.Tensor]) -> CachedSequence:
     token_ids, offsets = prompt(len(images))
-    spans = [ImageSpan(b"", offset, NUM_TOKENS, SIDE, SIDE) for offset in offsets]
+    spans = [MediaSpan(b"", offset, NUM_TOKENS, (SIDE, SIDE, 3)) for offset in offsets]
     encoded = [EncodedImage(span, model.image_encoder(pixels)) for span, pixels in zip(spans, images, strict=True)]
     return CachedSequence(token_ids, images=encoded)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from proa_engine.core.types import ImageSpan
+from proa_engine.core.types import MediaSpan
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import ImageReader
@@ -61,7 +61,7 @@ def sequence_of(model: ImageReader, images: Sequence[torch.Tensor]) -> CachedSeq
     for pixels, offset in zip(images, offsets, strict=True):
         embeddings = model.image_encoder(pixels)
         height, width, _ = pixels.shape
-        encoded.append(EncodedImage(ImageSpan(b"", offset, len(embeddings), height, width), embeddings))
+        encoded.append(EncodedImage(MediaSpan(b"", offset, len(embeddings), (height, width, 3)), embeddings))
     return CachedSequence(token_ids, images=encoded)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from proa.contract import Image
 from proa.image.limits import hash_image
-from proa.image.placeholders import expand_placeholders, place_images
+from proa.image.placeholders import expand_placeholders, place_media
 from support.image_files import KEEPS_SHAPE, SQUARE
 
 IMAGE = KEEPS_SHAPE.token_id
@@ -37,28 +37,28 @@ def test_each_image_needs_a_placeholder(num_tokens: tuple[int, ...]) -> None:
 
 def test_images_get_the_offsets_of_their_tokens() -> None:
     token_ids = [1, IMAGE, IMAGE, 2, IMAGE, 3]
-    first, second = place_images(token_ids, [prepared(2), prepared(1)], KEEPS_SHAPE)
+    first, second = place_media(token_ids, [prepared(2), prepared(1)], KEEPS_SHAPE)
     assert (first.offset, first.num_tokens, second.offset, second.num_tokens) == (1, 2, 4, 1)
     assert (first.hash, first.pixels, first.height, first.width) == (prepared(2).hash, prepared(2).pixels, 32, 64)
 
 
 def test_images_may_touch() -> None:
-    first, second = place_images([IMAGE] * 3, [prepared(2), prepared(1)], KEEPS_SHAPE)
+    first, second = place_media([IMAGE] * 3, [prepared(2), prepared(1)], KEEPS_SHAPE)
     assert (first.offset, second.offset) == (0, 2)
 
 
 @pytest.mark.parametrize("token_ids", [[], [1, 2], [IMAGE], [IMAGE, 1, IMAGE]])
 def test_tokens_of_an_image_that_are_missing_are_refused(token_ids: list[int]) -> None:
     with pytest.raises(ValueError, match="fewer"):
-        place_images(token_ids, [prepared(2)], KEEPS_SHAPE)
+        place_media(token_ids, [prepared(2)], KEEPS_SHAPE)
 
 
 @pytest.mark.parametrize("token_ids", [[IMAGE] * 3, [IMAGE, IMAGE, 1, IMAGE]])
 def test_tokens_outside_of_images_are_refused(token_ids: list[int]) -> None:
     with pytest.raises(ValueError, match="outside"):
-        place_images(token_ids, [prepared(2)], KEEPS_SHAPE)
+        place_media(token_ids, [prepared(2)], KEEPS_SHAPE)
 
 
 def test_a_prompt_without_images_has_none() -> None:
-    assert place_images([1, 2], [], KEEPS_SHAPE) == ()
+    assert place_media([1, 2], [], KEEPS_SHAPE) == ()
     assert expand_placeholders("text", (), KEEPS_SHAPE) == "text"

@@ -18,7 +18,7 @@ from proa_engine.models.audio_config import AudioConfig
 from proa_engine.step.audio import AudioColumns, AudioWriter
 from proa_engine.step.columns import ForwardInputs, Rows
 from proa_engine.step.decode_graphs import GraphShape, pad_rows
-from proa_engine.step.images import for_rank
+from proa_engine.step.media import for_rank
 from proa_engine.step.slots import Edits, SlotTables
 from proa_engine.step.staging import Packer
 from proa_engine.worker.warmup_steps import prefill_step

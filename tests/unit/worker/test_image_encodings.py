@@ -19,7 +19,7 @@ from proa_engine.memory.kv_cache import cpu_encoder_bytes, encoder_cache_bytes, 
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.option_groups import ImageOptions
 from proa_engine.ranks import wire
-from proa_engine.step.images import EncoderWork, ImageEncodings, ImagePart, for_rank
+from proa_engine.step.media import IMAGE_DIMS, EncoderWork, MediaEncodings, MediaPart, PixelEncoder, for_rank
 from proa_engine.worker.warmup import WarmUp
 from support.images import UNIT, WIDTH, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
@@ -45,19 +45,20 @@ class FakeParallel(ParallelContext):
         return x
 
 
-def make_encodings(parallel: ParallelContext | None = None) -> tuple[ImageEncodings, FakeEncoder]:
+def make_encodings(parallel: ParallelContext | None = None) -> tuple[MediaEncodings, FakeEncoder]:
     encoder = FakeEncoder()
-    return ImageEncodings(encoder, image_config(), torch.float32, CPU, parallel or ParallelContext()), encoder
+    encoders = {IMAGE_DIMS: PixelEncoder(encoder, image_config())}
+    return MediaEncodings(encoders, torch.float32, CPU, parallel or ParallelContext()), encoder
 
 
-def embeddings(encodings: ImageEncodings, *parts: ImagePart) -> Tensor:
+def embeddings(encodings: MediaEncodings, *parts: MediaPart) -> Tensor:
     return encodings.embeddings(parts)
 
 
 def test_parts_are_concatenated_in_order() -> None:
     encodings, _ = make_encodings()
     encodings.update(EncoderWork([], INPUTS))
-    rows = embeddings(encodings, ImagePart(IMAGES[2].hash, 1, 3), ImagePart(IMAGES[0].hash, 0, 1))
+    rows = embeddings(encodings, MediaPart(IMAGES[2].hash, 1, 3), MediaPart(IMAGES[0].hash, 0, 1))
     assert rows.tolist() == [[3, 3, 3, 0, 1, 2], [3, 3, 3, 0, 2, 2], [1, 1, 1, 0, 0, 0]]
 
 
@@ -66,9 +67,9 @@ def test_a_freed_image_is_forgotten_and_may_be_encoded_again_in_the_same_plan() 
     encodings.update(EncoderWork([], INPUTS[:2]))
     encodings.update(EncoderWork([IMAGES[0].hash, IMAGES[1].hash], INPUTS[:1]))
     assert encoder.num_calls == 3
-    assert embeddings(encodings, ImagePart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 2]]
+    assert embeddings(encodings, MediaPart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 2]]
     with pytest.raises(KeyError):
-        embeddings(encodings, ImagePart(IMAGES[1].hash, 0, 1))
+        embeddings(encodings, MediaPart(IMAGES[1].hash, 0, 1))
 
 
 def test_the_runner_frees_and_encodes_before_a_step() -> None:
@@ -76,7 +77,7 @@ def test_the_runner_frees_and_encodes_before_a_step() -> None:
     harness = RunnerHarness(max_num_seqs=2, images=image_config(has_three_positions=False), encodings=encodings)
     plan = harness.schedule({"a": ([1, 2], 2, GREEDY)})
     harness.run(harness.runner.prepare_inputs(with_images(plan, {"a": IMAGES[:1]}, INPUTS[:1])))
-    assert embeddings(encodings, ImagePart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert embeddings(encodings, MediaPart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 0]]
     plan = harness.schedule(known={"a": 2})
     harness.run(harness.runner.prepare_inputs(with_images(plan, {}, (), [IMAGES[0].hash])))
     assert not encodings._encoded
@@ -90,7 +91,7 @@ def test_ranks_share_the_images_of_a_step_and_have_the_same_results() -> None:
         for rank, (encodings, _) in enumerate(ranks):
             threads.submit(encodings.update, EncoderWork([], for_rank(plan, rank, 2).encoder_inputs))
     assert [encoder.num_calls for _, encoder in ranks] == [2, 1]
-    parts = [ImagePart(image.hash, 0, image.num_tokens) for image in IMAGES]
+    parts = [MediaPart(image.hash, 0, image.num_tokens) for image in IMAGES]
     assert torch.equal(*(embeddings(encodings, *parts) for encodings, _ in ranks))
 
 
@@ -98,11 +99,11 @@ def test_a_rank_is_sent_the_pixels_that_it_encodes_and_no_others() -> None:
     plan = with_images(RunnerHarness().schedule({"a": ([1], 1, SamplingParams())}), {"a": IMAGES}, INPUTS, [b"freed"])
     frame = encode(wire.Step(for_rank(plan, 1, 2)))
     received: Any = msgspec.msgpack.decode(frame[4:], type=wire.ToWorker).scheduler_output
-    assert [bool(image.pixels) for image in received.encoder_inputs] == [False, True, False]
+    assert [bool(image.data) for image in received.encoder_inputs] == [False, True, False]
     assert received.encoder_inputs[1] == INPUTS[1]
-    assert list(received.new_requests[0].images) == IMAGES
-    assert received.freed_images == [b"freed"]
-    assert plan.encoder_inputs[0].pixels
+    assert list(received.new_requests[0].media) == IMAGES
+    assert received.freed_media == [b"freed"]
+    assert plan.encoder_inputs[0].data
 
 
 def test_sizes_of_images_are_within_the_models_limits() -> None:
@@ -141,6 +142,6 @@ def test_the_warm_up_encodes_the_largest_image(max_num_batched_tokens: int) -> N
     work.run_largest()
     input_ids, _, metadata = harness.model.calls[0]
     assert input_ids.numel() == min(100, max_num_batched_tokens)
-    assert (metadata.images is not None) == (max_num_batched_tokens >= 100)
+    assert (metadata.media is not None) == (max_num_batched_tokens >= 100)
     assert not encodings._encoded
     assert work.run().images > 0

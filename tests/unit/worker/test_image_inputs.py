@@ -13,13 +13,13 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from proa.contract import SamplingParams
-from proa_engine.core.types import ImageSpan
+from proa_engine.core.types import MediaSpan
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.step.drafts import DraftColumns
 from proa_engine.step.image_attention import ImagePositions, three_positions
-from proa_engine.step.images import ImageEncodings
+from proa_engine.step.media import IMAGE_DIMS, MediaEncodings, PixelEncoder
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult
 
@@ -46,7 +46,7 @@ class RotatedModel(FakeModel):
 
     def __call__(self, input_ids: Tensor, positions: Tensor, caches: Any, metadata: Any) -> Tensor:
         self.positions.append(positions.clone())
-        images = metadata.images
+        images = metadata.media
         values = torch.zeros(input_ids.shape[0], 1 if images is None else images.embeddings.shape[1])
         if images is not None:
             values[images.rows] = images.embeddings
@@ -56,7 +56,8 @@ class RotatedModel(FakeModel):
 
 def make_harness(config: ImageConfig | None = None, **options: Any) -> tuple[RunnerHarness, RotatedModel]:
     config, model = config or image_config(), RotatedModel()
-    encodings = ImageEncodings(FakeEncoder(), config, torch.float32, torch.device("cpu"), ParallelContext())
+    encoders = {IMAGE_DIMS: PixelEncoder(FakeEncoder(), config)}
+    encodings = MediaEncodings(encoders, torch.float32, torch.device("cpu"), ParallelContext())
     harness = RunnerHarness(model, max_num_seqs=4, images=config, encodings=encodings, **options)
     model.positions.clear()
     model.embeddings.clear()
@@ -70,9 +71,9 @@ def run_prompt(harness: RunnerHarness, num_tokens: int = len(PROMPT), name: str 
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[list[ImageSpan], int]:
+def layouts(draw: st.DrawFn) -> tuple[list[MediaSpan], int]:
     """Images between texts, which may be empty at the ends, and the number of tokens in all."""
-    images: list[ImageSpan] = []
+    images: list[MediaSpan] = []
     place = draw(st.integers(0, 5))
     for index in range(draw(st.integers(1, 4))):
         image = span(place, draw(st.integers(1, 6)), draw(st.integers(1, 6)), bytes([index]))
@@ -84,13 +85,13 @@ def layouts(draw: st.DrawFn) -> tuple[list[ImageSpan], int]:
 @pytest.mark.parametrize("model_class", [Qwen3VLModel, Qwen3_5Model])
 @settings(max_examples=30)
 @given(layout=layouts())
-def test_three_positions_are_those_of_transformers(model_class: Any, layout: tuple[list[ImageSpan], int]) -> None:
+def test_three_positions_are_those_of_transformers(model_class: Any, layout: tuple[list[MediaSpan], int]) -> None:
     images, num_tokens = layout
     types = torch.zeros(1, num_tokens, dtype=torch.int32)
     for image in images:
         types[0, image.offset : image.offset + image.num_tokens] = 1
     merge = 2
-    grids = torch.tensor([[1, merge * image.height // UNIT, merge * image.width // UNIT] for image in images])
+    grids = torch.tensor([[1, merge * image.shape[0] // UNIT, merge * image.shape[1] // UNIT] for image in images])
     model = model_class.__new__(model_class)
     torch.nn.Module.__init__(model)
     model.config = model_class.config_class()
@@ -188,7 +189,7 @@ def test_steps_without_images_have_one_position_and_stage_nothing_more() -> None
     assert rows == inputs[1].rows
     harness.run(inputs[0])
     assert model.positions[0].tolist() == [0, 1, 2]
-    assert model.calls[0][2].images is None
+    assert model.calls[0][2].media is None
     assert model.calls[0][2].ends is None
 
 
@@ -216,4 +217,4 @@ def test_a_resumed_request_behind_its_images_needs_no_encodings() -> None:
     new = [replace(request, num_computed_tokens=15) for request in plan.new_requests]
     harness.run(harness.runner.prepare_inputs(with_images(replace(plan, new_requests=new), {"a": IMAGES})))
     assert model.positions[0].tolist() == [[12, 13, 14]] * 3
-    assert model.calls[0][2].images is None
+    assert model.calls[0][2].media is None

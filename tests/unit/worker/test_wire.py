@@ -12,7 +12,7 @@ from proa_engine.core.types import (
     CrossInput,
     EncodedAudio,
     EncoderInput,
-    ImageSpan,
+    MediaSpan,
     NewRequestData,
     SchedulerOutput,
 )
@@ -40,7 +40,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
                 repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=2),
             ),
             trace_headers={"traceparent": "00-1-2-01"},
-            images=[ImageSpan(b"\xff\x00", 3, 6, 64, 96)],
+            media=[MediaSpan(b"\xff\x00", 3, 6, (64, 96, 3))],
             audio=EncodedAudio((7, 8), 20),
             prompt_embeds=[PromptEmbeds(offset=9, num_tokens=1, type=EmbeddingType.BFLOAT16, values=b"\xff\x00")],
         )
@@ -50,9 +50,9 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     num_chunk_tokens={"ü": 2},
     finished_request_ids=["c"],
     preempted_request_ids=[],
-    freed_images=[b"\x80"],
+    freed_media=[b"\x80"],
     cross_inputs=[CrossInput([7, 8], 20, b"\xff\x00")],
-    encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
+    encoder_inputs=[EncoderInput(b"\xff\x00", (1, 2, 3), bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [
     wire.Init(

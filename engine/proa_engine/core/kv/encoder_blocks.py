@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from proa.contract import Audio
 from proa_engine.core.request_media import Computed, Keys
-from proa_engine.core.types import Block, CrossInput, ImageSpan
+from proa_engine.core.types import Block, CrossInput, MediaSpan
 
 
 class CrossAudio:
     """`RequestMedia` of a request whose tokens all read one audio, complete with samples, of `num_tokens` tokens in the
     encoder's output. `step_budget`: as in `EncoderBlocks.has_room`."""
 
-    spans: Sequence[ImageSpan] = ()
+    spans: Sequence[MediaSpan] = ()
     held: bytes | None = None
 
     def __init__(self, audio: Audio, num_tokens: int, blocks: "EncoderBlocks", step_budget: int) -> None:
@@ -55,14 +55,14 @@ class EncoderBlocks:
         self.num_encoded = 0  # since start
         self.num_hits = 0  # times that a request started whose audio was encoded already
         self.cached: dict[bytes, list[Block]] = {}
-        self._inputs: list[CrossInput] = []  # of the step that is being planned
+        self.inputs: list[CrossInput] = []  # of the step that is being planned
 
     def has_room(self, audio: CrossAudio, step_budget: int) -> bool:
         """Whether a request with this audio can start in this step: it is encoded, or the step encodes audios of at
         most `step_budget` tokens with it, or this one alone."""
-        if audio.hash in self.cached or not self._inputs:
+        if audio.hash in self.cached or not self.inputs:
             return True
-        return sum(each.num_tokens for each in self._inputs) + audio.num_tokens <= step_budget
+        return sum(each.num_tokens for each in self.inputs) + audio.num_tokens <= step_budget
 
     def find(self, audio: CrossAudio) -> Sequence[Block]:
         """Return the audio's blocks, none unless it is encoded."""
@@ -77,12 +77,12 @@ class EncoderBlocks:
             block.cached_in, block.block_hash = self.cached, audio.hash
         self.cached[audio.hash] = new
         self.num_encoded += 1
-        self._inputs.append(CrossInput([block.block_id for block in new], audio.num_tokens, audio.samples))
+        self.inputs.append(CrossInput([block.block_id for block in new], audio.num_tokens, audio.samples))
         return new
 
     def take_inputs(self) -> list[CrossInput]:
         """Return the audios that the planned step encodes."""
-        inputs, self._inputs = self._inputs, []
+        inputs, self.inputs = self.inputs, []
         return inputs
 
     def evict(self, block: Block) -> Sequence[Block]:
@@ -102,7 +102,7 @@ class EncoderBlocks:
     def check_integrity(self, marked: Sequence[Block]) -> None:
         """Raises `AssertionError` unless, between two steps, `marked` are the blocks of all audios, and those of each
         have one reference count."""
-        assert not self._inputs
+        assert not self.inputs
         expected = {block: audio_hash for audio_hash, blocks in self.cached.items() for block in blocks}
         assert {block: block.block_hash for block in marked} == expected, "audios and blocks differ"
         assert all(len({block.ref_count for block in blocks}) == 1 for blocks in self.cached.values())

@@ -111,7 +111,7 @@ class DeepStackLayer:
         self, x: torch.Tensor, residual: torch.Tensor | None, caches: Sequence[LayerCache], step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, residual = self.layer(x, residual, caches, step)
-        images = step.metadata.images
+        images = step.metadata.media
         if images is not None:
             start = self.place * x.shape[1]
             x.index_add_(0, images.rows, images.embeddings[:, start : start + x.shape[1]])

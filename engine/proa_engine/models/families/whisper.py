@@ -18,17 +18,14 @@ from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import Weights
 from proa_engine.models import fields as read
-from proa_engine.models.audio_config import AudioFiles
 from proa_engine.models.base import AudioEncoder
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, text_weights
 from proa_engine.models.decoder_layer import FeedForwardOptions
-from proa_engine.models.whisper_encoder import CONVOLUTIONS, WhisperEncoderOptions
+from proa_engine.models.image_files import AudioFiles
+from proa_engine.models.whisper_encoder import CONVOLUTIONS, WhisperEncoderOptions, read_extractor
 
 NORM = LayerNormOptions(1e-5)
-
-# Where a folder has no file of a feature extractor, or one without the field: those of `transformers`.
-_EXTRACTOR = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,7 @@ class WhisperLayer:
 
 
 class WhisperForConditionalGeneration(DecoderForCausalLM):
-    """An `AudioReader`."""
+    """A `CrossReader`."""
 
     audio_encoder: AudioEncoder
 
@@ -127,9 +124,7 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
 
     @staticmethod
     def read_audio(fields: read.Fields, files: AudioFiles) -> WhisperEncoderOptions:
-        extractor = {**_EXTRACTOR, **files.extractor}
-        read.require(extractor, "dither", (0, 0.0))
-        read.require(extractor, "feature_size", (fields["num_mel_bins"],))
+        extractor = read_extractor(files, fields["num_mel_bins"])
         num_samples = extractor["chunk_length"] * extractor["sampling_rate"]
         input = AudioInput(
             sampling_rate=extractor["sampling_rate"],

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from proa.contract import Image, ImageInput
-from proa.image.placeholders import expand_placeholders, place_images
+from proa.image.placeholders import expand_placeholders, place_media
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField
 from proa_gateway.images.loader import ImageLoader, ImageSource
@@ -68,7 +68,7 @@ class PromptImages:
     def place(self, token_ids: Sequence[int]) -> tuple[Image, ...]:
         """Raises `InvalidRequest` if the prompt has tokens of images at other places, as of a message's text."""
         try:
-            return place_images(token_ids, self.images, self.input)
+            return place_media(token_ids, self.images, self.input)
         except ValueError as error:
             raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
 

@@ -1,0 +1,98 @@
+"""Tiny Qwen2-Audio models, and their greedy tokens by `transformers` for a prompt with audios of at most a second."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from support.greedy import MARGIN, Expected
+from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+from support.whisper_models import NUM_POSITIONS, RATE
+
+AUDIO_TOKEN: Final = VOCAB_SIZE
+
+
+def make_qwen2_audio(folder: Path, seed: int = 4) -> Path:
+    """Write the model to `folder`; returns it."""
+    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = Qwen2AudioConfig(
+        audio_config={
+            "model_type": "qwen2_audio_encoder",
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "num_mel_bins": 80,
+            "max_source_positions": NUM_POSITIONS,
+            "initializer_range": 0.14,
+        },
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": VOCAB_SIZE + 1,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.14,
+            "bos_token_id": None,
+            "eos_token_id": EOS_TOKEN_ID,
+        },
+        audio_token_index=AUDIO_TOKEN,
+    )
+    config.initializer_range = 0.14
+    torch.manual_seed(seed)
+    Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=80, chunk_length=1).save_pretrained(folder)
+    write_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|AUDIO|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    fields = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": None}))
+    return folder
+
+
+def num_audio_tokens(samples: np.ndarray) -> int:
+    """As `Qwen2AudioProcessor` has it."""
+    num_frames = -(-samples.size // 160)
+    return (((num_frames - 1) // 2 + 1) - 2) // 2 + 1
+
+
+@torch.inference_mode()
+def greedy_with_audio(
+    folder: Path, cases: Sequence[tuple[Sequence[int], Sequence[np.ndarray]]], num_tokens: int
+) -> list[Expected]:
+    """Of each prompt, with its audios, by itself, in float32, beyond end tokens."""
+    from transformers import Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = Qwen2AudioForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    return [_greedy(model, extractor, list(prompt), audios, num_tokens) for prompt, audios in cases]
+
+
+def _greedy(model: Any, extractor: Any, prompt: list[int], audios: Sequence[np.ndarray], num_tokens: int) -> Expected:
+    inputs: dict[str, torch.Tensor] = {}
+    if audios:
+        read = extractor(
+            list(audios), sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, padding="max_length"
+        )
+        inputs = {"input_features": read.input_features, "feature_attention_mask": read.attention_mask}
+    logits, tokens = list[torch.Tensor](), list(prompt)
+    for _ in range(num_tokens):
+        ids = torch.tensor([tokens])
+        output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs)
+        logits.append(output.logits[0, -1])
+        tokens.append(int(logits[-1].argmax()))
+    best = torch.stack(logits).topk(2)
+    unsure = (best.values[:, 0] - best.values[:, 1] < MARGIN).nonzero()
+    return Expected(best.indices[:, 0].tolist(), int(unsure[0]) if len(unsure) else num_tokens)
