@@ -25,6 +25,9 @@ from support.processes import fake_engine_process, gateway_process
 
 DOCUMENT = create_app(GatewayConfig(engines=("engine:1",), enable_runtime_lora_updating=True)).openapi()
 ROUTES = sorted(path for path, methods in DOCUMENT["paths"].items() if "requestBody" in methods.get("post", ()))
+CONTENTS = {route: DOCUMENT["paths"][route]["post"]["requestBody"]["content"] for route in ROUTES}
+JSON_ROUTES = [route for route in ROUTES if "application/json" in CONTENTS[route]]
+FORM_ROUTES = [route for route in ROUTES if "multipart/form-data" in CONTENTS[route]]
 CHAT = "/v1/chat/completions"
 POOLING = (
     "--pooling-tasks",
@@ -69,7 +72,7 @@ def fields_of(schema: dict[str, Any]) -> Iterator[str]:
 
 def bodies(route: str) -> SearchStrategy[Any]:
     """The text and up to three other fields of the route, with any values."""
-    schema = DOCUMENT["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = CONTENTS[route]["application/json"]["schema"]
     minimal = MINIMAL[ALIASES.get(route, route)]
     name, text = next(iter(minimal.items()))
     return st.builds(
@@ -166,13 +169,41 @@ def test_bodies_generated_from_the_openapi_get_a_response(
     answered()
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", JSON_ROUTES)
 def test_known_fields_with_arbitrary_values_get_a_response(target: Target, route: str) -> None:
     @seed(1)
     @bounded
     @given(bodies(route))
     def answered(body: dict[str, Any]) -> None:
         target.post(route, json.dumps(body).encode())
+
+    answered()
+
+
+@pytest.mark.parametrize("route", FORM_ROUTES)
+def test_known_fields_of_forms_with_arbitrary_texts_get_a_response(target: Target, route: str) -> None:
+    names = sorted(CONTENTS[route]["multipart/form-data"]["schema"]["properties"])
+    texts = st.text(max_size=8) | st.sampled_from(["", "true", "0", "-1", "1e400", "en", "srt", "[]", "\x00"])
+
+    @seed(1)
+    @bounded
+    @given(st.dictionaries(st.sampled_from(names) | st.text(max_size=4), texts, max_size=4), st.binary(max_size=64))
+    def answered(fields: dict[str, str], file: bytes) -> None:
+        target.check(route, target.client.post(route, data=fields, files={"file": file}))
+
+    answered()
+
+
+@pytest.mark.parametrize("route", FORM_ROUTES)
+def test_bytes_that_are_no_form_get_a_response(target: Target, route: str) -> None:
+    start = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+
+    @seed(1)
+    @bounded
+    @given(st.lists(st.sampled_from([start, b"\r\n--b", b"--\r\n", b"--b--"]) | st.binary(max_size=16), max_size=8))
+    def answered(parts: list[bytes]) -> None:
+        target.check(route, target.client.post(route, content=b"".join(parts), headers=headers))
 
     answered()
 
