@@ -31,7 +31,7 @@ from support.scrape import Scrape
 MODEL_LABELS = ("model_name", "model", "gen_ai_request_model")
 """One of them names the model, by metric."""
 BY_PROMETHEUS = {"namespace", "pod", "job", "instance"}  # labels that the operator's scrapes add
-LIMITS = ("requests", "waiting", "tokens", "images")  # see GatewayMetrics.observe_rejection
+LIMITS = ("requests", "waiting", "tokens", "images", "audios")  # see GatewayMetrics.observe_rejection
 
 
 @dataclass(frozen=True)

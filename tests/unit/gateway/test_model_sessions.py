@@ -93,6 +93,26 @@ def test_a_session_gets_a_place_where_it_fits() -> None:
     assert model.home("b", 22) == "1"
 
 
+def test_a_session_may_fit_if_one_engine_is_large_enough() -> None:
+    model = Model(50, 100)
+    model.resident("a", 40)
+    model.run("b", 20)
+    small, large = (model.sessions.expect(path("b", length)) for length in (80, 120))
+    assert small is not None
+    assert large is not None
+    assert (model.sessions.may_fit(small), model.sessions.may_fit(large)) == (True, False)
+    model.engines[1].usable = False
+    assert not model.sessions.may_fit(small)
+
+
+def test_first_turns_never_wait() -> None:
+    model = Model(100)
+    model.resident("a", 90)
+    for number in range(1000):
+        assert model.sessions.expect(path(f"new {number}", 80)) is None
+        model.run(f"new {number}", 80)
+
+
 def test_of_engines_where_it_fits_it_gets_the_one_that_has_most_of_its_prompt() -> None:
     model = Model(100, 200, 100)
     model.run("a", 20)

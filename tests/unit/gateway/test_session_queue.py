@@ -43,6 +43,9 @@ class FakeSessions:
     def passes(self, turn: Turn) -> bool:
         return turn.session.is_resident
 
+    def may_fit(self, turn: Turn) -> bool:
+        return turn.hashes[-1] != b"too large"
+
     def place(self, turn: Turn) -> bool:
         self.tried.append(turn.hashes[-1])
         if not self.places:
@@ -187,6 +190,13 @@ async def test_turns_that_wait_count_in_the_bounds_of_the_queue() -> None:
     await site.settle()
     with pytest.raises(Exception, match="waiting requests"):
         await site.send("two")
+
+
+async def test_a_conversation_that_is_larger_than_every_cache_does_not_wait() -> None:
+    site = Site()
+    site.send("too large")
+    await site.settle()
+    assert site.admitted == ["too large"]
 
 
 async def test_turns_that_wait_count_for_the_autoscaler_beside_requests_that_wait_for_capacity() -> None:

@@ -64,6 +64,8 @@ class SessionQueue:
             return Wait("new")
         if sessions.passes(turn) or (sessions not in self._waiting and sessions.is_next and sessions.place(turn)):
             return Wait("resident")
+        if not sessions.may_fit(turn):
+            return Wait("visitor")
         return await self._wait(sessions, turn, model, request, min(seconds, self._max_wait))
 
     def changed(self) -> None:

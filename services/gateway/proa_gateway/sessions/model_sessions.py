@@ -119,6 +119,10 @@ class ModelSessions:
                 return True
         return False
 
+    def may_fit(self, turn: Turn) -> bool:
+        """Whether the turn's session could have a place at all. A turn for which none is large enough need not wait."""
+        return any(table.places.fits_alone(turn.session, turn.hashes) for _, table in self._usable())
+
     def place(self, turn: Turn) -> bool:
         """Whether the turn's session has a place, on any engine."""
         turn.session.idle_since = self._clock()

@@ -48,6 +48,10 @@ class Places:
         growth = self._growth([*self.residents, session])
         return len(self.held) + self.missing(path) + growth <= self.limit
 
+    def fits_alone(self, session: Session, path: Sequence[bytes]) -> bool:
+        """Whether there would be room for a resident with this path if it were the only one."""
+        return len(path) + session.means.growth <= _USABLE * self.capacity
+
     def fits_without(self, leaving: Sequence[Session], session: Session, path: Sequence[bytes]) -> bool:
         """Whether there is room for one more resident with this path if others leave, whatever they share."""
         freed = sum(len(each.path) for each in leaving)
