@@ -115,14 +115,27 @@ class Result:
 
 @contextmanager
 def build_core(
-    model: Path | str, *, poison: bool = False, block_seed: int | None = None, **config: Any
+    model: Path | str,
+    *,
+    poison: bool = False,
+    block_seed: int | None = None,
+    grammars: Grammars | None = None,
+    compute_forced_tokens: bool = True,
+    **config: Any,
 ) -> Iterator[Engine]:
     """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order."""
     settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 16 * 2**20}
     chosen = EngineConfig.from_options(model=str(model), **settings | config)
     executor = make_executor(chosen, lambda text: None)
     try:
-        yield engine_over(executor, chosen, poison=poison, block_seed=block_seed)
+        yield engine_over(
+            executor,
+            chosen,
+            poison=poison,
+            block_seed=block_seed,
+            grammars=grammars,
+            compute_forced_tokens=compute_forced_tokens,
+        )
     finally:
         executor.shutdown()
 

@@ -435,12 +435,14 @@ class FakeExecutor:
             self._write_tokens(row, known)
 
     def _write_tokens(self, row: FakeRow, known: CachedRequestData) -> None:
-        """Forced tokens replace at most one that was sampled beyond the computed ones."""
-        assert self.accept is None, "forced tokens beside drafts"
+        """Forced tokens replace at most one that was sampled beyond the computed ones, behind drafts with the same."""
+        sampled = row.contexts[known.num_computed_tokens :]
         del row.contexts[known.num_computed_tokens :]
         assert len(row.contexts) == known.num_computed_tokens, "a position is skipped"
         for token_id in known.new_token_ids:
             row.contexts.append(fingerprint(row.contexts[-1], token_id))
+        written = row.contexts[known.num_computed_tokens :]
+        assert not row.drafts.planned or sampled == written[:1], "a row of drafts had no mask"
 
     def _poison(self, tables: Iterable[Sequence[int]]) -> None:
         """Forget what new blocks hold, so that a block is not right by chance."""

@@ -143,9 +143,11 @@ class FakeGrammars:
     """A `Grammars`. Texts in `known` are prepared at once; the others wait in `jobs` for `compile`.
 
     A text of "invalid" or "busy" cannot be compiled. `fills` holds the rows of each call. `is_wanted`: by request.
+    Masks have `num_words` words, but allow tokens of the fake model alone.
     """
 
     eos_token_ids: frozenset[int]
+    num_words: int = WORDS
     known: set[str] = field(default_factory=set)
     jobs: list[tuple[EngineCoreRequest, Callable[[GrammarReady], None]]] = field(default_factory=list)
     fills: list[list[int]] = field(default_factory=list)
@@ -163,13 +165,14 @@ class FakeGrammars:
         return None
 
     def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
-        rows, places, cursors = zip(*samples, strict=True)
+        rows, places, allowed = zip(*samples, strict=True)
         self.fills.append(list(rows))
         words = array("i")
-        for cursor in cursors:
-            bits = sum(1 << token_id for token_id in allowed_tokens(cursor, self.eos_token_ids))
-            words.frombytes(bits.to_bytes(4 * WORDS, "little"))
-        bits_of_rows = memoryview(words).cast("B").cast("i", (len(cursors), WORDS))
+        for each in allowed:
+            ids = {each} if isinstance(each, int) else allowed_tokens(each, self.eos_token_ids)
+            bits = sum(1 << token_id for token_id in ids)
+            words.frombytes(bits.to_bytes(4 * self.num_words, "little"))
+        bits_of_rows = memoryview(words).cast("B").cast("i", (len(samples), self.num_words))
         return GrammarMasks(rows, places, bits_of_rows)
 
     def compile(self, index: int = 0) -> None:

@@ -4,6 +4,7 @@ drafts of which most are right, numbers of drafts that vary, chunks, hits, preem
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,11 +18,12 @@ from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.drafters import write_eagle3
 from support.engine import Engine, build_core, request, run, tokens
+from support.fake_grammar import FakeGrammars, fake_grammar
 from support.oracle_drafts import CHANGING, oracle_drafts, varied_room
 from support.runner import FakeCapture
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.thorough import combinations
-from support.tiny_models import make_tiny_model
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 CONFIG: dict[str, Any] = {"max_model_len": 130, "block_size": 8, "max_num_batched_tokens": 48, "block_seed": 4}
 FEW = tuple(range(70, 74))  # with so few tokens an output repeats itself
@@ -105,6 +107,35 @@ def test_tokens_equal_those_without_drafts(
     with drafter, drafting(folder, num_drafts, async_scheduling=async_scheduling) as engine:
         check_equal(engine, expected, least=100 if is_oracle else 20)
         assert 0.9 * num_hits < engine.core.stats().prefix_cache_hits
+
+
+@pytest.mark.parametrize("num_gpu_blocks_override", [None, NUM_BLOCKS])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_tokens_under_grammars_equal_those_without_drafts(
+    folder: Path, num_gpu_blocks_override: int | None, async_scheduling: bool
+) -> None:
+    """With tokens that the grammars force, which are computed without being sampled, and those of drafts."""
+    wanted = [
+        replace(each, sampling_params=replace(each.sampling_params, grammar=grammar, allowed_token_ids=()))
+        for index, each in enumerate(requests())
+        for grammar in [fake_grammar(index, run=index % 8) if index % 3 else None]
+    ]
+    grammars = FakeGrammars(frozenset(), num_words=-(-VOCAB_SIZE // 32))
+    grammars.known = {each.sampling_params.grammar.text for each in wanted if each.sampling_params.grammar}
+    with build_core(folder, grammars=grammars, compute_forced_tokens=False, **CONFIG) as engine:
+        expected = tokens(run(engine, wanted))
+    settings = {"async_scheduling": async_scheduling, "num_gpu_blocks_override": num_gpu_blocks_override}
+    with (
+        oracle_drafts(wanted, expected, varies=True),
+        varied_room(),
+        drafting(folder, 4, grammars=grammars, **settings) as engine,
+    ):
+        for _ in range(2):
+            assert tokens(run(engine, wanted)) == expected
+        stats = engine.core.stats()
+        assert stats.num_forced_tokens > 50
+        assert 40 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+        assert (stats.num_preemptions > 0) == (num_gpu_blocks_override is not None)
 
 
 @pytest.mark.parametrize("family", ["lfm2", "nemotron_h"])

@@ -5,13 +5,14 @@ computed, and one step computes them all. This is jump-forward decoding (Zheng e
 but the tokens are those that the masks would allow, where SGLang tokenizes the text again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.grammar import GrammarCursor, MaskedSample
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest
+from proa_engine.core.types import RowOutput
 
 
 @dataclass(slots=True)
@@ -76,10 +77,10 @@ class ConstrainedRequest(Request):
         """Whether the masks of the last scheduled step depend on tokens that a step before it samples."""
         return self.num_placeholders > 1
 
-    def walk(self, draft_ids: Sequence[int]) -> Iterable[GrammarCursor]:
-        """Return the cursor at each sample of the last scheduled step that needs a mask. `draft_ids` are the draft
-        tokens of its row."""
-        return (self.cursor,)
+    def walk(self, draft_ids: Sequence[int]) -> Sequence[GrammarCursor | int]:
+        """Return what each sample of the last scheduled step may be, up to the last that needs a mask; see
+        `MaskedSample`. `draft_ids` are the draft tokens of its row. Call it once for each step."""
+        return (self.cursor,) if self.samples else ()
 
     @property
     def unsent_token_ids(self) -> Sequence[int]:
@@ -102,15 +103,26 @@ class ConstrainedRequest(Request):
         self._verdict = is_accepted
         return False
 
+    def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
+        new_ids = super().append_row(row, now)
+        if not new_ids or self.is_finished:
+            return new_ids
+        num_before = self.num_tokens
+        self._append_forced(self._forced_ahead())
+        return [*new_ids, *self.token_ids[num_before:]]
+
     def append_token(self, token_id: int) -> bool:
         if self._num_early:
             self._num_early -= 1
             return False
         is_accepted = self.cursor.accept(token_id) if self._verdict is None else self._verdict
         self._verdict = None
-        if self._append(token_id, is_accepted):
-            return True
-        return self._append_forced(self._forced_ahead())
+        return self._append(token_id, is_accepted)
+
+    @property
+    def _num_in_flight(self) -> int:
+        """Tokens that steps in flight sample at least."""
+        return self.num_placeholders
 
     def _forced_ahead(self) -> Sequence[int]:
         """Return the tokens that the grammar forces next, empty if appending them saves no step because the steps in
@@ -118,12 +130,12 @@ class ConstrainedRequest(Request):
         if self._forced is None:
             return ()
         forced = self.cursor.forced()
-        return forced if len(forced) > self.num_placeholders else ()
+        return forced if len(forced) > self._num_in_flight else ()
 
-    def _append_forced(self, forced: Sequence[int]) -> bool:
-        """Append `forced`, then whatever tokens the grammar forces after them. Returns whether the request finished."""
+    def _append_forced(self, forced: Sequence[int]) -> None:
+        """Append `forced`, then whatever tokens the grammar forces after them, unless the request finishes before."""
         if not forced:
-            return False
+            return
         assert self._forced is not None
         self._num_early, self._has_unsent = self.num_placeholders, True
         while forced:
@@ -131,9 +143,8 @@ class ConstrainedRequest(Request):
                 self.num_planned_tokens = max(self.num_planned_tokens, self.num_tokens + 1)
                 self._forced.num_tokens += 1
                 if self._append(token_id, self.cursor.accept(token_id)):
-                    return True
+                    return
             forced = self.cursor.forced()
-        return False
 
     def _append(self, token_id: int, is_accepted: bool) -> bool:
         """Append a token. Returns whether the request has finished."""
@@ -162,6 +173,11 @@ class DraftedConstrainedRequest(ConstrainedRequest, SpeculatingRequest):
 
     Each of a row's samples has a mask, that of the place behind its draft token. So a draft token that the grammar
     refuses is rejected, as no sample equals it, and all samples are those of steps without drafts.
+
+    Forced tokens are appended as without drafts. Tool calls of the built-in model, tokens a step: drafts alone 1.50
+    (n-grams) and 2.90 (its drafter), forced tokens alone 1.97, both 2.33 and 3.60. A row that computes forced tokens
+    has no drafts, as its drafter has read no states of them. The row in flight when they are appended samples the first
+    of them: its masks allow them alone, so its draft tokens tell how many, and the next step computes the others.
     """
 
     def __init__(
@@ -188,6 +204,7 @@ class DraftedConstrainedRequest(ConstrainedRequest, SpeculatingRequest):
         self._num_drafts = 0  # of the last scheduled step
         # Those of that step's samples that are not appended yet. They know also which masks could not be computed.
         self._cursors: Iterator[GrammarCursor] = iter(())
+        self._known: Sequence[int] = ()  # forced tokens that the row in flight samples first, until `walk`
 
     @property
     def is_behind(self) -> bool:
@@ -197,14 +214,34 @@ class DraftedConstrainedRequest(ConstrainedRequest, SpeculatingRequest):
         self._num_drafts = max(self.num_computed_tokens + num_tokens - self.num_planned_tokens, 0)
         super().schedule(num_tokens)
 
-    def walk(self, draft_ids: Sequence[int]) -> Iterable[GrammarCursor]:
-        cursors = list(self.cursor.walk(draft_ids))
+    def walk(self, draft_ids: Sequence[int]) -> Sequence[GrammarCursor | int]:
+        known, self._known = self._known, ()
+        are_right = [token_id == draft_id for token_id, draft_id in zip(known, draft_ids, strict=False)]
+        num_right = [*are_right, False].index(False)
+        self._num_early += min(num_right + 1, len(known))
+        if num_right < len(known):
+            self.settle_drafts(self._num_drafts - num_right)
+            self._cursors = iter(())
+            return known[: num_right + 1]
+        self._has_unsent &= not known  # the row samples them all
+        cursors = list(self.cursor.walk(draft_ids[num_right:]))
         self._cursors = iter(cursors)
-        return cursors
+        return [*known, *cursors]
 
     def append_token(self, token_id: int) -> bool:
-        self.cursor = next(self._cursors, self.cursor)
+        if not self._num_early:
+            self.cursor = next(self._cursors, self.cursor)
         return super().append_token(token_id)
+
+    @property
+    def _num_in_flight(self) -> int:
+        return min(self.num_placeholders, 1)
+
+    def _append_forced(self, forced: Sequence[int]) -> None:
+        is_in_flight, num_before = self.num_placeholders > 0, self.num_tokens
+        super()._append_forced(forced)
+        self._num_early = 0  # until `walk`
+        self._known = self.token_ids[num_before:] if is_in_flight else ()
 
 
 def _has_token_rules(params: SamplingParams) -> bool:
@@ -231,7 +268,7 @@ def samples_to_mask(
     """
     samples = list[MaskedSample]()
     for row, request in constrained.items():
-        if request.samples and not request.is_finished:
-            cursors = enumerate(request.walk(draft_ids.get(row, ())))
-            samples += [MaskedSample(row, place, cursor) for place, cursor in cursors]
+        if not request.is_finished:
+            allowed = enumerate(request.walk(draft_ids.get(row, [])))
+            samples += [MaskedSample(row, place, each) for place, each in allowed]
     return samples

@@ -36,7 +36,7 @@ class Executor(Protocol):
     def draft_tokens(self) -> Mapping[int, Sequence[int]]:
         """Return the draft tokens of the executed step's `grammar_rows`, by row, for those that have any.
 
-        Waits until they are proposed, which is before the layers of the step run.
+        Waits until they are proposed, which is before the step's layers run, or behind them if a graph does both.
         """
         ...
 

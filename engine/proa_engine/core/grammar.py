@@ -137,11 +137,11 @@ class GrammarCursor:
 
 
 class MaskedSample(NamedTuple):
-    """A sample of a step that needs a mask: that of `cursor`. `row` and `place` as in `GrammarMasks`."""
+    """A sample of a step that needs a mask. `row` and `place` as in `GrammarMasks`."""
 
     row: int
     place: int
-    cursor: GrammarCursor
+    allowed: GrammarCursor | int  # what the cursor allows, or this token alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class SchedulerConfig:
     # Numbers of a step's rows, ascending from 1, and the draft tokens of decodes in steps of at least so many.
     draft_schedule: tuple[tuple[int, int], ...] = ()
     measures_drafts: bool = False  # without a schedule: use the number that is measured to be best, not the maximum
-    # Compute the tokens that a grammar forces in one step. Ignored with drafts. It pays only where a step with chunks
-    # costs little more than one with decodes alone, so not where decodes replay CUDA graphs.
+    # Compute the tokens that a grammar forces in one step. It pays only where a step with chunks costs little more than
+    # one with decodes alone, so not where decodes replay CUDA graphs.
     compute_forced_tokens: bool = False
     eos_token_ids: frozenset[int] = frozenset()
     last_token_tasks: frozenset[PoolingTask] = frozenset()  # tasks that need the hidden state of the last token only

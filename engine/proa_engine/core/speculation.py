@@ -98,6 +98,7 @@ class SpeculatingRequest(Request):
         self.max_drafts = max_drafts
         self._counter = counter
         self._is_exact = False  # whether the position that the workers were told last is no upper bound
+        self._num_settled = 0  # rejected draft tokens of the oldest row in flight that are no longer counted
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -128,10 +129,18 @@ class SpeculatingRequest(Request):
             self.drafted_from = min(self.drafted_from, self.num_computed_tokens)
         super().schedule(num_tokens)
 
+    def settle_drafts(self, num_rejected: int) -> None:
+        """Subtract the rejected draft tokens of the row in flight before its result arrives. All tokens that it samples
+        are known."""
+        self._num_settled = num_rejected
+        self.num_computed_tokens -= num_rejected
+        self.num_planned_tokens = self.num_tokens
+
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
         if row.drafts is not None:
             num_accepted = len(row.sampled_token_ids) - 1
-            num_rejected = row.drafts.planned - num_accepted
+            num_rejected = row.drafts.planned - num_accepted - self._num_settled
+            self._num_settled = 0
             self.num_planned_tokens -= num_rejected
             if self.num_computed_tokens:  # zero if it was preempted meanwhile
                 self.num_computed_tokens -= num_rejected

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor
 
-from proa_engine.core.grammar import GrammarMasks, MaskedSample, Part
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, MaskedSample, Part
 from proa_engine.grammar.compiled import CompiledGrammar
 from proa_engine.grammar.failures import failure, is_of_lexer
 from proa_engine.grammar.stats import GrammarStats
@@ -166,7 +166,7 @@ class Masks:
     def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
         """Implement `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it
         is."""
-        masked = [each for each in samples if each.cursor.part is not _FREE or not each.cursor.grammar.repeats]
+        masked = [each for each in samples if _is_masked(each.allowed)]
         if not masked:
             return None
         started = time.perf_counter()
@@ -174,6 +174,10 @@ class Masks:
         masks = buffer[: len(masked)]
         bound, ignoring, first = [], [], []
         for index, (_, _, cursor) in enumerate(masked):
+            if isinstance(cursor, int):
+                masks[index] = 0
+                allow(masks[index], (cursor,))
+                continue
             matcher = cursor.matcher
             assert isinstance(matcher, LLGuidanceMatcher), "the matcher is of another library"
             if cursor.part is _FREE:
@@ -228,6 +232,10 @@ class Masks:
         num_rows = 1 + rows[-1][1]
         del states[sampled]
         self._executor.unsafe_compute_mask_ptr(states, address, self._num_bytes, num_rows)
+
+
+def _is_masked(allowed: GrammarCursor | int) -> bool:
+    return isinstance(allowed, int) or allowed.part is not _FREE or not allowed.grammar.repeats
 
 
 def _fill_alone(

@@ -169,6 +169,9 @@ class Columns:
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         """Write the request's values into all columns of the slot."""
 
+    def set_length(self, slot: int, num_tokens: int, edits: Edits) -> None:
+        """Take the number of tokens of the slot's request, after the host has written some."""
+
     def remove(self, slot: int) -> None:
         """Delete what the slot's request stored, if it used the feature."""
 

@@ -110,6 +110,9 @@ class DraftColumns(Columns):
         edits.write(self._lengths, (slot,), (len(request.token_ids),))
         self._is_random[slot] = request.sampling_params.temperature >= MIN_TEMPERATURE
 
+    def set_length(self, slot: int, num_tokens: int, edits: Edits) -> None:
+        edits.write(self._lengths, (slot,), (num_tokens,))
+
     def lay_out_part(self, step: StepLayout, packer: Packer) -> StepPart:
         return self.lay_out_drafts(step, packer)
 

@@ -115,4 +115,7 @@ class InputBatch:
         there."""
         start = slot * self.tables.token_width + request.num_computed_tokens
         edits.write_slice(self.tables.flat_token_ids, start, request.new_token_ids)
-        self.tables.num_tokens[slot] = request.num_computed_tokens + len(request.new_token_ids)
+        num_tokens = request.num_computed_tokens + len(request.new_token_ids)
+        self.tables.num_tokens[slot] = num_tokens
+        for feature in self.features:
+            feature.set_length(slot, num_tokens, edits)

@@ -106,7 +106,7 @@ def test_right_drafts_of_a_constrained_request_are_accepted(async_scheduling: bo
 
 
 def test_masks_end_behind_the_first_draft_that_the_grammar_refuses() -> None:
-    run = knowing(1, num_speculative_tokens=3, accept=lambda num_drafts: 1)
+    run = knowing(1, num_speculative_tokens=3, accept=lambda num_drafts: 1, compute_forced_tokens=False)
     request = make_request("a", max_tokens=13, grammar=fake_grammar(run=8))  # which allows one token everywhere
     run.submit(request)
     run.finish()

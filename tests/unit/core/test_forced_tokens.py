@@ -1,13 +1,15 @@
 """Tokens that a grammar forces: appended without being sampled, and computed in one chunk."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from proa.contract import FinishReason, RepetitionDetectionParams
 from support.core import CoreRun, make_request
-from support.core_traffic import MAX_MODEL_LEN, Traffic
+from support.core_traffic import MAX_MODEL_LEN, Traffic, random_schedule
 from support.fake_grammar import fake_grammar, generate_constrained
 from support.thorough import seeds
 
@@ -20,6 +22,11 @@ def run_one(*, async_scheduling: bool = True, compute_forced_tokens: bool = True
     run.finish()
     assert (run.tokens(), run.finish_reason()) == generate_constrained(request, run.eos_token_ids, run.max_model_len)
     return run
+
+
+def random_acceptance(seed: int) -> Callable[[int], int]:
+    rng = random.Random(seed)
+    return lambda num_drafts: rng.randint(0, num_drafts)
 
 
 def num_steps(run: CoreRun) -> int:
@@ -115,11 +122,36 @@ def test_tokens_with_log_probabilities_or_rules_are_all_sampled(params: dict[str
     assert len(run.grammars.fills) == len(run.tokens())
 
 
-def test_tokens_are_sampled_where_other_requests_may_have_drafts() -> None:
-    run = CoreRun(num_speculative_tokens=2, accept=lambda num_drafts: 0)
-    run.submit(make_request(grammar=fake_grammar(run=6)))
-    run.finish()
-    assert num_forced(run) == 0
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("num_right", [0, 1])
+def test_forced_tokens_are_computed_in_fewer_steps_beside_drafts(num_right: int, async_scheduling: bool) -> None:
+    runs = [
+        CoreRun(
+            num_speculative_tokens=3,
+            accept=partial(min, num_right),
+            async_scheduling=async_scheduling,
+            compute_forced_tokens=computes,
+        )
+        for computes in (True, False)
+    ]
+    request = make_request(grammar=fake_grammar(run=6), max_tokens=30)
+    for run in runs:
+        run.submit(request)
+        run.finish()
+        run.assert_complete([request])
+    assert num_steps(runs[0]) < num_steps(runs[1])
+    assert num_forced(runs[0]) > 10
+
+
+def test_the_step_behind_forced_tokens_computes_those_that_the_row_in_flight_does_not() -> None:
+    for num_right in (0, 1, 2):
+        run = CoreRun(num_speculative_tokens=2, accept=partial(min, num_right))
+        run.submit(make_request(grammar=fake_grammar(run=6), max_tokens=9))
+        run.finish()
+        (known,) = (known for plan in run.executor.plans for known in plan.cached_requests if known.new_token_ids)
+        end = known.num_computed_tokens + len(known.new_token_ids)
+        assert known.new_token_ids == run.tokens()[known.num_computed_tokens - 3 : end - 3]
+        assert end == 3 + 8, "all but the last token"
 
 
 def test_a_run_longer_than_the_budget_is_computed_in_several_chunks() -> None:
@@ -133,9 +165,10 @@ def test_a_run_longer_than_the_budget_is_computed_in_several_chunks() -> None:
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("num_state_slots", [0, 12])
+@pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("seed", seeds(3, thorough=40))
 def test_random_traffic_gets_the_same_tokens_whether_forced_tokens_are_sampled_or_not(
-    seed: int, num_state_slots: int, async_scheduling: bool
+    seed: int, num_drafts: int, num_state_slots: int, async_scheduling: bool
 ) -> None:
     for compute_forced_tokens in (True, False):
         rng = random.Random(seed)
@@ -149,6 +182,9 @@ def test_random_traffic_gets_the_same_tokens_whether_forced_tokens_are_sampled_o
             policy=rng.choice(["fcfs", "priority"]),
             async_scheduling=async_scheduling,
             compute_forced_tokens=compute_forced_tokens,
+            num_speculative_tokens=num_drafts,
+            draft_schedule=random_schedule(seed, num_drafts),
+            accept=random_acceptance(seed) if num_drafts else None,
         )
         assert run.groups.capacity >= MAX_MODEL_LEN
         traffic = Traffic(run, rng, num_requests=120, abort_share=0.05, grammar_share=1.0)

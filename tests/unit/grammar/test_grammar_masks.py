@@ -237,8 +237,16 @@ def test_masks_behind_draft_tokens_are_those_of_an_output_with_them(grammars: LL
         assert masks is not None
         assert masks.rows == (2,) * len(walked)
         assert masks.places == tuple(range(len(walked)))
-        assert [allowed(grammars.fill(samples({0: each.cursor})))[0] for each in walked][: len(expected)] == expected
+        by_place = list(allowed(replace(masks, rows=masks.places)).values())
+        assert by_place[: len(expected)] == expected
         assert drafted.accept(draft_ids[0]), "the output itself has not advanced"
+
+
+def test_a_known_sample_has_a_mask_of_its_token(grammars: LLGuidanceGrammars) -> None:
+    bound = cursor(grammars, GRAMMARS[0])
+    masks = allowed(grammars.fill([MaskedSample(1, 0, QUICK), MaskedSample(2, 0, bound)]))
+    assert masks[1] == {QUICK}
+    assert is_mask_of(masks[2], bound)
 
 
 def test_nothing_is_walked_behind_a_draft_token_that_the_grammar_refuses(grammars: LLGuidanceGrammars) -> None:

@@ -71,7 +71,7 @@ class RequestFactory:
         may_repeat = params.repetition_detection is None
         max_drafts = config.num_speculative_tokens if can_speculate(request) else 0
         if params.grammar is not None:
-            counts = config.compute_forced_tokens and not config.num_speculative_tokens and can_force(params)
+            counts = config.compute_forced_tokens and can_force(params)
             forced = self.forced if counts else None
             if max_drafts:
                 drafted = DraftedConstrainedRequest if may_repeat else _DraftedConstrained
