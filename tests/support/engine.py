@@ -119,23 +119,16 @@ def build_core(
     *,
     poison: bool = False,
     block_seed: int | None = None,
-    grammars: Grammars | None = None,
-    compute_forced_tokens: bool = True,
+    grammars: Any = None,
     **config: Any,
 ) -> Iterator[Engine]:
-    """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order."""
+    """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order.
+    `grammars`: a `Grammars`."""
     settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 16 * 2**20}
     chosen = EngineConfig.from_options(model=str(model), **settings | config)
     executor = make_executor(chosen, lambda text: None)
     try:
-        yield engine_over(
-            executor,
-            chosen,
-            poison=poison,
-            block_seed=block_seed,
-            grammars=grammars,
-            compute_forced_tokens=compute_forced_tokens,
-        )
+        yield engine_over(executor, chosen, poison=poison, block_seed=block_seed, grammars=grammars)
     finally:
         executor.shutdown()
 

@@ -122,9 +122,12 @@ def test_tokens_under_grammars_equal_those_without_drafts(
     ]
     grammars = FakeGrammars(frozenset(), num_words=-(-VOCAB_SIZE // 32))
     grammars.known = {each.sampling_params.grammar.text for each in wanted if each.sampling_params.grammar}
-    with build_core(folder, grammars=grammars, compute_forced_tokens=False, **CONFIG) as engine:
+    with build_core(folder, grammars=grammars, **CONFIG) as engine:
         expected = tokens(run(engine, wanted))
-    settings = {"async_scheduling": async_scheduling, "num_gpu_blocks_override": num_gpu_blocks_override}
+    settings: dict[str, Any] = {
+        "async_scheduling": async_scheduling,
+        "num_gpu_blocks_override": num_gpu_blocks_override,
+    }
     with (
         oracle_drafts(wanted, expected, varies=True),
         varied_room(),
