@@ -223,7 +223,6 @@ class EngineCore:
         samples = samples_to_mask(constrained, self._executor.draft_tokens())
         if not samples:
             return None
-        assert self._grammars is not None, "a constrained request has a grammar"
         return self._grammars.fill(samples)
 
     def _finish_oldest(self) -> None:

@@ -171,3 +171,15 @@ class Grammars(Protocol):
     def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
         """Return the masks of a step's samples. None: none of them is constrained at its token."""
         ...
+
+
+class NoGrammars:
+    """In place of `Grammars` in an engine that cannot compile any, which rejects requests with one."""
+
+    def prepare(
+        self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None], is_wanted: Callable[[], bool]
+    ) -> GrammarCursor | None:
+        raise NotImplementedError
+
+    def fill(self, samples: Sequence[MaskedSample]) -> GrammarMasks | None:
+        raise NotImplementedError

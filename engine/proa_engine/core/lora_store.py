@@ -46,3 +46,13 @@ class LoraStore(Protocol):
     def unload_lora(self, lora_id: int) -> None:
         """Free the adapter's memory. Later steps may use it only from the slots that it is in already."""
         ...
+
+
+class NoLoraStore:
+    """In place of a `LoraStore` where there are no adapters, and none is loaded."""
+
+    def load_lora(self, lora_id: int, path: str) -> "Future[str]":
+        raise NotImplementedError
+
+    def unload_lora(self, lora_id: int) -> None:
+        raise NotImplementedError

@@ -6,7 +6,15 @@ from concurrent.futures import Future, wait
 
 from proa.contract import EngineCoreRequest, LoadedLoras, Lora
 from proa_engine.core.lora_slots import NO_ADAPTER, Adapter, LoraSlots, NoAdapter
-from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, LoraNotFound, LoraStore, TooManyLoras
+from proa_engine.core.lora_store import (
+    LoraError,
+    LoraExists,
+    LoraInvalid,
+    LoraNotFound,
+    LoraStore,
+    NoLoraStore,
+    TooManyLoras,
+)
 from proa_engine.core.operations import LoadLora, UnloadLora
 from proa_engine.core.request import Request
 
@@ -21,21 +29,18 @@ class Loras:
     """
 
     def __init__(self, store: LoraStore | None = None, *, max_loras: int = 0, max_cpu_loras: int = 0) -> None:
-        """`store` None: there are no adapters, and none can be loaded."""
+        """Without a `store` there are no adapters, and none can be loaded."""
         if max_cpu_loras < max_loras:
             raise ValueError(f"max_cpu_loras must be at least max_loras ({max_loras}), got {max_cpu_loras}")
         self.slots = LoraSlots(max_loras)
-        self._store = store
+        self.are_enabled = bool(store)
+        self._store: LoraStore = store or NoLoraStore()
         self._max_loaded = max_cpu_loras
         self._by_name: dict[str, Adapter] = {}  # adapters that requests may name, the least recently used first
         self._leaving: list[Adapter] = []  # unloaded adapters that still have requests
         self._num_loaded = 0  # since the start
         self._loading: deque[LoadLora] = deque()  # the first one is being read
         self.has_changed = False  # whether `loaded` has changed since clients were told
-
-    @property
-    def are_enabled(self) -> bool:
-        return self._store is not None
 
     @property
     def loaded(self) -> LoadedLoras:
@@ -62,7 +67,7 @@ class Loras:
 
     def load(self, operation: LoadLora, on_loaded: Callable[["Future[str]"], None]) -> None:
         """Load an adapter, or queue the load. `on_loaded` is called with the argument for `finish_load`."""
-        if self._store is None:
+        if not self.are_enabled:
             message = "this engine does not support LoRA adapters; start it with --enable-lora"
             operation.done.set_exception(LoraInvalid(message))
             return
@@ -79,7 +84,6 @@ class Loras:
 
     def load_now(self, operation: LoadLora) -> Lora:
         """Load an adapter before the engine starts, and wait for it. Raises `LoraError`."""
-        assert self._store is not None
         self._num_loaded += 1
         future = self._store.load_lora(self._num_loaded, operation.path)
         wait([future])
@@ -117,7 +121,6 @@ class Loras:
         self.slots.check_integrity(adapters)
 
     def _read_first(self, on_loaded: Callable[["Future[str]"], None]) -> None:
-        assert self._store is not None
         self._num_loaded += 1
         self._store.load_lora(self._num_loaded, self._loading[0].path).add_done_callback(on_loaded)
 
@@ -161,6 +164,5 @@ class Loras:
             self._free(adapter)
 
     def _free(self, adapter: Adapter) -> None:
-        assert self._store is not None
         self.slots.forget(adapter)
         self._store.unload_lora(adapter.id)

@@ -13,7 +13,7 @@ from proa_engine.core.admission.request_factory import RequestFactory
 from proa_engine.core.admission.request_table import RequestTable
 from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
-from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.grammar import GrammarReady, Grammars, NoGrammars
 from proa_engine.core.kv.kv_cache_manager import MISS, Hit, KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.media import Media
@@ -54,7 +54,7 @@ class Scheduler:
     ) -> None:
         """`grammars`, `loras` or `media` None: requests with a grammar, an adapter, or images or audio are rejected."""
         self.config = config
-        self.grammars = grammars
+        self.grammars: Grammars = grammars or NoGrammars()
         self.loras = loras or Loras()
         media = media or Media()
         self.encoder_cache = media.cache
@@ -72,7 +72,7 @@ class Scheduler:
             kv_cache_manager,
             self._factory,
             lengths=lengths,
-            grammars=grammars,
+            grammars=self.grammars,
             loras=self.loras,
             media=media,
             prefill_rate=self.prefill_rate,

@@ -25,7 +25,8 @@ NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero),
 
 
 class Block:
-    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
+    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`,
+    others link to themselves.
 
     A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. Those
     of an encoded audio can be found together in `EncoderBlocks.cached`. The slots of recurrent states are `Block`s too,
@@ -42,8 +43,7 @@ class Block:
         self.cached_in: dict[bytes, Block] | dict[bytes, list[Block]] | None = None
         self.checkpoints: set[bytes] | None = None  # hashes of the checkpoints that need it, while it is cached
         self.owners: tuple[int, ...] = ()  # streams whose sessions retain it, see `BlockPool`
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev = self.next = self
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a ste
 
 
 class RequestAdmission:
-    """Adds accepted requests to `table`. `grammars` None: requests with a grammar are rejected."""
+    """Adds accepted requests to `table`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RequestAdmission:
         factory: RequestFactory,
         *,
         lengths: LengthLimits,
-        grammars: Grammars | None,
+        grammars: Grammars,
         loras: Loras,
         media: Media,
         prefill_rate: PrefillRate,
@@ -121,7 +121,6 @@ class RequestAdmission:
         self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady
     ) -> Admission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""
-        assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
         made.status = RequestStatus.WAITING_FOR_GRAMMAR
         self._table.add_pending(made, now)
         cursor = self._grammars.prepare(request, partial(on_ready, made), lambda: not made.is_finished)

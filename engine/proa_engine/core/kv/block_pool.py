@@ -14,53 +14,47 @@ class FreeBlockQueue:
     """Free blocks in the order in which they are allocated. Every operation is O(1)."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._head, self._tail = Block(-1), Block(-1)  # sentinels, so that no operation has to handle an end
-        self._head.next, self._tail.prev = self._tail, self._head
+        self._end = Block(-1)  # before the first and behind the last one, so that no operation has to handle an end
         self.num_blocks = 0
         for block in blocks:
             self.append(block)
 
     def append(self, block: Block) -> None:
         """Make `block` the last to be allocated."""
-        assert self._tail.prev is not None
-        self._link(self._tail.prev, block, self._tail)
+        self._link(self._end.prev, block, self._end)
 
     def append_left(self, block: Block) -> None:
         """Make `block` the next to be allocated."""
-        assert self._head.next is not None
-        self._link(self._head, block, self._head.next)
+        self._link(self._end, block, self._end.next)
 
     def pop_left(self) -> Block:
-        block = self._head.next
-        assert block is not None
-        assert block is not self._tail, "no block is free"
+        block = self._end.next
+        assert block is not self._end, "no block is free"
         self.remove(block)
         return block
 
     def remove(self, block: Block) -> None:
         """Remove `block` from anywhere in the queue."""
         before, after = block.prev, block.next
-        assert before is not None, f"block {block.block_id} is not free"
-        assert after is not None
+        assert before is not block, f"block {block.block_id} is not free"
         before.next, after.prev = after, before
-        block.prev = block.next = None
+        block.prev = block.next = block
         self.num_blocks -= 1
 
     def to_list(self) -> list[Block]:
         """All blocks in order. Raises `AssertionError` for inconsistent links."""
         blocks: list[Block] = []
-        block = self._head.next
-        while block is not None and block is not self._tail:
-            assert block.prev is not None
+        block = self._end.next
+        while block is not self._end:
             assert block.prev.next is block, f"broken link at block {block.block_id}"
+            assert len(blocks) < self.num_blocks, "the free list never ends"
             blocks.append(block)
             block = block.next
-        assert block is self._tail, "the free list is cut"
         assert len(blocks) == self.num_blocks
         return blocks
 
     def _link(self, before: Block, block: Block, after: Block) -> None:
-        assert block.prev is None, f"block {block.block_id} is free already"
+        assert block.prev is block, f"block {block.block_id} is free already"
         before.next, after.prev = block, block
         block.prev, block.next = before, after
         self.num_blocks += 1
