@@ -77,6 +77,7 @@ class SimulatedGateway:
             turn is None
             or self.sessions.passes(turn)
             or (not self._waiting and self.sessions.is_next and self.sessions.place(turn))
+            or not self.sessions.may_fit(turn)
         ):
             self._submit(job)
             return
