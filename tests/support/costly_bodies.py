@@ -33,11 +33,11 @@ def costly_bodies(document: Schema, max_bytes: int = MAX_BYTES) -> Iterator[Cost
     seen: set[tuple[str, str]] = set()
     schemas = document["components"]["schemas"]
     for route, operations in document["paths"].items():
-        if route in ALIASES or "requestBody" not in operations.get("post", {}):
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        if route in ALIASES or "application/json" not in content:
             continue
-        content = operations["post"]["requestBody"]["content"]
         base = MINIMAL[route] | {"model": "fake"}
-        schema = next(iter(content.values()))["schema"]
+        schema = content["application/json"]["schema"]
         for path, kind, item in sorted(_fields(schema, schemas, (), 0), key=str):
             for name, value in _values(kind, item, schemas, max_bytes):
                 field = next((part for part in reversed(path) if part != "[]"), ""), name
