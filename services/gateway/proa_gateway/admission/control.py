@@ -222,7 +222,7 @@ class AdmissionGuard:
         try:
             pool.check(base)
         except (ModelNotFound, EngineUnavailable) as error:
-            self.request.cost = self._expected_output(None)
+            self.request.cost = self.request.num_sequences * EXPECTED_OUTPUT
             await self._wait_for_engine(base, error)
         if base != name and pool.refuses_loras(base):
             raise EngineUnavailable(f"The engines of the model {base!r} run without --enable-lora.")
@@ -243,7 +243,7 @@ class AdmissionGuard:
         """Wait until the conversation that a prompt with these blocks continues has a place in an engine's cache.
         Raises `Overloaded` and `ShuttingDown`."""
         self.request.num_tokens = self.num_choices * num_prompt_tokens
-        self.request.cost = num_prompt_tokens + self._expected_output(None)
+        self.request.cost = num_prompt_tokens + self.request.num_sequences * EXPECTED_OUTPUT
         return await self.control.session_queue.wait(model, sessions, hashes, self.request, self._at_most(float("inf")))
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
@@ -252,17 +252,14 @@ class AdmissionGuard:
         `num_prompt_tokens`: of all prompts. `max_tokens`: of a sequence's output; None: any number. Raises
         `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
         """
-        cost = num_prompt_tokens + self._expected_output(max_tokens)
+        expected = EXPECTED_OUTPUT if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT)
+        cost = num_prompt_tokens + self.request.num_sequences * expected
         self.lease.reserve(cost)
         queue = self.control.queue
         if queue.has_capacity(model):
             return
         self.request.num_tokens, self.request.cost = self.num_choices * num_prompt_tokens, cost
         await queue.wait_for_capacity(model, self.request, self._at_most(self.control.config.deadlines.queue))
-
-    def _expected_output(self, max_tokens: int | None) -> int:
-        tokens = EXPECTED_OUTPUT if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT)
-        return self.request.num_sequences * tokens
 
     async def _wait_for_engine(self, name: str, reason: ModelNotFound | EngineUnavailable) -> None:
         """`reason`: why there is none."""

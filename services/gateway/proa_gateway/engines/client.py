@@ -181,7 +181,7 @@ class EngineClient:
         self.sessions: EngineSessions | None = None
         self._session: Session | None = None  # while there is one
         self._channel: grpc.aio.Channel | None = None  # while there is a session
-        self._grace_ends_at = self._end_of_new_grace_period() if newly_listed else 0.0  # event loop time
+        self._grace_ends_at = _in(self._deadlines.failover) if newly_listed else 0.0  # event loop time
 
     @property
     def model_name(self) -> str | None:
@@ -354,7 +354,7 @@ class EngineClient:
                 # Where discovery has just reported the engine, nothing may listen at its address yet.
                 is_starting = self._last_model_name is None and asyncio.get_running_loop().time() < self._grace_ends_at
                 if has_answered:  # it loads its model, or drains
-                    self._grace_ends_at = self._end_of_new_grace_period()
+                    self._grace_ends_at = _in(self._deadlines.failover)
                 is_expected = has_answered or is_starting
                 return ConnectAttempt(describe_error(error), is_expected=is_expected, has_answered=has_answered)
             events = partial(convert.read_kv_events, channel)
@@ -401,13 +401,15 @@ class EngineClient:
                 self.sessions.close()
                 self.sessions = None
             self.loras.stop()
-            self._grace_ends_at = self._end_of_new_grace_period()
+            self._grace_ends_at = _in(self._deadlines.failover)
             self._on_change(self)
             session.close(reason)
         return ConnectAttempt(reason, connected=True, is_expected=drained, num_requests=num_requests)
 
-    def _end_of_new_grace_period(self) -> float:
-        return asyncio.get_running_loop().time() + self._deadlines.failover
+
+def _in(seconds: float) -> float:
+    """The event loop's time so many seconds from now."""
+    return asyncio.get_running_loop().time() + seconds
 
 
 def _failed(error: Exception) -> ConnectAttempt:

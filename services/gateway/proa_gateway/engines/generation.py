@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -102,13 +103,17 @@ class Generation:
 
         Raises `error`: that of a sequence that failed, `EngineTimeout` or `DeadlineExceeded`.
         """
-        self._check_deadlines()
-        while self.error is None and not self._wake.is_set():
-            try:
-                async with asyncio.timeout(self._deadlines.until_next_check(self._now())):
+        while True:
+            now = self._now()
+            for sequence, attempts in self._running.items():
+                attempts.update_progress(len(sequence.received), now)
+            self.error = self._deadlines.error(self._running.values(), now) or self.error
+            if self.error is not None or self._wake.is_set():
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._deadlines.until_next_check(now)):
                     await self._wake.wait()
-            except TimeoutError:
-                self._check_deadlines()
+                    break
         self._wake.clear()
         if self.error is not None:
             raise self.error
@@ -218,7 +223,7 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        if turn := self._pool.begin_turn(pick, request, attempts.hints, attempts.turn):
+        if engine.sessions and (turn := self._pool.begin_turn(pick, request, attempts.hints, attempts.turn)):
             attempts.turn, request = turn, replace(request, retain=turn.retain, released=turn.released)
         attempts.sent = engine.submit(request, sink)
         attempts.record_sent(engine)
@@ -293,9 +298,3 @@ class Generation:
             self._pool.failovers.record_given_up(attempts.tried[0], error.message)
         self.error = self.error or error
         self._wake.set()
-
-    def _check_deadlines(self) -> None:
-        now = self._now()
-        for sequence, attempts in self._running.items():
-            attempts.update_progress(len(sequence.received), now)
-        self.error = self._deadlines.error(self._running.values(), now) or self.error

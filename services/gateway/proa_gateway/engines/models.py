@@ -83,15 +83,12 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, when the first engine connected
     lora: Lora | None = None  # None: the engine's model itself
 
-    @property
-    def name(self) -> str:
-        """That requests and responses have."""
-        return self.info.model_name if self.lora is None else self.lora.name
+    base_name: str = field(init=False)  # of the engines' model
+    name: str = field(init=False)  # that requests and responses have
 
-    @property
-    def base_name(self) -> str:
-        """The name of the engines' model."""
-        return self.info.model_name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base_name", self.info.model_name)
+        object.__setattr__(self, "name", self.info.model_name if self.lora is None else self.lora.name)
 
 
 class ModelRegistry:

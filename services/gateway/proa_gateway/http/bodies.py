@@ -217,14 +217,15 @@ class RequestBodies:
             if message["type"] == "http.request" and not message.get("more_body"):
                 body.is_complete = True
                 if limits.is_json:
-                    body.release()
+                    limits.memory.release(body.num_held)
+                    body.num_held = 0
                     await self._pass_on(body)
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            body.release()
+            limits.memory.release(body.num_held)
 
     async def _next_part(self, body: "_Body", receive: Receive) -> Message:
         loop = asyncio.get_running_loop()
@@ -279,7 +280,3 @@ class _Body:
         if self.limits.is_json:
             self.parts.append(part)
             self.cost_bound += cost_bound(part)
-
-    def release(self) -> None:
-        self.limits.memory.release(self.num_held)
-        self.num_held = 0

@@ -25,6 +25,19 @@ AUDIO_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+SESSION_GAUGES: dict[str, tuple[str, Callable[[ModelSessions], float]]] = {
+    "proa_gateway_session_capacity": (
+        "How many conversations of the mean size of this gateway's the KV caches of the model's engines hold; 0: not "
+        "known.",
+        lambda sessions: sessions.capacity,
+    ),
+    "proa_gateway_session_demand": (
+        "Blocks of this gateway's conversations with a place, and of those that wait for one, of all blocks of the "
+        "model's engines. 1, summed over gateways: they are full.",
+        lambda sessions: sessions.demand,
+    ),
+}
+"""Metrics of models whose conversations have places in their engines' caches. Label: `model_name`."""
 
 
 class Engine(Protocol):
@@ -76,19 +89,6 @@ ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
 }
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
 start with the engine."""
-SESSION_GAUGES: dict[str, tuple[str, Callable[[ModelSessions], float]]] = {
-    "proa_gateway_session_capacity": (
-        "How many conversations of the mean size of this gateway's the KV caches of the model's engines hold; 0: not "
-        "known.",
-        lambda sessions: sessions.capacity,
-    ),
-    "proa_gateway_session_demand": (
-        "Blocks of this gateway's conversations with a place, and of those that wait for one, of all blocks of the "
-        "model's engines. 1, summed over gateways: they are full.",
-        lambda sessions: sessions.demand,
-    ),
-}
-"""Metrics of models whose conversations have places in their engines' caches. Label: `model_name`."""
 
 
 class VllmMetrics:

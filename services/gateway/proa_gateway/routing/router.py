@@ -130,7 +130,7 @@ class Router:
     def choose(self, model: str, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         """One of the candidates, by address, of which there is at least one: the home of the session that a prompt
         continues, if it is not overloaded, or that of the policy's choice."""
-        sessions = self.sessions(model, hints)
+        sessions = self.sessions(model, hints) if self._sessions else None
         home = None if sessions is None else sessions.home(hints.block_hashes)
         chosen = None if home is None else candidates.get(home.address)
         if chosen is None:
