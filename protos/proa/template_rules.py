@@ -137,7 +137,7 @@ def messages_as_read(
 ) -> list[dict[str, Any]]:
     """Copies of the messages, with contents in forms that the template reads, and the role `system` for `developer`.
 
-    `forms`: by role; other roles are as the user's. `placeholder`: of images, for templates that read text.
+    `forms`: by role; other roles are as the user's. `placeholder`: of images or audios, for templates that read text.
     `keeps_null`: a message of calls alone has a content, which is None; else it has none, as in transformers.
     """
     read = []
@@ -269,15 +269,15 @@ def _is_plain(word: str, text: str) -> bool:
 def _as_read(content: Content | None, forms: ContentForms, placeholder: str) -> Content:
     """The content in a form that the template reads: that in which it was sent, if possible.
 
-    Templates write an image's placeholder for a part of the type `image`. Without parts, `placeholder` comes before the
-    text, once for each image and on lines of their own, as in vLLM.
+    Templates write an image's placeholder for a part of the type `image`, an audio's for `audio`. Without parts,
+    `placeholder` comes before the text, once for each image or audio and on lines of their own, as in vLLM.
     """
     if not isinstance(content, str) and content is not None and forms.parts:
         return content
     text = text_of(content)
     if not isinstance(content, str) and content is not None:
-        images = [placeholder for part in content if part.get("type") == "image"]
-        text = "\n".join([*images, text] if text else images) if images else text
+        media = [placeholder for part in content if part.get("type") in ("image", "audio")]
+        text = "\n".join([*media, text] if text else media) if media else text
     return text if forms.text else text_part(text)
 
 

@@ -60,7 +60,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "messages[0].content",
-        "unsupported_parameter",
+        "invalid_value",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "invalid_value"),
     (

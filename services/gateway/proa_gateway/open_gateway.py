@@ -16,6 +16,7 @@ from proa_gateway.admission.auth import ApiKeyStore
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.audio.loader import AudioLoader
 from proa_gateway.audio.memory import AudioMemory
+from proa_gateway.audio.parts import FILE_NAME, AudioPartLoader
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.deletion_costs import write_deletion_costs
@@ -33,7 +34,7 @@ from proa_gateway.gateway import Gateway
 from proa_gateway.http.bodies import LargeBodies
 from proa_gateway.http.middleware import AllowedHosts
 from proa_gateway.images.config import ImageOptions
-from proa_gateway.images.fetch import ImageFetcher
+from proa_gateway.images.fetch import MediaFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.keep_running import keep_running
 from proa_gateway.observability.metrics import GatewayMetrics
@@ -68,12 +69,15 @@ async def open_gateway(
         tracer, metrics, notices = GatewayTracer.from_environment(), _make_metrics(), Notices()
         at_exit.push_async_callback(asyncio.get_running_loop().run_in_executor, executor, tracer.shutdown)
 
-        fetcher = _make_fetcher(config.images)
+        fetcher = _make_fetcher(config.images, "image", config.images.max_image_bytes, "images")
         at_exit.push_async_callback(fetcher.close)
         images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
 
         audios = AudioLoader(config.audio, audio_memory, metrics)
         at_exit.push_async_callback(audios.close)
+        audio_fetcher = _make_fetcher(config.images, FILE_NAME, config.audio.max_audio_bytes, "audios")
+        at_exit.push_async_callback(audio_fetcher.close)
+        audio_parts = AudioPartLoader(audios, audio_fetcher, config.images.limit_mm_per_prompt.audio, tracer)
 
         formats = _make_formats(config)
         loras = LoraRegistry(config.lora_modules)
@@ -141,7 +145,7 @@ async def open_gateway(
             background=BackgroundTasks(),
             audios=audios,
             notices=notices,
-            settings=_make_settings(config, formats, images),
+            settings=_make_settings(config, formats, images, audio_parts),
         )
         discovery = make_discovery(config)
         at_exit.push_async_callback(discovery.close)
@@ -174,9 +178,9 @@ def _make_exchange(config: GatewayConfig, router: Router, metrics: GatewayMetric
     )
 
 
-def _make_fetcher(options: ImageOptions) -> ImageFetcher:
-    return ImageFetcher(
-        options.allowed_media_domains, timeout=options.image_fetch_timeout, max_bytes=options.max_image_bytes
+def _make_fetcher(options: ImageOptions, name: str, max_bytes: int, limit: str) -> MediaFetcher:
+    return MediaFetcher(
+        options.allowed_media_domains, timeout=options.image_fetch_timeout, max_bytes=max_bytes, name=name, limit=limit
     )
 
 
@@ -188,12 +192,15 @@ def _make_response_store(config: GatewayConfig) -> ResponseStore:
     )
 
 
-def _make_settings(config: GatewayConfig, formats: MessageFormats, images: ImageLoader) -> ApiSettings:
+def _make_settings(
+    config: GatewayConfig, formats: MessageFormats, images: ImageLoader, audios: AudioPartLoader
+) -> ApiSettings:
     return ApiSettings(
         formats=formats,
         trusts_template=config.trust_request_chat_template,
         content_format=config.chat_template_content_format,
         images=images,
+        audios=audios,
         plain_texts=config.plain_special_tokens,
         includes_usage=config.enable_force_include_usage,
         tokens_as_ids=config.return_tokens_as_token_ids,

@@ -13,7 +13,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from proa.image.limits import ImageError
 from proa_gateway.errors import Overloaded
 from proa_gateway.images.config import AllowedDomain
-from proa_gateway.images.fetch import MAX_HOST_FETCHES, ImageFetcher, PublicResolver
+from proa_gateway.images.fetch import MAX_HOST_FETCHES, MediaFetcher, PublicResolver
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 DATA = bytes(1000)
@@ -36,13 +36,13 @@ class FakeResolver(AbstractResolver):
 
 
 @asynccontextmanager
-async def serving(handler: Handler, **options: Any) -> AsyncIterator[tuple[ImageFetcher, str]]:
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[tuple[MediaFetcher, str]]:
     """A fetcher that may fetch from a server on loopback, and the server's URL."""
     server = web.Server(handler)
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     settings: dict[str, Any] = {"timeout": 30.0, "max_bytes": len(DATA)} | options
-    fetcher = ImageFetcher([AllowedDomain("127.0.0.1", port)], **settings)
+    fetcher = MediaFetcher([AllowedDomain("127.0.0.1", port)], **settings)
     try:
         yield fetcher, f"http://127.0.0.1:{port}"
     finally:
@@ -112,7 +112,7 @@ async def test_a_slow_host_leaves_others_their_share() -> None:
 
     async with serving(slow) as (_, slow_url), serving(fast) as (_, fast_url):
         domains = [AllowedDomain.parse(url.removeprefix("http://")) for url in (slow_url, fast_url)]
-        fetcher = ImageFetcher(domains, timeout=30, max_bytes=len(DATA))
+        fetcher = MediaFetcher(domains, timeout=30, max_bytes=len(DATA))
         fetches = [asyncio.create_task(fetcher.fetch(slow_url)) for _ in range(60)]
         await asyncio.sleep(0)  # they wait before the next one does
         assert await fetcher.fetch(fast_url) == DATA
@@ -208,7 +208,7 @@ async def test_nothing_is_fetched_through_a_proxy(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["10.0.0.5"], ["8.8.8.8", "10.0.0.5"], ["::ffff:127.0.0.1"]])
 async def test_a_name_with_a_private_address_is_refused(addresses: list[str]) -> None:
     resolver = FakeResolver(*addresses)
-    fetcher = ImageFetcher([AllowedDomain("images.example")], timeout=30.0, max_bytes=10, resolver=resolver)
+    fetcher = MediaFetcher([AllowedDomain("images.example")], timeout=30.0, max_bytes=10, resolver=resolver)
     try:
         with pytest.raises(ImageError, match="in a private network"):
             await fetcher.fetch("http://images.example/a.png")
@@ -223,7 +223,7 @@ async def test_connections_go_to_the_addresses_that_were_checked() -> None:
 
 @pytest.mark.parametrize("url", ["http://2130706433/", "http://127.1/"])
 async def test_numbers_that_are_no_canonical_address_are_refused_even_if_named(url: str) -> None:
-    fetcher = ImageFetcher([AllowedDomain.parse(url.split("/")[2])], timeout=30.0, max_bytes=10)
+    fetcher = MediaFetcher([AllowedDomain.parse(url.split("/")[2])], timeout=30.0, max_bytes=10)
     try:
         with pytest.raises(ImageError):
             await fetcher.fetch(url)
@@ -256,7 +256,7 @@ async def test_no_form_of_a_url_reaches_the_network_of_the_gateway() -> None:
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         domains = [AllowedDomain("images.example"), AllowedDomain("images.example", port)]
-        fetcher = ImageFetcher(domains, timeout=30.0, max_bytes=10, resolver=FakeResolver("127.0.0.1"))
+        fetcher = MediaFetcher(domains, timeout=30.0, max_bytes=10, resolver=FakeResolver("127.0.0.1"))
         try:
             for form in URLS_OF_A_PRIVATE_NETWORK.split():
                 with pytest.raises(ImageError):

@@ -184,6 +184,7 @@ def test_a_limit_that_is_not_one_of_images_is_refused(text: str) -> None:
 
 def test_the_limit_of_images_is_as_vllm_writes_it() -> None:
     assert PromptLimit.from_json('{"image": 3}') == PromptLimit(3)
+    assert PromptLimit.from_json('{"audio": 3}') == PromptLimit(16, 3)
     assert PromptLimit.from_json(str(PromptLimit())) == PromptLimit(16)
 
 

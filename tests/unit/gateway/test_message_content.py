@@ -14,7 +14,7 @@ from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.chat_prompt import render_prompt, template_messages
 from proa_gateway.serving.content import ContentFormat, ImagePart
-from proa_gateway.serving.prompt import image_parts
+from proa_gateway.serving.prompt import media_parts
 from proa_gateway.tokenizer import TemplateRenderer
 from support.tokenizers import byte_level_tokenizer
 
@@ -155,7 +155,7 @@ def test_images_come_before_the_text_for_a_template_that_reads_text(source: str)
 )
 def test_each_form_of_an_image_is_read(part: dict[str, Any]) -> None:
     request = ChatCompletionRequest.model_validate({"messages": [*user("Hi"), *user([part])]})
-    assert list(image_parts(request.messages, "messages")) == [ImagePart("https://a/b.png", "messages[1].content[0]")]
+    assert list(media_parts(request.messages, "messages")) == [ImagePart("https://a/b.png", "messages[1].content[0]")]
 
 
 THOUGHTS = (
@@ -197,7 +197,8 @@ def test_thinking_is_no_text_of_a_template_that_reads_parts() -> None:
         ({"type": "image_url", "image_url": ""}, "without the text of a URL"),
         ({"type": "image_url", "image_url": "\ud800"}, "lone surrogate"),
         ({"type": "image_url", "uuid": "1"}, "images are not found by uuid"),
-        ({"type": "input_audio", "input_audio": {}}, "'input_audio'"),
+        ({"type": "input_audio", "input_audio": {}}, "an audio without its data"),
+        ({"type": "audio_url", "audio_url": {"url": 5}}, "or the text of a URL"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "'video_url'"),
         ({"type": "file", "file": {}}, "'file'"),
         (REFUSAL, "'refusal'.* in messages of the assistant"),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 from yarl import URL
@@ -40,8 +40,10 @@ class AllowedDomain:
         return url.port in _PORTS if self.port is None else url.port == self.port
 
 
-def check_url(text: str, domains: Collection[AllowedDomain]) -> URL:
-    """Raises `ImageError`. A host that is an address is allowed if it was named, also in a private network."""
+def check_url(text: str, domains: Collection[AllowedDomain], name: str = "image") -> URL:
+    """`name`: of what the URL is, for errors. Raises `ImageError`.
+
+    A host that is an address is allowed if it was named, also in a private network."""
     if len(text) > MAX_URL:
         raise ImageError(f"the URL has {len(text)} characters, the limit is {MAX_URL}")
     try:
@@ -54,8 +56,8 @@ def check_url(text: str, domains: Collection[AllowedDomain]) -> URL:
         raise ImageError("the URL has a user name or a password, which is not supported")
     if not any(domain.allows(url) for domain in domains):
         raise ImageError(
-            "images are not fetched from the URL's host and port, the server allows others or none: "
-            "send the image as a data URL"
+            f"{name}s are not fetched from the URL's host and port, the server allows others or none: "
+            f"send the {name} as a data URL"
         )
     return url
 
@@ -65,6 +67,7 @@ class PromptLimit:
     """vLLM's form: JSON with a number for each kind of input."""
 
     image: int = 16  # images in one prompt
+    audio: int = 4  # audios in one prompt
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -73,15 +76,15 @@ class PromptLimit:
             values = json.loads(text)
         except ValueError:
             values = None
-        if not isinstance(values, dict) or set(values) - {"image"}:
-            raise ValueError(f'{text!r} is not JSON such as {{"image": 16}}; images are the only such input')
-        image = values.get("image", cls().image)
-        if type(image) is not int or image < 0:
-            raise ValueError(f"{text!r} must have a number of images that is not negative")
-        return cls(image)
+        if not isinstance(values, dict) or set(values) - {"image", "audio"}:
+            raise ValueError(f'{text!r} is not JSON such as {{"image": 16, "audio": 4}}, the only such inputs')
+        for name, number in values.items():
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{text!r} must have a number of {name}s that is not negative")
+        return cls(**values)
 
     def __str__(self) -> str:
-        return json.dumps({"image": self.image})
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +93,20 @@ class ImageOptions:
 
     limit_mm_per_prompt: PromptLimit = option(
         PromptLimit(),
-        "limit of images in a prompt, as JSON; beyond it 400",
+        "limit of images and of audios in a prompt, as JSON; beyond it 400",
         metavar="JSON",
         parse=PromptLimit.from_json,
     )
     allowed_media_domains: tuple[AllowedDomain, ...] = option(
         (),
-        "host from which images of http and https URLs are fetched, on the ports 80 and 443 unless it names one; an "
-        "address of a private network must be named itself; repeat for several (default: no URL is fetched)",
+        "host from which images and audio files of http and https URLs are fetched, on the ports 80 and 443 unless it "
+        "names one; an address of a private network must be named itself; repeat for several (default: no URL is "
+        "fetched)",
         metavar="HOST[:PORT]",
         parse=AllowedDomain.parse,
     )
     image_fetch_timeout: float = option(
-        5.0, "time in seconds to fetch an image, redirects included; beyond it 400", minimum=0.001
+        5.0, "time in seconds to fetch an image or an audio file, redirects included; beyond it 400", minimum=0.001
     )
     max_image_bytes: int = option(
         20 * 1024 * 1024, "limit of an image's file in bytes; beyond it 400", parse=parse_count, minimum=1

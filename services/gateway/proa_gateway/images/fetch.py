@@ -1,4 +1,4 @@
-"""The bytes of images: from data URLs, or fetched from addresses that the gateway may reach."""
+"""The bytes of images and audio files: from data URLs, or fetched from addresses that the gateway may reach."""
 
 import asyncio
 import socket
@@ -36,7 +36,7 @@ MAX_FETCHES = 24  # at the same time, each with up to `max_bytes` in memory; oth
 MAX_HOST_FETCHES = 8  # of them from one host, so that slow hosts leave others their share
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Without compression: it would let a small answer become a large one.
-_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "proa-gateway"}
+_HEADERS = {"accept": "image/*, audio/*, video/*", "accept-encoding": "identity", "user-agent": "proa-gateway"}
 
 
 def is_public(address: str) -> bool:
@@ -61,13 +61,13 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def read_data_url(url: str, max_bytes: int) -> bytes:
-    """The media type is not read: what the file is decides. Raises `ImageError`."""
+def read_data_url(url: str, max_bytes: int, name: str = "image") -> bytes:
+    """`name`: of what it has, for errors. The media type is not read: what the file is decides. Raises `ImageError`."""
     header, comma, text = url[5:].partition(",")
     if not comma or header.rpartition(";")[2].strip().lower() != "base64":
         raise ImageError("the data URL is not of the form data:image/png;base64,…")
     if (num_bytes := len(text) // 4 * 3 - 2) > max_bytes:
-        raise ImageError(f"the image has about {num_bytes} bytes, the limit is {max_bytes}")
+        raise ImageError(f"the {name} has about {num_bytes} bytes, the limit is {max_bytes}")
     try:
         return a2b_base64(text, strict_mode=True)
     except ValueError:  # Error, or a character that is not ASCII
@@ -103,7 +103,7 @@ class PublicResolver(AbstractResolver):
         await self._resolver.close()
 
 
-class ImageFetcher:
+class MediaFetcher:
     """Made in a running event loop."""
 
     def __init__(
@@ -112,16 +112,20 @@ class ImageFetcher:
         *,
         timeout: float,
         max_bytes: int,
+        name: str = "image",
+        limit: str = "images",
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """`timeout`: seconds for one image, and before that for its turn. `resolver`: of names, by default the
-        system's."""
+        """`timeout`: seconds for one file, and before that for its turn. `name`: of what files are, for errors.
+        `limit`: the gateway's limit that too many exceed. `resolver`: of names, by default the system's."""
         self._domains = domains
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         # By origin, of which there are no more than are allowed.
         self._host_fetches = defaultdict[URL, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_HOST_FETCHES))
         self.timeout = timeout
         self._max_bytes = max_bytes
+        self._name = name
+        self._limit = limit
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 resolver=PublicResolver(resolver or aiohttp.ThreadedResolver()), use_dns_cache=False, limit=0
@@ -135,7 +139,7 @@ class ImageFetcher:
 
     async def fetch(self, url: str) -> bytes:
         """Raises `ImageError`, and `Overloaded` if too many other images are being fetched."""
-        checked = check_url(url, self._domains)
+        checked = check_url(url, self._domains, self._name)
         async with self._turn(checked):
             return await self._fetch(checked)
 
@@ -152,8 +156,8 @@ class ImageFetcher:
                     await turn.enter_async_context(self._host_fetches[url.origin()])
                     await turn.enter_async_context(self._fetches)
             except TimeoutError:
-                message = "The server is at its limit of images that are fetched at the same time."
-                raise Overloaded(message, limit="images") from None
+                message = f"The server is at its limit of {self._name}s that are fetched at the same time."
+                raise Overloaded(message, limit=self._limit) from None
             yield
 
     async def _fetch(self, url: URL) -> bytes:
@@ -162,11 +166,11 @@ class ImageFetcher:
             async with asyncio.timeout(self.timeout):
                 return await self._follow(url)
         except TimeoutError:
-            raise ImageError(f"fetching the image took longer than {self.timeout:g} s") from None
+            raise ImageError(f"fetching the {self._name} took longer than {self.timeout:g} s") from None
         except ImageError:
             raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ImageError(f"the image could not be fetched: {_reason(error)}") from error
+            raise ImageError(f"the {self._name} could not be fetched: {_reason(error)}") from error
 
     async def _follow(self, url: URL) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -174,15 +178,15 @@ class ImageFetcher:
                 if response.status not in _REDIRECTS:
                     return await self._read(response)
                 location = response.headers.get("location", "")
-            url = check_url(str(url.join(URL(location))), self._domains)
-        raise ImageError(f"the image's server redirects more than {MAX_REDIRECTS} times")
+            url = check_url(str(url.join(URL(location))), self._domains, self._name)
+        raise ImageError(f"the {self._name}'s server redirects more than {MAX_REDIRECTS} times")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
-            raise ImageError(f"the image's server answered with status {response.status}")
+            raise ImageError(f"the {self._name}'s server answered with status {response.status}")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise ImageError("the image's server compressed its answer, though it was asked not to")
-        too_large = f"the image has more than {self._max_bytes} bytes, the limit"
+            raise ImageError(f"the {self._name}'s server compressed its answer, though it was asked not to")
+        too_large = f"the {self._name} has more than {self._max_bytes} bytes, the limit"
         if (response.content_length or 0) > self._max_bytes:
             raise ImageError(too_large)
         data = bytearray()

@@ -18,7 +18,7 @@ from proa_gateway.serving.conversation import Conversation
 from proa_gateway.serving.conversation_call import ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, image_parts
+from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, media_parts
 
 T = TypeVar("T")
 GROUP_CHARACTERS: Final = 262_144
@@ -239,8 +239,8 @@ def _given_ids(token_ids: list[int], model: ServedModel, limit: Limit) -> Sequen
 async def _chat_ids(request: InputFields, model: ServedModel, settings: ApiSettings, limit: Limit) -> Sequence[int]:
     if model.tokenizer.chat_template is None and request.chat_template is None:
         raise InvalidRequest(f"The model {model.name!r} has no chat template: use input.", param="messages")
-    if (part := next(image_parts(request.messages or (), "messages"), None)) is not None:
-        raise UnsupportedField(f"{part.param}: images are not supported here, only text.", param=part.param)
+    if (part := next(media_parts(request.messages or (), "messages"), None)) is not None:
+        raise UnsupportedField(f"{part.param}: images and audio are not supported here, only text.", param=part.param)
     conversation = Conversation(
         messages=request.messages or (),
         template_kwargs=request.chat_template_kwargs or {},

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import partial
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello, Image, KvEvents, Lora, ModelInfo, PromptEmbeds, extra_keys
+from proa.contract import Audio, Hello, Image, KvEvents, Lora, ModelInfo, PromptEmbeds, extra_keys
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.index import TieredIndex
 from proa_gateway.routing.policies import (
@@ -112,7 +112,7 @@ class Router:
         cache_salt: str,
         session_id: str | None,
         lora: Lora | None,
-        images: Sequence[Image] = (),
+        media: Sequence[Image | Audio] = (),
         embeds: Sequence[PromptEmbeds] = (),
     ) -> RoutingHints:
         """Hash the prompt's blocks if the policy needs them, and an engine may have them."""
@@ -120,7 +120,7 @@ class Router:
             return RoutingHints(session_id=session_id, lora=lora)
         name, content = (lora.name, lora.digest) if lora is not None else ("", "")
         keys = extra_keys(cache_salt, name, content)
-        arguments = (chain.root, token_ids, chain.block_size, keys, images, embeds)
+        arguments = (chain.root, token_ids, chain.block_size, keys, media, embeds)
         if len(token_ids) <= MAX_INLINE_TOKENS:
             hashes = hash_blocks(*arguments)
         else:

@@ -1,4 +1,4 @@
-"""A message's content: texts and images, as requests send them and as chat templates read them."""
+"""A message's content: texts, images and audio, as requests send them and as chat templates read them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +36,30 @@ _IMAGE_PART = {
     },
     "required": ["type", "image_url"],
 }
+_AUDIO_PART = {
+    "type": "object",
+    "description": "OpenAI's form: a file in base64. What the file is decides, not its `format`.",
+    "properties": {
+        "type": {"enum": ["input_audio"]},
+        "input_audio": {
+            "type": "object",
+            "properties": {"data": _STRING, "format": _STRING},
+            "required": ["data"],
+        },
+    },
+    "required": ["type", "input_audio"],
+}
+_AUDIO_URL_PART = {
+    "type": "object",
+    "description": "vLLM's form: a data URL with the file in base64, or an http(s) URL that the gateway may fetch.",
+    "properties": {
+        "type": {"enum": ["audio_url"]},
+        "audio_url": {
+            "anyOf": [{"type": "object", "properties": {"url": _STRING}, "required": ["url"]}, _STRING],
+        },
+    },
+    "required": ["type", "audio_url"],
+}
 _REFUSAL_PART = {
     "type": "object",
     "description": "In messages of the assistant; read as a text.",
@@ -54,13 +78,21 @@ _THINKING_PART = {
 _PARTS = {
     "type": "array",
     "maxItems": MAX_PARTS,
-    "items": {"anyOf": [_TEXT_PART, _IMAGE_PART, _REFUSAL_PART, _THINKING_PART]},
+    "items": {"anyOf": [_TEXT_PART, _IMAGE_PART, _AUDIO_PART, _AUDIO_URL_PART, _REFUSAL_PART, _THINKING_PART]},
 }
 _FORMAT_FORMS = {"string": TEXT, "openai": PARTS}
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
+    """`url`: a data URL, or one to fetch. `param`: the field that errors name; empty: the part's own place."""
+
+    url: str = field(repr=False)
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
     """`url`: a data URL, or one to fetch. `param`: the field that errors name; empty: the part's own place."""
 
     url: str = field(repr=False)
@@ -91,7 +123,7 @@ def _is_text(part: object) -> bool:
 
 TextPart = dict[str, Any]
 """It has `text`; its other fields are for chat templates."""
-Part = TextPart | ImagePart
+Part = TextPart | ImagePart | AudioPart
 
 
 def joined(parts: Iterable[str | ImagePart]) -> str | list[Part]:
@@ -123,6 +155,10 @@ def image_url(value: object) -> str:
     """Raises `PydanticCustomError` unless it is the text of a URL."""
     if not isinstance(value, str) or not value:
         raise PydanticCustomError("invalid_type", "has an image without the text of a URL")
+    return _long_text(value)
+
+
+def _long_text(value: str) -> str:
     return value if value.isascii() else check_text(value)  # data URLs are megabytes
 
 
@@ -139,17 +175,19 @@ def _content(value: object) -> str | list[Part] | None:
 
 
 def _part(part: object) -> Part:
-    if isinstance(part, ImagePart):
+    if isinstance(part, ImagePart | AudioPart):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError("invalid_type", "must have content parts that are objects with a type")
     if kind == "image_url":
         return _image_part(part)
+    if kind in ("input_audio", "audio_url"):
+        return _audio_part(part)
     if kind != "text":
         message = (
-            "has a part of type {kind}: only text and image_url are supported, and refusal and thinking in messages of "
-            "the assistant"
+            "has a part of type {kind}: only text, image_url, input_audio and audio_url are supported, and refusal and "
+            "thinking in messages of the assistant"
         )
         raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
     if not isinstance(part.get("text"), str):
@@ -169,12 +207,27 @@ def _image_part(part: dict[str, Any]) -> ImagePart:
     return ImagePart(image_url(url))
 
 
+def _audio_part(part: dict[str, Any]) -> AudioPart:
+    """`input_audio` is OpenAI's object with `data`, `audio_url` an object with a `url`, or the URL itself."""
+    match part:
+        case {"type": "input_audio", "input_audio": {"data": str(data)}} if data:
+            return AudioPart(f"data:;base64,{_long_text(data)}")
+        case {"type": "audio_url", "audio_url": str(url) | {"url": str(url)}} if url:
+            return AudioPart(_long_text(url))
+    raise PydanticCustomError("invalid_type", "has an audio without its data in base64, or the text of a URL")
+
+
 Content = Annotated[
     str | list[Part] | None,
     PlainValidator(_content),
     WithJsonSchema({"anyOf": [_STRING, _PARTS, {"type": "null"}]}),
 ]
 """A message's text, or its parts."""
+
+_PLACES: Final[Mapping[type, dict[str, Any]]] = {
+    ImagePart: {"type": "image"},
+    AudioPart: {"type": "audio", "audio": ""},
+}
 
 ContentFormat = Literal["auto", "string", "openai"]
 """vLLM's names: what the template reads, always text, or always parts."""
@@ -190,7 +243,8 @@ def forms_of(template: ChatTemplate, content_format: ContentFormat) -> Mapping[s
 
 
 def for_template(content: str | list[Part] | None) -> str | list[dict[str, Any]] | None:
-    """The content with a part of the type `image` for each image, as chat templates read them."""
+    """The content with a part of the type `image` for each image and `audio` for each audio, as chat templates read
+    them. Qwen2-Audio's looks for an audio by the key of that name."""
     if isinstance(content, list):
-        return [{"type": "image"} if isinstance(part, ImagePart) else part for part in content]
+        return [part if isinstance(part, dict) else dict(_PLACES[type(part)]) for part in content]
     return content

@@ -31,11 +31,11 @@ from proa_gateway.serving.message_format import MessageFormat, ModelFormat
 from proa_gateway.serving.plain_text import plain_conversation
 from proa_gateway.serving.prompt import (
     MAX_COUNTED_TOKENS,
+    NO_MEDIA,
     check_text_fits,
     cut_text,
-    image_parts,
-    images_kept,
-    load_images,
+    load_media,
+    media_parts,
     truncated,
 )
 from proa_gateway.serving.structured_outputs import Constraint
@@ -97,41 +97,41 @@ class ConversationReader:
         ignored = [f"chat_template_kwargs.{name}" for name in variables if name not in template.variables]
         fitted = fit_reasoning(self.conversation, template, self.reasoning_fields)
         conversation = fitted.conversation
-        parts = list(image_parts(conversation.messages, self.param))
-        images = await load_images(parts, model, settings.images, param=self.param) if parts else None
+        parts = list(media_parts(conversation.messages, self.param))
+        media = await load_media(parts, model, settings.images, settings.audios, param=self.param) if parts else None
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
         messages, changes = self._messages(written, template, model)
-        placeholder = images.input.placeholder if images is not None else ""
+        placeholder = media.input.placeholder if media is not None else ""
         renderer, content_format = model.tokenizer.templates, settings.content_format
         text = await self._rendered(
             model, render_prompt(written, messages, template, renderer, content_format, placeholder=placeholder)
         )
         # The text has its special tokens already: the template writes them.
         special = request.add_special_tokens or False
-        expanded = images.expand(text) if images is not None else text
+        expanded = media.expand(text) if media is not None else text
         if request.truncate_prompt_tokens is None:
             await check_text_fits(expanded, model, limit or model.info.max_model_len, self.param)
-        elif images is None:
+        elif media is None:
             expanded = cut_text(expanded, request, model)
         if settings.plain_texts:
             token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
             expanded = expanded.replace(MARK, "")
         else:
             token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
-        placed = images.place(token_ids) if images is not None else ()
+        placed = media.place(token_ids) if media is not None else NO_MEDIA
         kept: Sequence[int] = token_ids
         if request.truncate_prompt_tokens is not None:
             kept = truncated(token_ids, request, model, max_tokens=self.max_tokens)
         if len(kept) < len(token_ids):
             expanded = await model.tokenizer.detokenize(kept)
-            placed = images_kept(placed, len(token_ids), len(kept), request.truncation_side or "left")
+            placed = placed.kept(len(token_ids), len(kept), request.truncation_side or "left")
         message_format = None
         if model_format is not None:
             added_text = partial(
                 generation_prompt, written, messages, template, renderer, text, content_format, placeholder=placeholder
             )
             message_format = await self._message_format(model_format, lambda: self._rendered(model, added_text()))
-        prompt = Prompt(kept, expanded, placed, message_format=message_format)
+        prompt = Prompt(kept, expanded, placed.images, message_format, audios=placed.audios)
         return ReadConversation(prompt, conversation, [*fitted.unused_fields, *ignored], [*fitted.warnings, *changes])
 
     def _messages(

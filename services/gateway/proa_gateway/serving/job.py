@@ -13,6 +13,7 @@ from opentelemetry.util.types import AttributeValue
 
 from proa.contract import EngineCoreRequest, Grammar, PoolingParams, SamplingParams
 from proa_gateway.admission.auth import Caller
+from proa_gateway.audio.parts import AudioPartLoader
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
@@ -59,6 +60,7 @@ class ApiSettings:
     trusts_template: bool = False  # requests may bring a chat template
     content_format: ContentFormat = "auto"  # of the contents that templates get
     images: ImageLoader | None = None  # None: images are refused
+    audios: AudioPartLoader | None = None  # None: audio is refused
     plain_texts: bool = False  # special tokens in the texts of chats are encoded as text
     includes_usage: bool = False  # all events of streams have the usage
     tokens_as_ids: bool = False  # log probabilities name tokens by their ids, unless the request says otherwise
@@ -83,9 +85,9 @@ class Job(ABC):
 
     @property
     def num_image_bytes(self) -> int:
-        """Bytes of images' pixels, and of embeddings."""
-        pixels = sum(len(image.pixels) for prompt in self.prompts for image in prompt.images)
-        return pixels + sum(len(embeds.values) for prompt in self.prompts for embeds in prompt.embeds)
+        """Bytes of images' pixels, of audios' samples, and of embeddings."""
+        media = sum(len(each.data) for prompt in self.prompts for each in prompt.images or prompt.audios)
+        return media + sum(len(embeds.values) for prompt in self.prompts for embeds in prompt.embeds)
 
     @property
     def max_tokens(self) -> int | None:

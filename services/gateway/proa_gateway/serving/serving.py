@@ -243,7 +243,7 @@ class Serving:
                 cache_salt=accepted.cache_salt,
                 session_id=accepted.session_id,
                 lora=model.lora,
-                images=prompt.images,
+                media=prompt.images or prompt.audios,
                 embeds=prompt.embeds,
             )
             for prompt in job.prompts

@@ -1,0 +1,93 @@
+"""AudioPartLoader: the audios of a chat's prompt, from their URLs. Each is one window of samples."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from proa.contract import Audio, AudioInput, hash_audio
+from proa.contract.audio import SAMPLE_BYTES
+from proa.image.limits import ImageError
+from proa_gateway.audio.loader import AudioFile, AudioLoader
+from proa_gateway.audio.memory import HeldSamples
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.images.fetch import is_data_url, read_data_url
+from proa_gateway.images.loader import MAX_PROMPT_BYTES
+from proa_gateway.observability.telemetry import GatewayTracer
+
+FILE_NAME: Final = "audio file"  # in errors
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSource:
+    url: str  # maybe a `data:` URL
+    param: str  # where the request has it, for errors
+
+
+class Fetcher(Protocol):
+    async def fetch(self, url: str) -> bytes:
+        """Raises `ImageError` and `Overloaded`."""
+        ...
+
+
+class AudioPartLoader:
+    def __init__(self, loader: AudioLoader, fetcher: Fetcher, max_audios: int, tracer: GatewayTracer) -> None:
+        """`max_audios`: of a prompt."""
+        self._loader = loader
+        self._fetcher = fetcher
+        self._max_audios = max_audios
+        self._tracer = tracer
+
+    async def load(self, sources: Sequence[AudioSource], input: AudioInput) -> tuple[Audio, ...]:
+        """Return the audios in the order of `sources`. Raises `InvalidRequest`, which names the first audio that is not
+        used, or `Overloaded`."""
+        if len(sources) > self._max_audios:
+            param = sources[self._max_audios].param
+            raise InvalidRequest(f"At most {self._max_audios} audios may be in one prompt.", param=param)
+        audios: list[Audio] = []
+        with (
+            self._tracer.part("audio", {"proa.num_audios": len(sources)}),
+            self._loader.memory.request() as held,
+        ):
+            for source in sources:
+                audios.append(await self._load(source, input, held))
+                if sum(len(audio.samples) for audio in audios) > MAX_PROMPT_BYTES:
+                    message = f"The audios of a prompt may have {MAX_PROMPT_BYTES} bytes of samples, these have more."
+                    raise InvalidRequest(message, param=source.param)
+        return tuple(audios)
+
+    async def _load(self, source: AudioSource, input: AudioInput, held: HeldSamples) -> Audio:
+        data = await self._read(source)
+        await held.wait_and_hold(len(data), self._loader.options.audio_decode_timeout)
+        samples = await self._decode(data, source.param, input, held)
+        held.release(len(data))
+        num_samples = len(samples) // SAMPLE_BYTES
+        if not (num_tokens := input.num_tokens(num_samples)):
+            raise InvalidRequest("The audio is too short: the model makes no token of it.", param=source.param)
+        hash = await asyncio.to_thread(hash_audio, samples)
+        return Audio(hash=hash, num_tokens=num_tokens, num_samples=num_samples, samples=samples)
+
+    async def _read(self, source: AudioSource) -> bytes:
+        """The content of the file."""
+        try:
+            if is_data_url(source.url):
+                limit = self._loader.options.max_audio_bytes
+                return await asyncio.to_thread(read_data_url, source.url, limit, FILE_NAME)
+            return await self._fetcher.fetch(source.url)
+        except ImageError as error:
+            message = str(error)
+            raise InvalidRequest(f"{message[0].upper()}{message[1:]}.", param=source.param) from error
+
+    async def _decode(self, data: bytes, param: str, input: AudioInput, held: HeldSamples) -> bytes:
+        """The file's samples, zeros if it is silent. Raises `InvalidRequest` if the model reads fewer."""
+        file = AudioFile(data=[data], param=param, sampling_rate=input.sampling_rate, max_window=input.max_samples)
+        samples: list[bytes] = []
+        async with self._loader.windows(file, held) as windows:
+            async for window in windows:
+                if samples:
+                    seconds = input.max_samples / input.sampling_rate
+                    windows.outcome = "refused"
+                    message = f"The audio is longer than {seconds:g} seconds, which the model reads at most."
+                    raise InvalidRequest(message, param=param)
+                samples.append(window.samples or bytes(SAMPLE_BYTES * window.num_samples))
+        return b"".join(samples)
