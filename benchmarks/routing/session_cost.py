@@ -5,6 +5,7 @@ prompt of no session, and for a next turn with 2,000 new tokens. 20 sessions of 
 the rounds.
 """
 
+import argparse
 import time
 from collections.abc import Sequence
 
@@ -66,6 +67,7 @@ def hashes_of(tokens: Sequence[int]) -> Sequence[bytes]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     gateway = Gateway()
     for length in (512, 8_192, 131_072):
         prompts = [[length + number] * length for number in range(ROUNDS)]  # none continues another
