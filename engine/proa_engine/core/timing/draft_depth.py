@@ -7,7 +7,7 @@ with load and text, so every number is tried again from time to time. Which one 
 """
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Protocol
@@ -55,7 +55,10 @@ class MeasuredDepth:
         self._best = max_drafts
         self._accepted = [0.0] * max_drafts  # rows, decayed; by place
         self._rows = [0.0] * max_drafts  # of steps with a draft token at this place
-        self._seconds: dict[int, list[deque[float]]] = {}  # by size class of rows and number of draft tokens
+        # By size class of rows and number of draft tokens.
+        self._seconds: defaultdict[int, list[deque[float]]] = defaultdict(
+            lambda: [deque(maxlen=_SAMPLES) for _ in range(max_drafts + 1)]
+        )
         self._tried_at = [0] * (max_drafts + 1)  # step
         self._num_steps = 0
 
@@ -70,8 +73,7 @@ class MeasuredDepth:
             self._rows[place] = self._rows[place] * _KEPT + num_rows
             num_accepted = accepted[place] if place < len(accepted) else 0
             self._accepted[place] = self._accepted[place] * _KEPT + num_accepted
-        unknown = [deque[float](maxlen=_SAMPLES) for _ in self._tried_at]
-        times = self._seconds.setdefault(num_rows.bit_length(), unknown)
+        times = self._seconds[num_rows.bit_length()]
         times[num_drafts].append(seconds)
         self.num_drafts = self._choose(times)
 
