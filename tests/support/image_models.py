@@ -56,9 +56,9 @@ _VISION: dict[str, Any] = {
 def make_image_model(
     folder: Path, model_type: str, seed: int = 0, *, patch: int = 8, side: int = 128, **overrides: Any
 ) -> Path:
-    """Write a model of `qwen3_vl`, `qwen3_5`, a mixture of experts of these (`…_moe`), or `gemma3` to `folder`; returns
-    it. `patch` is in pixels. Qwen's read images of at most `side` * `side` pixels. `overrides` are fields of
-    `text_config`."""
+    """Write a model of `qwen2_5_vl`, `qwen3_vl`, `qwen3_5`, a mixture of experts of the last two (`…_moe`), or `gemma3`
+    to `folder`; returns it. `patch` is in pixels. Qwen's read images of at most `side` * `side` pixels. `overrides` are
+    fields of `text_config`."""
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     fields = _fields(model_type, patch)
@@ -160,7 +160,7 @@ def _fields(model_type: str, patch: int) -> dict[str, Any]:
             "tie_word_embeddings": False,
         } | ids
     text = _TEXT | MIXTURES.get(_MIXTURES.get(model_type, ""), {}) | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": model_type != "qwen2_5_vl"}
     vision: dict[str, Any] = _VISION | {"patch_size": patch}
     if model_type in ("qwen3_5", "qwen3_5_moe"):
         text |= {
@@ -171,6 +171,10 @@ def _fields(model_type: str, patch: int) -> dict[str, Any]:
             "linear_value_head_dim": 24,
             "rope_parameters": rope | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
         }
+    elif model_type == "qwen2_5_vl":
+        text |= {"rope_parameters": rope | {"mrope_section": [2, 3, 3]}}
+        del vision["num_position_embeddings"]
+        vision |= {"window_size": 4 * patch, "fullatt_block_indexes": [1]}
     else:
         text |= {"rope_parameters": rope | {"mrope_section": [4, 2, 2]}}
         vision |= {"deepstack_visual_indexes": [0, 2]}

@@ -9,7 +9,9 @@ from support.image_chats import make_case
 from support.image_models import make_image_model
 
 
-@pytest.mark.parametrize(("model_type", "num_blocks"), [("qwen3_5", 48), ("qwen3_vl_moe", 46), ("gemma3", 60)])
+@pytest.mark.parametrize(
+    ("model_type", "num_blocks"), [("qwen2_5_vl", 46), ("qwen3_5", 48), ("qwen3_vl_moe", 46), ("gemma3", 60)]
+)
 def test_tokens_equal_those_of_transformers(model_type: str, num_blocks: int, tmp_path: Path) -> None:
     case = make_case(make_image_model(tmp_path / model_type, model_type, seed=1))
     settings = {"max_model_len": 140, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8}

@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi3ForCausalLM": ("phi3", {}),
     "Qwen2ForCausalLM": ("qwen2", {}),
     "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2", {}),
     "Qwen3ForCausalLM": ("qwen3", {}),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {}),
     "Qwen3NextForCausalLM": ("qwen3_next", {}),

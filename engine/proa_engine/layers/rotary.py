@@ -33,8 +33,10 @@ class RopeConfig:
     proportion: float = 1.0  # proportional: share of the frequencies, from the highest on; the others are 0
     llama_4_scaling_beta: float = 0.0  # not zero: queries grow with the logarithm of their position
     # With three positions a token: how many frequencies take the time, the row and the column. They take turns from the
-    # highest frequency on; what rows and columns leave is the time's. Empty: a token has one position.
+    # highest frequency on, and what rows and columns leave is the time's; or each has neighbouring ones, and further
+    # sections begin with the time again. Empty: a token has one position.
     sections: tuple[int, ...] = ()
+    sections_take_turns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class RotaryTable:
         self._axes = _axes(config).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """positions [T], or [3, T]: time, row and column (interleaved M-RoPE of Qwen3-VL)."""
+        """positions [T], or [3, T]: time, row and column (M-RoPE of Qwen2.5-VL, interleaved of Qwen3-VL)."""
         if not self._encodes:
             shape = positions.shape[0], self.cos.shape[1]
             return Rotation(self.cos.new_ones(shape), self.sin.new_zeros(shape), None)
@@ -101,8 +103,11 @@ def _by_axis(table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor) -
 def _axes(config: RopeConfig) -> torch.Tensor:
     """The axis of each value of a rotation, [dim]: 0 time, 1 row, 2 column."""
     axes = torch.zeros(config.dim // 2, dtype=torch.int64)
-    for axis, count in list(enumerate(config.sections))[1:]:
-        axes[axis : 3 * count : 3] = axis
+    if config.sections_take_turns:
+        for axis, count in list(enumerate(config.sections))[1:]:
+            axes[axis : 3 * count : 3] = axis
+    else:
+        axes = torch.cat([torch.full((count,), index % 3) for index, count in enumerate(config.sections)])
     return torch.cat((axes, axes))
 
 

@@ -4,24 +4,59 @@ Products are torch's, of unquantized weights, whatever the decoder's: an encoder
 and no adapters.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 
 from proa_engine.layers.weights import Weights
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Dense:
-    """A product by `weight` and an addition of `bias`."""
+    """A product by `weight` and an addition of `bias`, if there is one."""
 
-    def __init__(self, weights: Weights, in_features: int, out_features: int) -> None:
+    def __init__(self, weights: Weights, in_features: int, out_features: int, *, bias: bool = True) -> None:
         self.weight = weights.take("weight", (out_features, in_features))
-        self.bias = weights.take("bias", (out_features,))
+        self.bias = weights.take("bias", (out_features,)) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]"""
         return F.linear(x, self.weight, self.bias)
+
+
+class FeedForward:
+    """down(activation(up(x)))"""
+
+    def __init__(self, up: Dense, down: Dense, activation: Activation) -> None:
+        self.up, self.down, self.activation = up, down, activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape"""
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedFeedForward:
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(
+        self, weights: Weights, size: int, inner_size: int, activation: Activation, *, bias: bool = False
+    ) -> None:
+        self.gate = Dense(weights / "gate_proj", size, inner_size, bias=bias)
+        self.up = Dense(weights / "up_proj", size, inner_size, bias=bias)
+        self.down = Dense(weights / "down_proj", inner_size, size, bias=bias)
+        self.activation = activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape"""
+        return self.down(self.activation(self.gate(x)).mul_(self.up(x)))
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +71,9 @@ class PixelScaling:
 class PatchEmbedding:
     """The convolution over patches, as a product. In float32: it is small, and its inputs have 8 bits."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, scaling: PixelScaling, *, merge: int) -> None:
-        """weight [size, colors, patch_size, patch_size] and bias [size] float32. The patches come square by square of
-        `merge` rows and columns."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, scaling: PixelScaling, *, merge: int) -> None:
+        """weight [size, colors, patch_size, patch_size] and bias [size], if there is one, float32. The patches come
+        square by square of `merge` rows and columns."""
         self.weight, self.bias, self.merge = weight.flatten(1), bias, merge
         self.patch_size = weight.shape[-1]
         self.mean, self.std = (torch.tensor(values, device=weight.device) for values in (scaling.mean, scaling.std))
@@ -50,13 +85,67 @@ class PatchEmbedding:
         return F.linear(x, self.weight, self.bias)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of all patches of an image, or of all frames of an audio, to each other.
+class AxialRotation:
+    """Rotation of queries and keys by the row and the column of their patch."""
+
+    def __init__(self, by_row: torch.Tensor, by_column: torch.Tensor, *, merge: int) -> None:
+        """by_row, by_column [head_dim / 4] float32: frequencies. `merge`: as of `PatchEmbedding`."""
+        self.by_row, self.by_column, self.merge = by_row, by_column, merge
+
+    def __call__(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the patches' angles, [patches, 1, head_dim] float32: of the row, then of the column, twice."""
+        of_rows = torch.arange(rows, device=self.by_row.device)[:, None] * self.by_row
+        of_columns = torch.arange(columns, device=self.by_row.device)[:, None] * self.by_column
+        shape = rows, columns, -1
+        angles = torch.cat((of_rows[:, None].expand(shape), of_columns[None].expand(shape)), dim=-1)
+        angles = in_tiles(torch.cat((angles, angles), dim=-1), self.merge, self.merge)[:, None]
+        return angles.cos(), angles.sin()
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The tokens of an image in the order of windows that attend alone. `sizes`: of each group of equal windows, in
+    this order, their number and their number of tokens."""
+
+    order: torch.Tensor  # [tokens]: numbers of tokens, row by row
+    sizes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, rows: int, columns: int, side: int, device: torch.device) -> "Windows":
+        """Windows of `side` rows and columns of tokens; those at the right and the lower edge have the rest."""
+        numbers = torch.arange(rows * columns, device=device).view(rows, columns)
+        ends = [((0, size - size % side, side), (size - size % side, size, size % side)) for size in (rows, columns)]
+        parts = [
+            (numbers[top:bottom, left:right], height, width)
+            for (top, bottom, height), (left, right, width) in product(*ends)
+            if top < bottom and left < right
+        ]
+        order = torch.cat([in_tiles(part, height, width) for part, height, width in parts])
+        sizes = ((part.numel() // (height * width), height * width) for part, height, width in parts)
+        return cls(order, tuple(sizes))
+
+    def sort(self, x: torch.Tensor) -> torch.Tensor:
+        """x [patches, ...], token by token -> the same, window by window"""
+        return x.view(len(self.order), -1, *x.shape[1:])[self.order].flatten(0, 1)
+
+    def restore(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, ...], window by window -> the same, row by row"""
+        return x[self.order.argsort()]
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
+    """Attention of all patches of an image, or of all frames of an audio, to each other; or within each of `windows`,
+    of which there are, in order, so many with so many patches.
 
     q, k and v [N, heads, head_dim] -> [N, heads * head_dim]
     """
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1).flatten(1)
+    windows = windows or ((1, len(q)),)
+    groups = zip(*(each.split([count * size for count, size in windows]) for each in (q, k, v)), strict=True)
+    results = [
+        F.scaled_dot_product_attention(*(each.unflatten(0, window).transpose(1, 2) for each in group))
+        for group, window in zip(groups, windows, strict=True)
+    ]
+    return torch.cat([each.transpose(1, 2).flatten(2).flatten(0, 1) for each in results])
 
 
 def normalised(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, scale: float) -> torch.Tensor:
@@ -68,14 +157,14 @@ def patchify(image: torch.Tensor, patch_size: int, merge: int) -> torch.Tensor:
     """image [height, width, colors] -> [patches, colors * patch_size * patch_size]"""
     height, width, _ = image.shape
     patches = image.view(height // patch_size, patch_size, width // patch_size, patch_size, -1)
-    return in_squares(patches.permute(0, 2, 4, 1, 3), merge).flatten(1)  # from [row, y, column, x, color]
+    return in_tiles(patches.permute(0, 2, 4, 1, 3), merge, merge).flatten(1)  # from [row, y, column, x, color]
 
 
-def in_squares(image: torch.Tensor, merge: int) -> torch.Tensor:
-    """[rows, columns, …] -> [rows * columns, …], square by square of `merge` rows and columns."""
+def in_tiles(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """[rows, columns, …] -> [rows * columns, …], tile by tile of `height` rows and `width` columns."""
     rows, columns = image.shape[:2]
-    squares = image.reshape(rows // merge, merge, columns // merge, merge, *image.shape[2:])
-    return squares.transpose(1, 2).flatten(0, 3)
+    tiles = image.reshape(rows // height, height, columns // width, width, *image.shape[2:])
+    return tiles.transpose(1, 2).flatten(0, 3)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

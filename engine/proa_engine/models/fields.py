@@ -19,6 +19,7 @@ ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MIXER_TYPES = ("linear_attention", "full_attention")
 _OLDER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
+_OLDER_ROPE_TYPES = {"su": "longrope", "mrope": "default"}  # the second one has sections
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 SCALING_FIELDS = (
     "factor",
@@ -88,7 +89,7 @@ def rope(
     if given is None:
         given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     rope_type: Any = given.get("rope_type", given.get("type", "default"))
-    rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
+    rope_type = _OLDER_ROPE_TYPES.get(rope_type, rope_type)
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope scaling {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
     if rope_type == "proportional":
@@ -114,9 +115,20 @@ def rope(
         known.setdefault("factor", max_positions / known["original_max_position_embeddings"])
     theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
     dim = int(head_dim(fields) * share)
-    require(given, "mrope_interleaved", (True,))
+    take_turns = fields.get("mrope_interleaved", True)
+    require(given, "mrope_interleaved", (take_turns,))
     sections = tuple(given.get("mrope_section") or fields.get("mrope_section") or ())
-    return RopeConfig(dim=dim, interleaved=interleaved, theta=theta, type=rope_type, sections=sections, **known)
+    if not take_turns and sum(sections) != dim // 2:
+        raise ValueError(f"mrope_section {list(sections)} is not supported: its sum must be {dim // 2}")
+    return RopeConfig(
+        dim=dim,
+        interleaved=interleaved,
+        theta=theta,
+        type=rope_type,
+        sections=sections,
+        sections_take_turns=take_turns,
+        **known,
+    )
 
 
 def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:

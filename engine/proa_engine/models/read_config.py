@@ -164,7 +164,7 @@ def from_dicts(
         decoder=decoder,
         eos_token_ids=_eos_token_ids(fields, generation),
         torch_dtype=TORCH_DTYPES[stored_dtype(fields)],
-        is_text_part="text_config" in config and not (encoder or audio_encoder),
+        is_text_part=not {"text_config", "vision_config"}.isdisjoint(config) and not (encoder or audio_encoder),
         num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
         linear_method=linear_method(stored_as, fields.get("quantization_config")),
         multiplies_8_bits=stored_as.multiplies_8_bits,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from proa.contract import AudioInput, AudioLayer
 from proa_engine.layers.norm import LayerNorm
-from proa_engine.layers.vision import Dense, attend
+from proa_engine.layers.vision import Dense, FeedForward, attend
 from proa_engine.layers.weights import Weights
 from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.decoder import tensors_of
@@ -107,19 +107,19 @@ class _Layer:
         self.num_heads = options.num_heads
         self.attention_norm = LayerNorm(weights / "self_attn_layer_norm", size, _EPS)
         self.query, self.value = Dense(attention / "q_proj", size, size), Dense(attention / "v_proj", size, size)
-        self.key_weight = (attention / "k_proj").take("weight", (size, size))
+        self.key = Dense(attention / "k_proj", size, size, bias=False)
         self.output = Dense(attention / "out_proj", size, size)
         self.mlp_norm = LayerNorm(weights / "final_layer_norm", size, _EPS)
-        self.up = Dense(weights / "fc1", size, options.inner_size)
-        self.down = Dense(weights / "fc2", options.inner_size, size)
+        up, down = Dense(weights / "fc1", size, options.inner_size), Dense(weights / "fc2", options.inner_size, size)
+        self.mlp = FeedForward(up, down, F.gelu)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [frames, hidden_size] -> the same shape"""
         normed = self.attention_norm(x)
-        key = F.linear(normed, self.key_weight)
-        heads = (each.unflatten(1, (self.num_heads, -1)) for each in (self.query(normed), key, self.value(normed)))
+        inputs = (self.query, self.key, self.value)
+        heads = (project(normed).unflatten(1, (self.num_heads, -1)) for project in inputs)
         x = x + self.output(attend(*heads))
-        x = x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+        x = x + self.mlp(self.mlp_norm(x))
         return x.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if x.dtype == torch.float16 else x
 
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3.5 with images give the logits of transformers in float32; so does each part that images add."""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 with images give the logits of transformers in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +86,10 @@ def expected_logits(folder: Path, images: Sequence[torch.Tensor]) -> torch.Tenso
 
 @pytest.mark.parametrize(
     ("architecture", "num_images"),
-    [("qwen3_vl", 0), ("qwen3_vl", 1), ("qwen3_vl", 3), ("qwen3_vl_moe", 3), ("qwen3_5", 3), ("qwen3_5_moe", 3)],
+    [
+        *[("qwen3_vl", number) for number in (0, 1, 3)],
+        *[("qwen2_5_vl", 3), ("qwen3_vl_moe", 3), ("qwen3_5", 3), ("qwen3_5_moe", 3)],
+    ],
 )
 def test_logits_of_prompts_with_images_equal_those_of_transformers(
     architecture: str, num_images: int, tmp_path: Path

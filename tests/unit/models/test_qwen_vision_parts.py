@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
@@ -34,6 +35,12 @@ Fields = dict[str, Any]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_image_model(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl", seed=4)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers attend within windows of 2 x 2 tokens, the one between them to the whole image."""
+    return make_image_model(tmp_path_factory.mktemp("qwen2_5_vl"), "qwen2_5_vl", seed=4)
 
 
 def load(folder: Path, load_format: LoadFormat = "auto", *, language_model_only: bool = False) -> Any:
@@ -62,18 +69,21 @@ def changed(folder: Path, target: Path, file: str, change: Callable[[Fields], ob
     return target
 
 
+@pytest.mark.parametrize("model", ["folder", "windowed"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_encoder_gives_the_rows_of_transformers(folder: Path, size: tuple[int, int]) -> None:
+def test_the_encoder_gives_the_rows_of_transformers(
+    model: str, size: tuple[int, int], request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(model)
     theirs = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").model.visual
     pixels = random_pixels(*size)
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder, size={"shortest_edge": 1, "longest_edge": 10**6})
     features = processor([Image.fromarray(pixels.numpy())], return_tensors="pt")
     with torch.inference_mode():
-        expected = theirs(features["pixel_values"], grid_thw=features["image_grid_thw"])
+        result = theirs(features["pixel_values"], grid_thw=features["image_grid_thw"])
+        expected = torch.cat((result.pooler_output, *getattr(result, "deepstack_features", ())), 1)
         rows = load(folder).image_encoder(pixels)
-    torch.testing.assert_close(
-        rows, torch.cat((expected.pooler_output, *expected.deepstack_features), 1), atol=2e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(rows, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_patches_are_those_of_the_processor() -> None:
@@ -90,6 +100,7 @@ def test_patches_are_those_of_the_processor() -> None:
 @pytest.mark.parametrize(
     ("architecture", "theirs", "head_dim", "share", "sections"),
     [
+        ("qwen2_5_vl_text", Qwen2_5_VLRotaryEmbedding, 128, 1.0, (16, 24, 24)),
         ("qwen3_vl_text", Qwen3VLTextRotaryEmbedding, 128, 1.0, (24, 20, 20)),
         ("qwen3_5_text", Qwen3_5TextRotaryEmbedding, 256, 0.25, (11, 11, 10)),
     ],
@@ -102,8 +113,9 @@ def test_three_positions_rotate_as_in_transformers(
     positions = torch.randint(100, (3, 50), generator=torch.Generator().manual_seed(0))
     cos, sin = embedding(torch.zeros(1), positions[:, None])
     dim = int(head_dim * share)
-    table = RotaryTable(RopeConfig(dim=dim, theta=1e4, sections=sections), 100, torch.device("cpu"))
-    rotation = table(positions)
+    take_turns = architecture != "qwen2_5_vl_text"
+    config = RopeConfig(dim=dim, theta=1e4, sections=sections, sections_take_turns=take_turns)
+    rotation = RotaryTable(config, 100, torch.device("cpu"))(positions)
     torch.testing.assert_close(rotation.cos, cos[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(rotation.sin[:, dim // 2 :], sin[0, :, dim // 2 :], atol=1e-6, rtol=0)
     torch.testing.assert_close(rotation.sin[:, : dim // 2], -sin[0, :, : dim // 2], atol=1e-6, rtol=0)
@@ -131,6 +143,13 @@ def test_how_images_are_read_follows_from_the_folder(folder: Path) -> None:
     )
     assert images.embedding_width == 3 * 64  # two layers of DeepStack
     assert images.has_three_positions
+
+
+@pytest.mark.parametrize("model", ["folder", "windowed"])
+def test_the_number_of_parameters_is_that_of_the_matrices(model: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(model)
+    images = read_config.from_folder(folder).images
+    assert images is not None
     matrices = sum(tensor.numel() for tensor in load(folder).image_encoder.parameters() if tensor.dim() > 1)
     assert images.num_parameters == matrices
 
@@ -156,7 +175,7 @@ def test_without_a_processor_the_defaults_are_those_of_transformers(folder: Path
     assert (encoder.scaling.scale, encoder.input.resample) == (theirs.rescale_factor, theirs.resample)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_tokens_of_images_have_the_ids_of_transformers_where_none_is_named(model_type: str, tmp_path: Path) -> None:
     model = make_image_model(tmp_path / "model", model_type)
     copy = changed(model, tmp_path / "copy", "config.json", lambda fields: fields.pop("image_token_id"))
@@ -190,12 +209,39 @@ def test_other_encoders_and_processors_are_refused_by_name(
     assert read_config.from_folder(copy, language_model_only=True).images is None
 
 
-def test_sections_that_do_not_take_turns_are_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        ("folder", {"mrope_interleaved": False}, "mrope_interleaved False is not supported; supported: True"),
+        ("windowed", {"mrope_interleaved": True}, "mrope_interleaved True is not supported; supported: False"),
+        ("windowed", {"mrope_section": [2, 3, 4]}, r"mrope_section \[2, 3, 4\] is not supported: its sum must be 8"),
+    ],
+)
+def test_sections_of_another_kind_are_refused(
+    model: str, change: Fields, words: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     def apply(fields: Fields) -> None:
-        fields["text_config"]["rope_parameters"]["mrope_interleaved"] = False
+        fields["text_config"]["rope_parameters"].update(change)
 
-    with pytest.raises(ValueError, match="mrope_interleaved False is not supported; supported: True"):
-        read_config.from_folder(changed(folder, tmp_path / "copy", "config.json", apply))
+    copy = changed(request.getfixturevalue(model), tmp_path / "copy", "config.json", apply)
+    with pytest.raises(ValueError, match=words):
+        read_config.from_folder(copy)
+
+
+def test_a_configuration_as_released_is_read_as_one_that_the_library_saved(windowed: Path, tmp_path: Path) -> None:
+    """With the text model's fields beside the others, and older names of the rotation's."""
+
+    def apply(fields: Fields) -> None:
+        text = fields.pop("text_config")
+        sections = text.pop("rope_parameters")["mrope_section"]
+        fields.update(text | fields | {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": sections}})
+
+    copy = changed(windowed, tmp_path / "copy", "config.json", apply)
+    saved, released = read_config.from_folder(windowed), read_config.from_folder(copy)
+    assert released.image_encoder == saved.image_encoder
+    assert released.decoder == saved.decoder
+    text = load(copy, language_model_only=True)
+    assert not isinstance(text, ImageReader)
 
 
 def test_the_language_model_alone_has_the_bits_of_the_whole_on_text(folder: Path) -> None:

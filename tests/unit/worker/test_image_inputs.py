@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
@@ -82,7 +83,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[MediaSpan], int]:
     return images, place - draw(st.integers(0, 1))
 
 
-@pytest.mark.parametrize("model_class", [Qwen3VLModel, Qwen3_5Model])
+@pytest.mark.parametrize("model_class", [Qwen2_5_VLModel, Qwen3VLModel, Qwen3_5Model])
 @settings(max_examples=30)
 @given(layout=layouts())
 def test_three_positions_are_those_of_transformers(model_class: Any, layout: tuple[list[MediaSpan], int]) -> None:

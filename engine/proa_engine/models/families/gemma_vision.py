@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import isqrt
 
 import torch
-import torch.nn.functional as F
 
 from proa.contract import ImageInput
 from proa_engine.layers.norm import LayerNorm, NormOptions, RMSNorm
-from proa_engine.layers.vision import Dense, PatchEmbedding, PixelScaling, attend
+from proa_engine.layers.vision import Dense, FeedForward, PatchEmbedding, PixelScaling, attend, gelu_tanh
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.fields import Fields, require
@@ -104,14 +103,14 @@ class GemmaVisionBlock:
         self.norm2 = LayerNorm(weights / "layer_norm2", size, options.eps)
         self.inputs = [Dense(attention / name, size, size) for name in ("q_proj", "k_proj", "v_proj")]
         self.output = Dense(attention / "out_proj", size, size)
-        self.up, self.down = Dense(mlp / "fc1", size, inner_size), Dense(mlp / "fc2", inner_size, size)
+        self.mlp = FeedForward(Dense(mlp / "fc1", size, inner_size), Dense(mlp / "fc2", inner_size, size), gelu_tanh)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [patches, hidden_size] -> the same shape"""
         normed = self.norm1(x)
         q, k, v = (project(normed).unflatten(1, (self.num_heads, -1)) for project in self.inputs)
         x = x + self.output(attend(q, k, v))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + self.mlp(self.norm2(x))
 
 
 def _parts(weights: Weights) -> tuple[Weights, Weights]:

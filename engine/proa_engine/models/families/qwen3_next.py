@@ -10,7 +10,7 @@ from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
 from proa_engine.models.decoder_layer import FeedForwardOptions, LayerOptions, MixerOptions
 from proa_engine.models.families.qwen import dense_layers, shared_expert_moe, sparse_layers
-from proa_engine.models.families.qwen_vision import QwenVisionOptions, read_qwen_vision
+from proa_engine.models.families.qwen_vision import QWEN3, QwenVisionOptions, read_qwen_vision
 from proa_engine.models.image_files import ImageFiles
 
 
@@ -101,7 +101,7 @@ class Qwen3_5ForConditionalGeneration(ImageReadingDecoder):
 
     @staticmethod
     def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
-        return read_qwen_vision(fields, files, deepstack=())
+        return read_qwen_vision(fields, files, QWEN3)
 
 
 class Qwen3_5MoeForConditionalGeneration(ImageReadingDecoder):

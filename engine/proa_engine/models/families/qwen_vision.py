@@ -1,6 +1,7 @@
-"""The image encoder of Qwen3-VL and Qwen3.5: a vision transformer over patches, whose outputs are merged by squares."""
+"""The image encoders of Qwen2.5-VL, and of Qwen3-VL and Qwen3.5: a vision transformer over patches, whose outputs are
+merged by squares."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from proa.contract import ImageInput
-from proa_engine.layers.norm import LayerNorm
-from proa_engine.layers.vision import Dense, PatchEmbedding, PixelScaling, attend, in_squares, rotate
+from proa_engine.layers.norm import LayerNormOptions, NormOptions
+from proa_engine.layers.vision import (
+    AxialRotation,
+    Dense,
+    FeedForward,
+    GatedFeedForward,
+    PatchEmbedding,
+    PixelScaling,
+    Windows,
+    attend,
+    gelu_tanh,
+    in_tiles,
+    rotate,
+)
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.fields import Fields, require
@@ -28,7 +41,47 @@ BICUBIC = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVisionForm:
+    """What a generation of the encoder is made of."""
+
+    defaults: Mapping[str, Any]  # fields that `vision_config` may omit
+    norm: NormOptions | LayerNormOptions
+    is_gated: bool  # the feed-forward layers
+    patch_bias: bool
+
+
+QWEN2_5 = QwenVisionForm(
+    defaults={
+        "depth": 32,
+        "hidden_size": 3584,
+        "hidden_act": "silu",
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": (7, 15, 23, 31),
+    },
+    norm=NormOptions(EPS),
+    is_gated=True,
+    patch_bias=False,
+)
+QWEN3 = QwenVisionForm(
+    defaults={
+        "depth": 27,
+        "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 4304,
+        "patch_size": 16,
+        "num_position_embeddings": 2304,
+    },
+    norm=LayerNormOptions(EPS),
+    is_gated=False,
+    patch_bias=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVisionOptions:
+    form: QwenVisionForm
     input: ImageInput
     scaling: PixelScaling
     depth: int
@@ -39,10 +92,12 @@ class QwenVisionOptions:
     patch_size: int  # pixels
     frames: int  # that the checkpoint's patches have; an image repeats its only one
     merge: int  # a token has this many rows and columns of patches
-    grid: int  # rows and columns of the learned position embeddings
+    grid: int  # rows and columns of the learned position embeddings; 0: there are none
     rope_theta: float
     deepstack: tuple[int, ...]  # layers whose outputs are added behind the decoder's first layers
-    weights_name: str = "model.visual."
+    window: int  # rows and columns of tokens that attend to each other; 0: those of the image
+    whole: tuple[int, ...]  # layers whose patches attend to the whole image nevertheless
+    weights_name: tuple[str, ...] = ("model.visual.", "visual.")
 
     def config(self) -> ImageConfig:
         patches = self.merge**2
@@ -57,12 +112,14 @@ class QwenVisionOptions:
         )
 
     def make(self, weights: Weights) -> "QwenVisionEncoder":
-        return QwenVisionEncoder(weights / "model" / "visual", self)
+        outer = weights / "model" if weights.has("model.visual.patch_embed.proj.weight") else weights
+        return QwenVisionEncoder(outer / "visual", self)
 
     def _num_parameters(self) -> int:
         """Number of values in the encoder's matrices."""
         merged = self.hidden_size * self.merge**2
-        block = self.hidden_size * (4 * self.hidden_size + 2 * self.inner_size)
+        inner = (3 if self.form.is_gated else 2) * self.inner_size
+        block = self.hidden_size * (4 * self.hidden_size + inner)
         merger = merged * (merged + self.output_size)
         embeddings = self.hidden_size * (3 * self.patch_size**2 + self.grid**2)
         return embeddings + self.depth * block + (1 + len(self.deepstack)) * merger
@@ -78,7 +135,12 @@ class QwenVisionEncoder:
     def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
         self.options = options
         self.patches = _patch_embedding(weights / "patch_embed" / "proj", options)
-        self.positions = PatchPositions(weights / "pos_embed", options)
+        if options.grid:
+            self.positions = PatchPositions(weights / "pos_embed", options)
+        quarter = options.hidden_size // options.num_heads // 4
+        steps = torch.arange(quarter, device=weights.source.device) / quarter
+        frequencies = 1.0 / options.rope_theta**steps
+        self.rotation = AxialRotation(frequencies, frequencies, merge=options.merge)
         self.blocks = [QwenVisionBlock(weights / "blocks" / str(number), options) for number in range(options.depth)]
         self.merger = Merger(weights / "merger", options, norms_squares=False)
         lists = weights / "deepstack_merger_list"
@@ -87,36 +149,39 @@ class QwenVisionEncoder:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels [height, width, 3] uint8 -> [tokens, (1 + DeepStack layers) * output_size]"""
-        rows, columns = (size // self.options.patch_size for size in pixels.shape[:2])
-        x = self.patches(pixels).to(self.positions.table.dtype)
-        x = x + self.positions.embeddings(rows, columns).to(x.dtype)
-        rotation = self.positions.rotation(rows, columns, x.device)
+        options = self.options
+        rows, columns = (size // options.patch_size for size in pixels.shape[:2])
+        x = self.patches(pixels).to(self.merger.first.weight.dtype)
+        if options.grid:
+            x = x + self.positions(rows, columns).to(x.dtype)
+        squares = rows // options.merge, columns // options.merge
+        windows = Windows.of(*squares, options.window or max(squares), x.device)
+        x, cos, sin = (windows.sort(each) for each in (x, *self.rotation(rows, columns)))
+        sizes = [(count, tokens * options.merge**2) for count, tokens in windows.sizes]
         added = []
         for number, block in enumerate(self.blocks):
-            x = block(x, *rotation)
+            x = block(x, cos, sin, () if number in options.whole else sizes)
             if number in self.merger_of:
                 added.append(self.merger_of[number](x))
-        return torch.cat((self.merger(x), *added), dim=-1)
+        return windows.restore(torch.cat((self.merger(x), *added), dim=-1))
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return tensors_of(self)
 
 
 class PatchPositions:
-    """Where a patch is in its image: a learned embedding, interpolated, and a rotation by row and column."""
+    """A learned embedding of a patch's place in its image, interpolated."""
 
     def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
         self.grid, self.merge = options.grid, options.merge
         self.table = weights.take("weight", (options.grid**2, options.hidden_size))
-        quarter = options.hidden_size // options.num_heads // 4
-        self.frequencies = 1.0 / options.rope_theta ** (torch.arange(quarter, device=self.table.device) / quarter)
 
-    def embeddings(self, rows: int, columns: int) -> torch.Tensor:
+    def __call__(self, rows: int, columns: int) -> torch.Tensor:
         """Return the position embeddings of an image of rows x columns patches, [patches, hidden_size] float32: the
         grid is stretched over the image, corner to corner, and interpolated bilinearly."""
         table = self.table.float()
         by_row = (self._shares(rows) @ table.view(self.grid, -1)).view(rows, self.grid, -1)
-        return in_squares(self._shares(columns) @ by_row, self.merge)
+        return in_tiles(self._shares(columns) @ by_row, self.merge, self.merge)
 
     def _shares(self, size: int) -> torch.Tensor:
         """How much of each of the grid's lines each of `size` lines of patches takes, [size, grid] float32."""
@@ -124,30 +189,29 @@ class PatchPositions:
         places = torch.arange(size, device=device) * (self.grid - 1) / max(size - 1, 1)
         return (1 - (places[:, None] - torch.arange(self.grid, device=device)).abs()).clamp_(min=0)
 
-    def rotation(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the patches' angles, [patches, 1, head_dim] float32: of the row, then of the column, twice."""
-        by_row, by_column = (torch.arange(size, device=device)[:, None] * self.frequencies for size in (rows, columns))
-        shape = rows, columns, -1
-        angles = torch.cat((by_row[:, None].expand(shape), by_column[None].expand(shape)), dim=-1)
-        angles = in_squares(torch.cat((angles, angles), dim=-1), self.merge)[:, None]
-        return angles.cos(), angles.sin()
-
 
 class QwenVisionBlock:
     def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
-        size = options.hidden_size
+        size, inner, norm = options.hidden_size, options.inner_size, options.form.norm
         self.num_heads = options.num_heads
-        self.norm1, self.norm2 = LayerNorm(weights / "norm1", size, EPS), LayerNorm(weights / "norm2", size, EPS)
+        self.norm1, self.norm2 = norm.make(weights / "norm1", size), norm.make(weights / "norm2", size)
         self.qkv = Dense(weights / "attn" / "qkv", size, 3 * size)
         self.output = Dense(weights / "attn" / "proj", size, size)
-        self.up = Dense(weights / "mlp" / "linear_fc1", size, options.inner_size)
-        self.down = Dense(weights / "mlp" / "linear_fc2", options.inner_size, size)
+        mlp = weights / "mlp"
+        self.mlp: GatedFeedForward | FeedForward
+        if options.form.is_gated:
+            self.mlp = GatedFeedForward(mlp, size, inner, F.silu, bias=True)
+        else:
+            up, down = Dense(mlp / "linear_fc1", size, inner), Dense(mlp / "linear_fc2", inner, size)
+            self.mlp = FeedForward(up, down, gelu_tanh)
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [patches, hidden_size] -> the same shape"""
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, windows: Sequence[tuple[int, int]]
+    ) -> torch.Tensor:
+        """x [patches, hidden_size] -> the same shape. `windows`: as of `attend`."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
-        x = x + self.output(attend(rotate(q, cos, sin), rotate(k, cos, sin), v))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        x = x + self.output(attend(rotate(q, cos, sin), rotate(k, cos, sin), v, windows))
+        return x + self.mlp(self.norm2(x))
 
 
 class Merger:
@@ -157,7 +221,7 @@ class Merger:
         """`norms_squares`: the norm is over a whole square, not over each patch."""
         self.size = options.hidden_size * options.merge**2
         self.norms_squares = norms_squares
-        self.norm = LayerNorm(weights / "norm", self.size if norms_squares else options.hidden_size, EPS)
+        self.norm = options.form.norm.make(weights / "norm", self.size if norms_squares else options.hidden_size)
         self.first = Dense(weights / "linear_fc1", self.size, self.size)
         self.second = Dense(weights / "linear_fc2", self.size, options.output_size)
 
@@ -170,42 +234,49 @@ class Merger:
 def _patch_embedding(weights: Weights, options: QwenVisionOptions) -> PatchEmbedding:
     size, patch = options.hidden_size, options.patch_size
     kernel = weights.take("weight", (size, 3, options.frames, patch, patch), dtype=torch.float32)
-    bias = weights.take("bias", (size,), dtype=torch.float32)
+    bias = weights.take("bias", (size,), dtype=torch.float32) if options.form.patch_bias else None
     # All frames of an image are equal, so the sum of their weights is enough.
     return PatchEmbedding(kernel.sum(2), bias, options.scaling, merge=options.merge)
 
 
-def read_qwen_vision(fields: Fields, files: ImageFiles, deepstack: Sequence[int]) -> QwenVisionOptions:
+def read_qwen_vision(
+    fields: Fields, files: ImageFiles, form: QwenVisionForm, deepstack: Sequence[int] = ()
+) -> QwenVisionOptions:
     """`deepstack`: `deepstack_visual_indexes` where `vision_config` has none."""
-    vision, processor = fields["vision_config"], files.processor
-    require(vision, "hidden_act", ("gelu_pytorch_tanh",))
-    require(vision, "in_channels", (3,))
+    vision, processor = {**form.defaults, **fields["vision_config"]}, files.processor
+    require(vision, "hidden_act", (form.defaults["hidden_act"],))
+    for name in ("in_channels", "in_chans"):
+        require(vision, name, (3,))
     rope = vision.get("rope_parameters") or {}
     require(rope, "rope_type", ("axial", "default"))
-    patch_size, merge, frames = _size(vision, "patch_size", 16), vision.get("spatial_merge_size", 2), _frames(vision)
+    patch_size, merge = _size(vision, "patch_size"), vision.get("spatial_merge_size", 2)
+    frames = _frames(vision)
     require(processor, "patch_size", (patch_size,))
     require(processor, "merge_size", (merge,))
     require(processor, "temporal_patch_size", (frames,))
     output_size = vision.get("out_hidden_size", 3584)
     require({"out_hidden_size": output_size}, "out_hidden_size", (fields["hidden_size"],))
-    hidden_size, num_heads = vision.get("hidden_size", 1152), vision.get("num_heads", 16)
+    hidden_size, num_heads = vision["hidden_size"], vision.get("num_heads", 16)
     if hidden_size % (4 * num_heads):
         raise ValueError(f"vision_config.hidden_size {hidden_size} is not a multiple of 4 x {num_heads} heads")
-    positions = vision.get("num_position_embeddings", 2304)
+    unit = patch_size * merge
     return QwenVisionOptions(
-        input=_image_input(fields, files, unit=patch_size * merge),
+        form=form,
+        input=_image_input(fields, files, unit),
         scaling=files.pixel_scaling(CLIP_MEAN, CLIP_STD),
-        depth=vision.get("depth", 27),
+        depth=vision["depth"],
         hidden_size=hidden_size,
-        inner_size=vision.get("intermediate_size", 4304),
+        inner_size=vision["intermediate_size"],
         num_heads=num_heads,
         output_size=output_size,
         patch_size=patch_size,
         frames=frames,
         merge=merge,
-        grid=int(positions**0.5),
+        grid=int(vision.get("num_position_embeddings", 0) ** 0.5),
         rope_theta=rope.get("rope_theta", 10_000.0),
         deepstack=tuple(vision.get("deepstack_visual_indexes", deepstack)),
+        window=vision.get("window_size", 0) // unit,
+        whole=tuple(vision.get("fullatt_block_indexes", ())),
     )
 
 
@@ -226,9 +297,9 @@ def _image_input(fields: Fields, files: ImageFiles, unit: int) -> ImageInput:
     )
 
 
-def _size(vision: Fields, name: str, default: int) -> int:
+def _size(vision: Fields, name: str) -> int:
     """A field that may also be the same number twice."""
-    value = vision.get(name, default)
+    value = vision[name]
     first: int = value[0] if isinstance(value, list) else value
     require({name: value}, name, (first, [first, first]))
     return first

@@ -1,4 +1,4 @@
-"""Qwen3-VL: Qwen3 with an image encoder, DeepStack, and three positions a token.
+"""Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3 with an image encoder and three positions a token, Qwen3 with DeepStack.
 
 DeepStack adds features of the encoder's earlier layers behind the decoder's first layers (Meng et al., 2024, arXiv
 2406.04334).
@@ -20,11 +20,32 @@ from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import ImageReadingDecoder
 from proa_engine.models.decoder_layer import FeedForwardOptions, Layer, LayerDeclaration
-from proa_engine.models.families.qwen import Qwen3ForCausalLM, qwen3_moe_decoder
-from proa_engine.models.families.qwen_vision import QwenVisionOptions, read_qwen_vision
+from proa_engine.models.families.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, qwen3_moe_decoder
+from proa_engine.models.families.qwen_vision import QWEN2_5, QWEN3, QwenVisionOptions, read_qwen_vision
 from proa_engine.models.image_files import ImageFiles
 
 DEEPSTACK = (8, 16, 24)  # the default of `deepstack_visual_indexes`
+
+
+class Qwen2_5_VLForConditionalGeneration(ImageReadingDecoder):
+    defaults: ClassVar[read.Fields] = {
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "mrope_section": (16, 24, 24),
+        "mrope_interleaved": False,
+        "image_token_id": 151_655,
+    }
+    names = (
+        ("merger.norm", "merger.ln_q"),
+        ("merger.linear_fc1", "merger.mlp.0"),
+        ("merger.linear_fc2", "merger.mlp.2"),
+    )
+    read_options = staticmethod(Qwen2ForCausalLM.read_options)
+
+    @staticmethod
+    def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
+        return read_qwen_vision(fields, files, QWEN2_5)
 
 
 class Qwen3VLForConditionalGeneration(ImageReadingDecoder):
@@ -42,7 +63,7 @@ class Qwen3VLForConditionalGeneration(ImageReadingDecoder):
 
     @staticmethod
     def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
-        return read_qwen_vision(fields, files, DEEPSTACK)
+        return read_qwen_vision(fields, files, QWEN3, DEEPSTACK)
 
 
 class Qwen3VLMoeForConditionalGeneration(ImageReadingDecoder):
