@@ -17,7 +17,12 @@ from support.tiny_models import make_tiny_model
 CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 64}
 STATE_BYTES, INPUT_BYTES = 23_424, 1_760  # of one request, and of one token
 CACHE_BYTES = 300_000
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 3,
+    "num_speculative_tokens_per_batch_size": [[1, 16, 3]],  # otherwise chosen by time
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = ["The sea", "A boat with two unlike hulls that are of unequal length", "Why?", "One, two, three"] * 3
 
