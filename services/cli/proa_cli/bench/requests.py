@@ -4,6 +4,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Requests:
 
     def __init__(self, server: ServerOptions, headers: Mapping[str, str], *, ignores_eos: bool) -> None:
         self._server, self._headers = server, headers
-        self._prefix = server.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
+        self.prefix = server.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
         self._numbers = itertools.count()
         sampling = {name: getattr(server, name) for name in SAMPLING}
         common = {name: value for name, value in sampling.items() if value is not None}
@@ -46,8 +47,16 @@ class Requests:
             )
         self._common = common
 
-    def make(self, model: str, parts: Sequence[str], output_tokens: int, prompt_tokens: int | None) -> Call:
-        """`parts` of the prompt: by turns what the user and what the model says; a completion has them in one text."""
+    def make(
+        self,
+        model: str,
+        parts: Sequence[str],
+        output_tokens: int,
+        prompt_tokens: int | None,
+        session: Mapping[str, str] = MappingProxyType({}),
+    ) -> Call:
+        """`parts` of the prompt: by turns what the user and what the model says; a completion has them in one text.
+        `session`: headers that name it."""
         if self._server.is_chat:
             roles = itertools.cycle(("user", "assistant"))
             messages = [{"role": role, "content": part} for role, part in zip(roles, parts, strict=False)]
@@ -55,5 +64,5 @@ class Requests:
         else:
             body = {"prompt": "".join(parts), "max_tokens": output_tokens}
         body = {"model": model, **body, **self._common, **(self._server.extra_body or {})}
-        headers = {**self._headers, "X-Request-Id": f"{self._prefix}{next(self._numbers)}"}
+        headers = {**self._headers, **session, "X-Request-Id": f"{self.prefix}{next(self._numbers)}"}
         return Call(self._server.api_url, orjson.dumps(body), headers, prompt_tokens)

@@ -2,7 +2,7 @@
 then begins another session."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +11,18 @@ from proa_cli.bench.client import Call, Sample
 from proa_cli.bench.load import Measured, Send, run_until
 from proa_cli.bench.session_figures import SessionSample, session_sections
 from proa_cli.bench.session_plans import OneShots, Workload
+from proa_cli.bench.session_prompts import DrawnSessions, Prompt, Sessions, TracedSessions, TracedTurn, Write
 
-Write = Callable[[int, np.random.Generator], str]
-"""Makes a text of so many tokens."""
 MakeCall = Callable[[Sequence[str], int, int], Call]
-"""Makes a request of a prompt's parts, an output's length and the session's number. The parts are by turns the user's
-and the model's."""
+"""Makes a request of a prompt's parts, an output's length and the session's number, which is negative for a one-shot
+prompt. The parts are by turns the user's and the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLoad:
     """`sessions` at once, until all together have sent `turns` turns; the last session is as short as that takes. After
-    `seconds` what still runs is abandoned. One-shot prompts are sent until then."""
+    `seconds` what still runs is abandoned. One-shot prompts are sent until then. `trace`: sessions in place of those of
+    the workload, with at least so many turns; empty: none."""
 
     workload: Workload
     sessions: int
@@ -30,10 +30,14 @@ class SessionLoad:
     one_shots: OneShots | None
     seconds: float
     seed: int
+    trace: Sequence[Sequence[TracedTurn]] = ()
 
-    def draw(self, *numbers: int) -> np.random.Generator:
-        """Of a session or one-shot prompt, whatever the order in which they begin."""
-        return np.random.default_rng([self.seed, 2, *numbers])
+    def open(self, write: Write) -> Sessions:
+        """Makes the text that drawn sessions share, which takes a while."""
+        if self.trace:
+            return TracedSessions(self.trace, write, self.seed)
+        shared = write(self.workload.shared_tokens, np.random.default_rng([self.seed, 2, 0]))
+        return DrawnSessions(self.workload, write, self.seed, shared)
 
 
 async def run_sessions(
@@ -67,53 +71,47 @@ class _Run:
 
     async def all(self) -> None:
         load = self._load
-        shared = await asyncio.to_thread(self._write, load.workload.shared_tokens, load.draw(0))
+        sessions = await asyncio.to_thread(load.open, self._write)
         async with asyncio.TaskGroup() as beside:
             shots = beside.create_task(self._send_one_shots(load.one_shots)) if load.one_shots else None
             async with asyncio.TaskGroup() as clients:
                 for _ in range(load.sessions):
-                    clients.create_task(self._client(shared))
+                    clients.create_task(self._client(sessions))
             if shots is not None:
                 shots.cancel()
 
-    async def _client(self, shared: str) -> None:
+    async def _client(self, sessions: Sessions) -> None:
         while self._turns_left:
             self._begun += 1
-            await self._session(self._begun, shared)
+            number = self._begun
+            num_turns, prompts = sessions.begin(number, self._turns_left)
+            self._turns_left -= num_turns
+            await self._session(number, prompts)
 
-    async def _session(self, number: int, shared: str) -> None:
-        draw = self._load.draw(number)
-        turns = self._load.workload.plan(draw, self._turns_left)
-        self._turns_left -= len(turns)
-        parts: list[str] = []
-        before, gap, answer_tokens = self._load.workload.shared_tokens, 0.0, 0
-        for index, turn in enumerate(turns):
-            _, new = await asyncio.gather(
-                asyncio.sleep(gap), asyncio.to_thread(self._parts, turn.new_tokens, answer_tokens, draw)
-            )
-            parts += new if index else [shared + new[0]]
-            sample = await self._send(self._make_call(parts, turn.output_tokens, number))
+    async def _session(self, number: int, prompts: Iterator[Prompt]) -> None:
+        """Send the turns of a session, or of a sub-agent of one."""
+        time = asyncio.get_running_loop().time
+        before, index, at = 0, 0, time()
+        while (prompt := await asyncio.to_thread(next, prompts, None)) is not None:
+            await asyncio.sleep(at - time())
+            sample = await self._send(self._make_call(prompt.parts, prompt.output_tokens, number))
+            before = before if prompt.tokens_before is None else prompt.tokens_before
             self.turns.append(SessionSample(number, index, before, sample))
             self._ended(sample)
-            before, gap = sample.prompt_tokens or before, turn.gap
-            answer_tokens = turn.output_tokens
-
-    def _parts(self, new_tokens: int, answer_tokens: int, draw: np.random.Generator) -> list[str]:
-        """The model's part, in the place of what it has answered, and the user's; a first turn has no answer."""
-        answered = min(answer_tokens, new_tokens - 1)
-        lengths = [answered, new_tokens - answered] if answered else [new_tokens]
-        return [self._write(length, draw) for length in lengths]
+            before, index = sample.prompt_tokens or before, index + 1
+            await self._session(number, iter(prompt.subagent))
+            at = time() + prompt.gap
 
     async def _send_one_shots(self, shots: OneShots) -> None:
         async with asyncio.TaskGroup() as running:
             number = 0
             while True:
                 number += 1
-                draw = self._load.draw(0, number)
+                draw = np.random.default_rng([self._load.seed, 2, 0, number])
                 await asyncio.sleep(float(draw.exponential(1 / shots.rate)))
                 running.create_task(self._one_shot(shots.length, number, draw))
 
     async def _one_shot(self, length: int, number: int, draw: np.random.Generator) -> None:
         text = await asyncio.to_thread(self._write, length, draw)
-        call = self._make_call([text], self._load.workload.output_length(draw), number)
+        call = self._make_call([text], self._load.workload.output_length(draw), -number)
         self.one_shots.append(await self._send(call))

@@ -1,6 +1,7 @@
 """SessionOptions: the flags of `--dataset-name sessions`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from proa.options import check_options, option
@@ -10,9 +11,11 @@ from proa_cli.bench.session_plans import (
     Evenly,
     LogNormal,
     OneShots,
+    Subagents,
     Workload,
     parse_distribution,
     parse_one_shots,
+    parse_subagents,
 )
 
 _METAVAR: Final = "DISTRIBUTION"
@@ -56,6 +59,23 @@ class SessionOptions:
         parse=parse_one_shots,
     )
 
+    session_subagents: Subagents | None = option(
+        None,
+        "share of turns that call a sub-agent, a conversation of its own of so many turns, and wait for its end",
+        metavar="SHARE:TURNS",
+        parse=parse_subagents,
+    )
+    session_trace: Path | None = option(
+        None,
+        "JSON lines with `session`, `turn`, `hash_ids`, `output_tokens` and `gap`: sessions to send in place of drawn "
+        "ones",
+        metavar="FILE",
+        parse=Path,
+    )
+    session_header: str | None = option(
+        None, "header with which each turn sends its session's id; a sub-agent has its caller's", metavar="NAME"
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
 
@@ -68,4 +88,5 @@ class SessionOptions:
             growth=self.session_growth,
             outputs=self.session_output_len,
             gaps=self.session_gap,
+            subagents=self.session_subagents,
         )

@@ -5,7 +5,7 @@ A session's prompt is its own text and not the model's answers, so that every se
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -110,13 +110,38 @@ def parse_one_shots(text: str) -> OneShots:
 
 
 @dataclass(frozen=True, slots=True)
+class Subagents:
+    """A turn calls a sub-agent with a probability of `share`. It has a conversation of `turns` turns, and the next turn
+    comes after it."""
+
+    share: float
+    turns: int
+
+    def __str__(self) -> str:
+        return f"{self.share:g}:{self.turns}"
+
+
+def parse_subagents(text: str) -> Subagents:
+    """`SHARE:TURNS`. Raises `ValueError`."""
+    share, _, turns = text.partition(":")
+    try:
+        agents = Subagents(float(share), int(turns))
+    except ValueError:
+        agents = Subagents(0, 0)
+    if not (0 < agents.share <= 1 and agents.turns > 0):
+        raise ValueError(f"{text} is not SHARE:TURNS, a share of at most 1 and both above zero")
+    return agents
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """`new_tokens`: of the prompt, behind that of the turn before. `gap`: seconds between the turn's end and the next
-    one."""
+    """`new_tokens`: of the prompt, behind that of the turn before. `gap`: seconds between the turn's end, or that of
+    its sub-agent, and the next turn. `subagent`: the turns of the sub-agent that it calls; empty: it calls none."""
 
     new_tokens: int
     output_tokens: int
     gap: float
+    subagent: Sequence["Turn"] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +155,32 @@ class Workload:
     growth: Distribution
     outputs: Distribution
     gaps: Distribution
+    subagents: Subagents | None = None
 
     def plan(self, draw: np.random.Generator, most_turns: int) -> Sequence[Turn]:
-        """One session, of at most `most_turns` turns."""
-        count = min(most_turns, _length(self.turns, draw))
-        return [
-            Turn(
-                new_tokens=_length(self.growth if index else self.first, draw),
-                output_tokens=_length(self.outputs, draw),
-                gap=self.gaps.draw(draw),
-            )
-            for index in range(count)
-        ]
+        """One session, of at most `most_turns` turns, those of sub-agents among them."""
+        turns = list[Turn]()
+        for index in range(_length(self.turns, draw)):
+            if most_turns <= 0:
+                break
+            most_turns -= 1
+            turn = self._turn(index, draw)
+            if self.subagents is not None and draw.random() < self.subagents.share:
+                count = min(self.subagents.turns, most_turns)
+                turn = replace(turn, subagent=[self._turn(each, draw) for each in range(count)])
+                most_turns -= count
+            turns.append(turn)
+        return turns
 
     def output_length(self, draw: np.random.Generator) -> int:
         return _length(self.outputs, draw)
+
+    def _turn(self, index: int, draw: np.random.Generator) -> Turn:
+        return Turn(
+            new_tokens=_length(self.growth if index else self.first, draw),
+            output_tokens=_length(self.outputs, draw),
+            gap=self.gaps.draw(draw),
+        )
 
 
 def _length(distribution: Distribution, draw: np.random.Generator) -> int:

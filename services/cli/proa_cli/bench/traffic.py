@@ -14,6 +14,7 @@ from proa_cli.bench.options import BenchServeOptions
 from proa_cli.bench.prompts import make_prompts
 from proa_cli.bench.requests import Requests, model_names
 from proa_cli.bench.session_load import SessionLoad, run_sessions
+from proa_cli.bench.session_prompts import read_trace
 from proa_cli.bench.tokens import Tokenizer
 
 Run = Callable[[Send, Callable[[Sample], None], asyncio.Event], Awaitable[Measured]]
@@ -59,13 +60,15 @@ def _session_traffic(
     options: BenchServeOptions, model: str, tokenizer: Tokenizer, requests: Requests, draw: np.random.Generator
 ) -> Traffic:
     dataset, sessions = options.dataset, options.sessions
+    trace = read_trace(sessions.session_trace) if sessions.session_trace is not None else ()
     load = SessionLoad(
         sessions.workload,
         sessions.sessions,
-        dataset.num_prompts,
+        min(dataset.num_prompts, sum(map(len, trace))) if trace else dataset.num_prompts,
         sessions.session_one_shots,
         options.load.max_seconds,
         dataset.seed,
+        trace,
     )
     names = model_names(options.server, model, dataset.num_prompts, draw)  # at least as many as sessions
 
@@ -73,7 +76,9 @@ def _session_traffic(
         return random_text(tokenizer, tokens, draw)
 
     def make_call(parts: Sequence[str], output_tokens: int, number: int) -> Call:
-        return requests.make(names[number % len(names)], parts, output_tokens, None)
+        header = sessions.session_header
+        session = {header: f"{requests.prefix}session-{number}"} if header and number > 0 else {}
+        return requests.make(names[number % len(names)], parts, output_tokens, None, session)
 
     first = make_call([write(16, draw)], 1, 0)
     return Traffic(first, load.turns, lambda send, ended, stop: run_sessions(load, write, make_call, send, ended, stop))

@@ -1,8 +1,10 @@
 """Sessions of a benchmark: what each turn's prompt is, how many are sent, and the figures."""
 
 import asyncio
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -20,17 +22,20 @@ from proa_cli.bench.session_plans import (
     Evenly,
     LogNormal,
     OneShots,
+    Subagents,
     Workload,
     parse_distribution,
     parse_one_shots,
+    parse_subagents,
 )
+from proa_cli.bench.session_prompts import read_trace
 
 
 def fixed(number: float) -> Evenly:
     return Evenly(number, number)
 
 
-def workload(**changes: Evenly | int) -> Workload:
+def workload(**changes: Evenly | int | Subagents) -> Workload:
     fields = {"turns": fixed(3), "first": fixed(4), "growth": fixed(5), "outputs": fixed(2), "gaps": fixed(0)}
     return Workload(**{"shared_tokens": 6, **fields, **changes})  # type: ignore[arg-type]
 
@@ -63,7 +68,9 @@ async def run(server: Server, load: SessionLoad) -> Measured:
     return await run_sessions(load, write, server.make_call, server.send, lambda sample: None, asyncio.Event())
 
 
-def load(turns: int, sessions: int = 1, shots: OneShots | None = None, **changes: Evenly | int) -> SessionLoad:
+def load(
+    turns: int, sessions: int = 1, shots: OneShots | None = None, **changes: Evenly | int | Subagents
+) -> SessionLoad:
     return SessionLoad(workload(**changes), sessions, turns, shots, seconds=60.0, seed=7)
 
 
@@ -98,6 +105,54 @@ async def test_the_last_session_is_as_short_as_the_number_of_turns_takes() -> No
     measured = await run(server, load(turns=5))
     assert [number for number, _ in server.prompts] == [1, 1, 1, 2, 2]
     assert (len(measured.samples), measured.unfinished) == (5, 0)
+
+
+async def test_a_turn_waits_for_the_sub_agent_that_the_turn_before_called() -> None:
+    server = Server()
+    measured = await run(server, load(turns=9, subagents=Subagents(1.0, 2)))
+    first, call, again, second, other = server.prompts_of(1)[:5]
+    assert call[:6] == first[:6]
+    assert not call.startswith(first)
+    assert again.startswith(f"{call}|")
+    assert second.startswith(f"{first}|")
+    assert other[:10] not in (first, call)
+    assert len(measured.samples) == 9
+
+
+async def test_the_last_sub_agent_is_as_short_as_the_number_of_turns_takes() -> None:
+    server = Server()
+    measured = await run(server, load(turns=5, subagents=Subagents(1.0, 3)))
+    assert (len(measured.samples), measured.unfinished) == (5, 0)
+
+
+def traced(path: Path, *turns: tuple[str, int, list[int]]) -> Path:
+    keys = ("session", "turn", "hash_ids")
+    lines = [{**dict(zip(keys, turn, strict=True)), "output_tokens": 3, "gap": 0} for turn in turns]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+async def test_prompts_of_a_trace_have_the_text_of_their_blocks(tmp_path: Path) -> None:
+    trace = read_trace(traced(tmp_path / "trace", ("b", 1, [7, 8, 9]), ("a", 0, [7, 4]), ("b", 0, [7, 8])))
+    server = Server()
+    measured = await run(server, replace(load(turns=3), trace=trace))
+    (first, second), (other,) = server.prompts_of(1), server.prompts_of(2)
+    assert (len(first), len(second), len(other)) == (1024, 1536, 1024)
+    assert second.startswith(first)
+    assert other[:512] == first[:512]
+    assert other[512:] != first[512:]
+    rows = {row.key: row.value for section in measured.sections for row in section.rows}
+    assert rows["ideal_cached_share"] == pytest.approx((1024 + 512) / (1024 + 1536 + 1024))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", '{"session": 1, "turn": 0, "hash_ids": [], "output_tokens": 1, "gap": 0}']
+)
+def test_a_line_of_a_trace_that_is_no_turn_is_named(line: str, tmp_path: Path) -> None:
+    path = traced(tmp_path / "trace", ("a", 0, [1]))
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    with pytest.raises(ValueError, match="trace, line 2 is not a turn of a session"):
+        read_trace(path)
 
 
 async def test_one_shot_prompts_are_sent_beside_the_turns_and_not_counted_among_them() -> None:
@@ -169,6 +224,12 @@ def test_a_distribution_is_written_as_it_is_read(text: str, distribution: Evenly
 def test_what_is_no_distribution_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the sentence differs
         parse_distribution(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "0:5", "2:5", "0.1:0", "0.1:x"])
+def test_what_is_no_share_with_a_number_of_turns_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not SHARE:TURNS"):
+        parse_subagents(text)
 
 
 @pytest.mark.parametrize("text", ["", "4", "0:5", "4:0", "4:x", "inf:5"])
