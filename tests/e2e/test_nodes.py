@@ -12,7 +12,7 @@ import pytest
 from support.certificates import signed
 from support.kube import Release, eventually
 from support.leader_worker_sets import controller
-from support.traffic import Answer, traffic
+from support.traffic import Texts, traffic
 
 ON_TWO_NODES = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
 NODES = {"nodes": 2, "drainSeconds": 2, "topologySpreadConstraints": [ON_TWO_NODES]}
@@ -32,8 +32,6 @@ for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         os.kill(int(file.parent.name), signal.SIGKILL)
         print("killed")
 """
-
-Texts = dict[tuple[int, int], str]  # by client and request number
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +69,7 @@ def _groups(in_one_pod: InOnePod, release: Release, tmp_path_factory: pytest.Tem
 
 def answered(release: Release) -> Texts:
     with traffic(release, *LONG) as running:
-        running.join(600)
-        return texts(running.answers())
-
-
-def texts(answers: list[Answer]) -> Texts:
-    """Raises AssertionError if a request failed."""
-    assert [answer.error for answer in answers if answer.error] == []
-    return {(answer.client, answer.index): answer.text for answer in answers}
+        return running.texts()
 
 
 def group(release: Release, index: int) -> tuple[Any, Any]:
@@ -141,8 +132,7 @@ def test_every_stream_survives_a_lost_worker_pod(
     with traffic(release, *LONG) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(name) > before + 200)
         lose(release, worker["metadata"]["name"])
-        running.join(600)
-        assert texts(running.answers()) == in_one_pod.two_ranks
+        assert running.texts() == in_one_pod.two_ranks
 
     def recreated() -> bool:
         """Whether the group has a new leader."""
@@ -152,8 +142,7 @@ def test_every_stream_survives_a_lost_worker_pod(
     release.wait_for_pod(name)
     with traffic(release, *LONG) as running:
         eventually("the new engine is generating", lambda: release.generated_tokens(name) > 200)
-        running.join(600)
-        assert texts(running.answers()) == in_one_pod.two_ranks
+        assert running.texts() == in_one_pod.two_ranks
 
 
 def test_an_upgrade_fails_no_request(release: Release) -> None:

@@ -4,22 +4,19 @@ The spans go to a receiver of our own (support/otlp.py), and to the collector of
 pulled. PROA_E2E_COLLECTOR_IMAGE replaces that image.
 """
 
-import json
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import otlp
 from support.chat import ask
 from support.kube import Release, eventually, run
-from support.script_pod import script_pod
+from support.span_receiver import Span, span_receiver
 
 COLLECTOR = Path(__file__).parents[2] / "k8s" / "collector.yaml"
 CANNOT_PULL = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
@@ -27,27 +24,6 @@ _LOGGED_SPAN = re.compile(
     r"Trace ID +: (?P<trace_id>\w+)\n\s+Parent ID +: (?P<parent_id>\w*)\n"
     r"\s+ID +: (?P<span_id>\w+)\n\s+Name +: (?P<name>.+)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    trace_id: str
-    span_id: str
-    parent_id: str
-    name: str
-
-
-@contextmanager
-def receiver(release: Release) -> Iterator[tuple[str, Callable[[], list[Span]]]]:
-    """An OTLP receiver pod: its endpoint, and what returns the spans it has received."""
-
-    def spans() -> list[Span]:
-        lines = release.kubectl("logs", "otlp", "--tail=-1").splitlines()
-        records = [json.loads(line) for line in lines if line.startswith("{")]
-        return [Span(*(record[key] for key in Span.__slots__)) for record in records]
-
-    with script_pod(release, "otlp", Path(otlp.__file__), "0.0.0.0:4317", port=4317):
-        yield f"http://{release.get('pod', 'otlp')['status']['podIP']}:4317", spans
 
 
 @contextmanager
@@ -66,7 +42,7 @@ def collector(release: Release) -> Iterator[tuple[str, Callable[[], list[Span]]]
 
     def spans() -> list[Span]:
         log = release.kubectl("logs", "deployment/otel-collector", "--tail=-1")
-        return [Span(**found.groupdict()) for found in _LOGGED_SPAN.finditer(log)]
+        return [Span(*found.group("trace_id", "span_id", "parent_id", "name")) for found in _LOGGED_SPAN.finditer(log)]
 
     manifest = COLLECTOR.read_text()
     if image := os.environ.get("PROA_E2E_COLLECTOR_IMAGE"):
@@ -76,7 +52,7 @@ def collector(release: Release) -> Iterator[tuple[str, Callable[[], list[Span]]]
     yield "http://otel-collector:4317", spans
 
 
-@pytest.mark.parametrize("destination", [receiver, collector])
+@pytest.mark.parametrize("destination", [span_receiver, collector])
 def test_one_trace_runs_from_the_http_request_to_the_sidecar(release: Release, destination: Any) -> None:
     with destination(release) as (endpoint, received):
         release.install(

@@ -9,7 +9,7 @@ import pytest
 
 from support.certificates import serial_of, signed
 from support.kube import Release, eventually
-from support.traffic import Answer, traffic
+from support.traffic import Texts, traffic
 
 EXCHANGE = {
     "hostCache": {"sizeGb": 0.25},
@@ -25,30 +25,16 @@ LOAD = (
     *("--clients=20", "--requests=2", "--items=60", "--max-tokens=150", "--ignore-eos"),
     *("--temperature=0.7", "--timeout=180"),
 )
-RESET = (
-    "from urllib.request import Request, urlopen; "
-    "urlopen(Request('http://127.0.0.1:8000/reset_prefix_cache', method='POST', "
-    "headers={'Content-Type': 'application/json'}), timeout=60)"
-)
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 50061), 3).close(); print('connected')"
 
 VERBS = ("get", "list", "create", "patch", "update", "delete")
-
-Texts = dict[tuple[int, int], str]  # by client and request number
-
-
-def texts(answers: list[Answer]) -> Texts:
-    """Raises AssertionError if a request failed."""
-    assert [answer.error for answer in answers if answer.error] == []
-    return {(answer.client, answer.index): answer.text for answer in answers}
 
 
 @pytest.fixture(scope="module")
 def expected(release: Release) -> Texts:
     """What one engine that computes everything itself generates."""
     with traffic(release, *LOAD) as running:
-        running.join(600)
-        return texts(running.answers())
+        return running.texts()
 
 
 def install(release: Release, **more: str) -> None:
@@ -78,8 +64,7 @@ def fetched_tokens(release: Release) -> float:
 
 def check_under_load(release: Release, expected: Texts, disturb: Callable[[], object]) -> None:
     """Call `disturb` at a random time while blocks travel. Raises AssertionError if a request fails or differs."""
-    (gateway,) = release.pods("gateway")
-    release.kubectl("exec", gateway["metadata"]["name"], "--", "python3", "-c", RESET)
+    release.reset_prefix_caches()
     before = fetched_tokens(release)
     with traffic(release, *LOAD) as running:
         eventually("decode engines fetch blocks", lambda: fetched_tokens(release) > before + 500)
@@ -87,15 +72,13 @@ def check_under_load(release: Release, expected: Texts, disturb: Callable[[], ob
         release.report(f"disturbed after {delay:.1f} s")
         time.sleep(delay)
         disturb()
-        running.join(600)
-        assert texts(running.answers()) == expected
+        assert running.texts() == expected
     release.wait_for_rollout(*DEPLOYMENTS)
 
 
 def test_long_prompts_come_from_the_prefill_pool(release: Release, expected: Texts) -> None:
     with traffic(release, *LOAD) as running:
-        running.join(600)
-        assert texts(running.answers()) == expected
+        assert running.texts() == expected
     (prompts,) = names(release, "prompts")
     assert release.generated_tokens(prompts) == 0
     assert fetched_tokens(release) > 2000
@@ -155,8 +138,7 @@ def test_blocks_travel_encrypted(release: Release, expected: Texts, tmp_path: Pa
     )
     install(release, tls__existingSecret="tls")
     with traffic(release, *LOAD) as running:
-        running.join(600)
-        assert texts(running.answers()) == expected
+        assert running.texts() == expected
     assert fetched_tokens(release) > 1000
     (prompts,) = [pod for pod in release.pods("engine") if pod["metadata"]["labels"]["proa/pool"] == "prompts"]
     script = f"import ssl; print(ssl.get_server_certificate(('{prompts['status']['podIP']}', 50061), timeout=3))"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from support.kube import Release, eventually, run
-from support.traffic import Answer, Traffic, traffic
+from support.traffic import Answer, Texts, Traffic, traffic
 
 DEPLOYMENTS = ("proa-gateway", "proa-engine-builtin")
 LONG = ("--requests=2", "--question=Count from 1 to 50.", "--max-tokens=400", "--temperature=0.7", "--timeout=120")
@@ -34,17 +34,10 @@ def steady_traffic(release: Release, clients: int = 6, node: str | None = None) 
         assert running.failures() == []
 
 
-def texts(answers: list[Answer]) -> dict[tuple[int, int], str]:
-    """Texts by client and request number. Raises AssertionError if a request failed."""
-    assert [answer.error for answer in answers if answer.error] == []
-    return {(answer.client, answer.index): answer.text for answer in answers}
-
-
-def undisturbed(release: Release, clients: int) -> dict[tuple[int, int], str]:
+def undisturbed(release: Release, clients: int) -> Texts:
     """The texts of long responses while nothing else happens."""
     with traffic(release, f"--clients={clients}", *LONG) as running:
-        running.join(600)
-        return texts(running.answers())
+        return running.texts()
 
 
 def test_every_stream_survives_a_deleted_engine(release: Release) -> None:
@@ -54,8 +47,7 @@ def test_every_stream_survives_a_deleted_engine(release: Release) -> None:
     with traffic(release, "--clients=50", *LONG) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(doomed) > before + 500)
         release.kubectl("delete", "pod", doomed, "--grace-period=1", "--wait=false")
-        running.join(600)
-        assert texts(running.answers()) == expected
+        assert running.texts() == expected
     release.wait_for_rollout(*DEPLOYMENTS)
 
 
@@ -126,8 +118,7 @@ def test_every_stream_survives_a_killed_worker(release: Release) -> None:
     with traffic(release, "--clients=20", *LONG) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(doomed) > before + 200)
         release.kill_at_next_work(doomed, "tp-worker-1")
-        running.join(600)
-        assert texts(running.answers()) == expected
+        assert running.texts() == expected
     release.wait_for_rollout(*DEPLOYMENTS)
 
 
@@ -157,10 +148,8 @@ def test_every_stream_survives_a_power_cut(release: Release) -> None:
     with traffic(release, "--clients=20", *LONG, node=safe) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(nodes[doomed]) > before + 200)
         run(*shlex.split(command), doomed, timeout=60)
-        running.join(600)
-        answers = running.answers()
-    assert texts(answers) == expected
-    assert longest_silence(answers) < 10
+        assert running.texts() == expected
+        assert longest_silence(running.answers()) < 10
 
 
 def longest_silence(answers: list[Answer]) -> float:

@@ -16,6 +16,11 @@ from support.pod_progress import PodProgress
 
 CHART = Path(__file__).parents[2] / "charts" / "proa"
 _READ_METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+_RESET_CACHES = (
+    "from urllib.request import Request, urlopen; "
+    "urlopen(Request('http://127.0.0.1:8000/reset_prefix_cache', method='POST', "
+    "headers={'Content-Type': 'application/json'}), timeout=60)"
+)
 
 # A process in a container cannot signal PID 1 unless PID 1 handles the signal. The kernel's CPU time limit can.
 _KILL_AT_NEXT_WORK = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))"
@@ -123,6 +128,11 @@ class Release:
 
     def generated_tokens(self, pod: str) -> float:
         return self.metric(pod, "vllm:generation_tokens_total")
+
+    def reset_prefix_caches(self) -> None:
+        """Empty the prefix caches of all engines, by a gateway with `--enable-dev-endpoints`."""
+        gateway = self.pods("gateway")[0]["metadata"]["name"]
+        self.kubectl("exec", gateway, "--", "python3", "-c", _RESET_CACHES)
 
     def kill_at_next_work(self, pod: str, container: str) -> None:
         """Let the kernel kill the container's PID 1 (SIGKILL) as soon as it uses CPU time again."""

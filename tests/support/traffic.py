@@ -10,6 +10,8 @@ from secrets import token_hex
 from support.kube import Release, eventually
 from support.script_pod import script_pod
 
+Texts = dict[tuple[int, int], str]
+"""By client and request number."""
 _SCRIPT = Path(__file__).with_name("load_pod.py")
 
 
@@ -25,6 +27,8 @@ class Answer:
     silence: float
     finish_reason: str | None
     error: str
+    prompt_tokens: int
+    cached_tokens: int
     began: float
     ended: float
 
@@ -45,6 +49,12 @@ class Traffic:
 
     def failures(self) -> list[str]:
         return [answer.error for answer in self.answers() if answer.error]
+
+    def texts(self) -> Texts:
+        """Wait until all clients have finished, and return their texts. Raises AssertionError if a request failed."""
+        self.join(600)
+        assert self.failures() == []
+        return {(answer.client, answer.index): answer.text for answer in self.answers()}
 
     def wait_for(self, count: int, seconds: float = 180) -> None:
         """Wait until `count` more requests have ended."""
