@@ -14,6 +14,8 @@ import torch
 from tokenizers import Tokenizer
 
 from proa.contract import Audio, EngineCoreRequest, SamplingParams, hash_audio
+from proa.text import Vocabulary
+from support.audio_files import encode
 from support.engine import request
 from support.greedy import MARGIN, Expected
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
@@ -89,6 +91,13 @@ def tone(seed: int, seconds: float = 1.0) -> np.ndarray:
     return np.asarray((tones + rng.standard_normal(times.size)) * 0.1, np.float32)
 
 
+def file_of(*seeds: int) -> bytes:
+    """A file with an audio of 0.7 s for each seed, and pauses between them in which it is cut."""
+    pause = np.zeros(round(0.2 * RATE), np.float32)
+    parts = [part for seed in seeds for part in (pause, tone(seed, 0.7))]
+    return encode(np.clip(np.concatenate(parts[1:]), -1, 1), RATE, "wav of floats")
+
+
 def audio_of(samples: np.ndarray) -> Audio:
     data = samples.astype("<f4").tobytes()
     return Audio(hash=hash_audio(data), num_samples=samples.size, samples=data)
@@ -111,6 +120,16 @@ def greedy_transcriptions(
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     return [_greedy(model, extractor, samples, list(prompt), num_tokens) for samples, prompt in cases]
+
+
+def greedy_text(folder: Path, samples: np.ndarray, language: str, num_tokens: int) -> list[bytes]:
+    """The greedy tokens of `transformers` that are text, none of which the model suppresses."""
+    prompt = [PROMPT[0], TOKENS[language], *PROMPT[2:]]
+    (expected,) = greedy_transcriptions(folder, [(samples, prompt)], num_tokens)
+    assert expected.num_sure == num_tokens
+    assert not {*expected.token_ids} & {1, 2, 220, EOS_TOKEN_ID}
+    vocabulary = Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    return [vocabulary.token_bytes(each) for each in expected.token_ids if each not in TOKENS.values()]
 
 
 def _greedy(model: Any, extractor: Any, samples: np.ndarray, prompt: list[int], num_tokens: int) -> Expected:

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
-from tokenizers import Tokenizer
 
-from proa.text import Vocabulary
-from support.audio_files import Samples, encode
+from support.audio_files import encode
 from support.processes import engine_process, free_port, gateway_process, wait_for_engines
 from support.scrape import Scrape
-from support.tiny_models import EOS_TOKEN_ID
-from support.whisper_models import PROMPT, RATE, TOKENS, greedy_transcriptions, make_whisper, tone
+from support.whisper_models import RATE, file_of, greedy_text, make_whisper, tone
 
 NUM_TOKENS = 24
 SIZE = ("--num-gpu-blocks-override=256", "--max-num-seqs=8")
@@ -41,15 +37,6 @@ class Service:
         port = self.metrics_ports[index]
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, verify=False).text
         return Scrape(text).value("vllm:num_requests_running")
-
-    def greedy_tokens(self, samples: Samples, language: str) -> list[bytes]:
-        """The greedy tokens of `transformers` that are text, none of which the model suppresses."""
-        prompt = [PROMPT[0], TOKENS[language], *PROMPT[2:]]
-        (expected,) = greedy_transcriptions(self.folder, [(samples, prompt)], NUM_TOKENS)
-        assert expected.num_sure == NUM_TOKENS
-        assert not {*expected.token_ids} & {1, 2, 220, EOS_TOKEN_ID}
-        vocabulary = Vocabulary(Tokenizer.from_file(str(self.folder / "tokenizer.json")))
-        return [vocabulary.token_bytes(each) for each in expected.token_ids if each not in TOKENS.values()]
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +61,6 @@ def client(service: Service) -> Iterator[OpenAI]:
         yield client
 
 
-def file_of(*seeds: int) -> bytes:
-    """A file with an audio of 0.7 s for each seed, and pauses between them in which it is cut."""
-    pause = np.zeros(round(0.2 * RATE), np.float32)
-    parts = [part for seed in seeds for part in (pause, tone(seed, 0.7))]
-    return encode(np.clip(np.concatenate(parts[1:]), -1, 1), RATE, "wav of floats")
-
-
 def stream(client: OpenAI, file: bytes, **fields: Any) -> tuple[str, str]:
     """The text of a stream's deltas, and of its last event."""
     fields = {"language": "en", "extra_body": {"max_completion_tokens": NUM_TOKENS}} | fields
@@ -99,7 +79,9 @@ def test_a_streams_tokens_are_the_greedy_ones_of_transformers(
     file = encode(samples, RATE, "wav of floats")
     *_, done = client.audio.transcriptions.create(model="whisper", file=file, stream=True, **fields)
     assert done.type == "transcript.text.done"
-    assert [bytes(each.bytes or ()) for each in done.logprobs or ()] == service.greedy_tokens(samples, language)
+    assert [bytes(each.bytes or ()) for each in done.logprobs or ()] == greedy_text(
+        service.folder, samples, language, NUM_TOKENS
+    )
 
 
 @pytest.mark.parametrize("name", ["flac", "mp3", "ogg opus", "m4a", "webm"])
