@@ -42,7 +42,10 @@ def collector(release: Release) -> Iterator[tuple[str, Callable[[], list[Span]]]
 
     def spans() -> list[Span]:
         log = release.kubectl("logs", "deployment/otel-collector", "--tail=-1")
-        return [Span(*found.group("trace_id", "span_id", "parent_id", "name")) for found in _LOGGED_SPAN.finditer(log)]
+        return [
+            Span(found["trace_id"], found["span_id"], found["parent_id"], found["name"])
+            for found in _LOGGED_SPAN.finditer(log)
+        ]
 
     manifest = COLLECTOR.read_text()
     if image := os.environ.get("PROA_E2E_COLLECTOR_IMAGE"):
