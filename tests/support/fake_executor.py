@@ -256,7 +256,8 @@ class FakeExecutor:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._write(request_id, num_tokens)
         have_drafts = [bool(self.rows[request_id].drafts.planned) for request_id in plan.num_chunk_tokens]
-        assert have_drafts == sorted(have_drafts, reverse=True), "rows with drafts come before other chunks"
+        expected = [True] * plan.num_drafted_rows + [False] * (len(have_drafts) - plan.num_drafted_rows)
+        assert have_drafts == expected, "rows with drafts come before other chunks"
         for request_id in plan.num_scheduled_tokens:
             self._read_back(request_id)
             lora = self.rows[request_id].lora

@@ -10,7 +10,7 @@ With pipeline stages as many steps are in flight as there are stages, and no req
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -27,7 +27,7 @@ from proa_engine.core.outbox import Outbox
 from proa_engine.core.request import Request
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.timing.step_costs import StepRows
+from proa_engine.core.timing.step_costs import RowSizes, StepRows
 from proa_engine.core.types import CacheOccupancy, Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class _Started(NamedTuple):
     """A step in flight."""
 
     requests: list[Request]
-    row_sizes: Collection[int]  # of rows of several tokens
+    sizes: RowSizes
     time: float
     future: StepFuture
 
@@ -205,14 +205,15 @@ class EngineCore:
         """Start the step. Returns False if the workers have nothing to do."""
         if not scheduler_output.must_run:
             return False
-        row_sizes = scheduler_output.num_chunk_tokens.values()
+        of_rows, num_drafted = [*scheduler_output.num_chunk_tokens.values()], scheduler_output.num_drafted_rows
+        sizes = RowSizes(of_rows[:num_drafted], of_rows[num_drafted:])
         encodes = bool(scheduler_output.encoder_inputs or scheduler_output.cross_inputs)
-        step_rows = StepRows(requests, row_sizes, encodes)
+        step_rows = StepRows(requests, sizes, encodes)
         self.rows_in_flight = (*self.rows_in_flight, step_rows)  # before the call, which may hang
         self._executor.execute_model(scheduler_output)
         rows = scheduler_output.grammar_rows
         masks = self._fill_masks(requests, rows) if rows else None
-        self._in_flight.append(_Started(requests, row_sizes, now, self._executor.sample_tokens(masks)))
+        self._in_flight.append(_Started(requests, sizes, now, self._executor.sample_tokens(masks)))
         return True
 
     def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:
@@ -234,8 +235,8 @@ class EngineCore:
         seconds = now - max(step.time, self._finished_at)  # with two in flight, one begins when the other has ended
         self._finished_at = now
         outputs, self._outbox.plain = self._scheduler.update_from_output(step.requests, result, now)
-        if step.requests and (step.row_sizes or self._counts_decodes):
-            self._scheduler.count_step(len(step.requests), step.row_sizes, seconds)
+        if step.requests and (step.sizes.chunks or self._counts_decodes):
+            self._scheduler.count_step(len(step.requests), step.sizes, seconds)
         self._outbox.outputs += outputs
         self._num_steps += 1
 

@@ -4,7 +4,7 @@ There are no phases: each step lets every request's `num_computed_tokens` catch 
 budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation after preemption all follow this rule.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from proa.contract import Audio, EngineCoreOutput, EngineCoreRequest, Image, SchedulerStats
 from proa_engine.core.admission.prefill import finish_cached
@@ -23,6 +23,7 @@ from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.timing.prefill_rate import PrefillRate
+from proa_engine.core.timing.step_costs import RowSizes
 from proa_engine.core.types import (
     CacheOccupancy,
     Copies,
@@ -61,7 +62,7 @@ class Scheduler:
         self.kv_events = kv_cache_manager.kv_events
         self.tiers = kv_cache_manager.tiers
         self.retention = kv_cache_manager.retention
-        self.prefill_rate = PrefillRate(1 + config.num_speculative_tokens)
+        self.prefill_rate = PrefillRate()
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
         lengths = LengthLimits(config.max_model_len, kv_cache_manager.groups.capacity)
@@ -181,11 +182,10 @@ class Scheduler:
         outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
-    def count_step(self, num_rows: int, row_sizes: Collection[int], seconds: float) -> None:
-        """Count the time of a step whose result has been appended. `row_sizes` are the tokens of its rows of several
-        tokens."""
-        self.prefill_rate.add(row_sizes, seconds)
-        self._factory.drafts.end_step(num_rows, row_sizes, seconds)
+    def count_step(self, num_rows: int, sizes: RowSizes, seconds: float) -> None:
+        """Count the time of a step whose result has been appended."""
+        self.prefill_rate.add(sizes.chunks, seconds)
+        self._factory.drafts.end_step(num_rows, sizes, seconds)
 
     def reset_prefix_cache(self, since: float, *, keep_host: bool = False) -> None:
         """Empty the prefix cache and the encoder cache, as after a change of weights at `since`, in Unix seconds.
@@ -297,6 +297,7 @@ class Scheduler:
             cached_requests=plan.cached_requests,
             decode_request_ids=self._decode_ids.of(plan.decodes),
             num_chunk_tokens=plan.num_drafted_tokens | plan.num_chunk_tokens,
+            num_drafted_rows=len(plan.drafted),
             finished_request_ids=finished_ids,
             preempted_request_ids=preempted_ids,
             grammar_rows=plan.grammar_rows() if plan.constrained else [],

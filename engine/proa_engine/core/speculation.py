@@ -14,12 +14,13 @@ its own always loses to equal noise, and one above the request's temperature to 
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.request import Request
 from proa_engine.core.timing.draft_depth import DraftDepth
+from proa_engine.core.timing.step_costs import RowSizes
 from proa_engine.core.types import Drafts, RowOutput
 
 TEMPERATURES = (0.2, 0.5, 0.85)  # ways are compared by range of temperatures, between these
@@ -69,12 +70,11 @@ class DraftCounter:
         for position in range(num_accepted):
             by_position[position] += 1
 
-    def end_step(self, num_rows: int, row_sizes: Collection[int], seconds: float) -> None:
-        """Count a step all of whose drafts have been added. `row_sizes` are the tokens of its rows of several
-        tokens."""
+    def end_step(self, num_rows: int, sizes: RowSizes, seconds: float) -> None:
+        """Count a step all of whose drafts have been added."""
         now, before = self.num_accepted_per_position, self._accepted_before
         accepted = [count - (before[place] if place < len(before) else 0) for place, count in enumerate(now)]
-        self.depth.add(num_rows, row_sizes, accepted, seconds)
+        self.depth.add(num_rows, sizes, accepted, seconds)
         self._accepted_before = list(now)
 
 

@@ -225,9 +225,10 @@ class SchedulerOutput:
     new_requests: list[NewRequestData]
     cached_requests: list[CachedRequestData]  # others continue from what the workers have computed
     decode_request_ids: list[str]  # rows of one token
-    num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id; those with drafts come first
+    num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id
     finished_request_ids: list[str]  # workers drop these before they run this step
     preempted_request_ids: list[str]  # likewise; they come back as new requests
+    num_drafted_rows: int = 0  # of `num_chunk_tokens`, the first ones: those with drafts
     # Indices of rows that sample a token under a grammar, ascending; rank 0 alone samples all rows of such a step.
     grammar_rows: list[int] = field(default_factory=list)
     # By request id; empty without recurrent layers.

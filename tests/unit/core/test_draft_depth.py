@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from proa_engine.core.timing.draft_depth import MeasuredDepth, ScheduledDepth
+from proa_engine.core.timing.step_costs import RowSizes
 from support.core import CoreRun, make_request
 
 MAX_DRAFTS = 3
@@ -22,7 +23,7 @@ class Steps:
         for _ in range(count):
             num_drafts = depth.num_drafts
             numbers.append(num_drafts)
-            sizes = [1 + num_drafts] * self.num_rows if num_drafts else []
+            sizes = RowSizes(drafted=[1 + num_drafts] * self.num_rows if num_drafts else [])
             accepted = [round(share * self.num_rows) for share in self.shares[:num_drafts]]
             depth.add(self.num_rows, sizes, accepted, self.seconds(num_drafts))
         return numbers
@@ -63,8 +64,8 @@ def test_a_text_that_drafts_fit_better_is_noticed() -> None:
 
 def test_steps_that_computed_prompts_and_clocks_that_were_set_back_count_nothing() -> None:
     depth = MeasuredDepth(MAX_DRAFTS)
-    for seconds, sizes in ((1.0, [4, 200]), (-1.0, [4]), (0.0, [])):
-        depth.add(2, sizes, [2, 1, 1], seconds)
+    for seconds, drafted, chunks in ((1.0, [4], [200]), (1.0, [], [2]), (-1.0, [4], []), (0.0, [], [])):
+        depth.add(2, RowSizes(drafted, chunks), [2, 1, 1], seconds)
     assert FREE.run(depth, 3) == [3, 3, 3]
 
 
@@ -72,7 +73,7 @@ def test_a_schedule_goes_by_the_rows_of_the_step_before() -> None:
     depth = ScheduledDepth([(1, 3), (32, 2), (256, 0)])
     numbers = []
     for num_rows in (1, 31, 32, 255, 256, 4000):
-        depth.add(num_rows, (), (), 1.0)
+        depth.add(num_rows, RowSizes(), (), 1.0)
         numbers.append(depth.num_drafts)
     assert numbers == [3, 3, 2, 2, 0, 0]
 

@@ -9,7 +9,7 @@ from support.core import Clock, CoreRun, make_request
 
 def test_the_rate_is_unknown_before_a_prompt_is_computed() -> None:
     rate = PrefillRate()
-    rate.add([1], 1.0)
+    rate.add([], 1.0)
     assert rate.tokens_per_second == 0
 
 
@@ -30,11 +30,15 @@ def test_old_steps_are_forgotten() -> None:
     assert rate.tokens_per_second == pytest.approx(4000, rel=0.1)
 
 
-def test_tokens_with_drafts_are_not_counted() -> None:
-    rate = PrefillRate(4)
-    rate.add([4, 2, 4, 100], 1.0)
-    rate.add([4, 2, 3], 1.0)
-    assert rate.tokens_per_second == 100
+def test_tokens_with_drafts_are_not_counted_and_prompts_as_short_as_they_are() -> None:
+    run = CoreRun(num_speculative_tokens=3, accept=lambda num_drafts: 0)
+    run.submit(make_request("a", prompt=range(20), max_tokens=9))
+    run.finish()
+    of_prompt = run.core.stats().prefill_tokens_per_second
+    run.submit(make_request("b", prompt=[1, 2, 3], max_tokens=1))
+    run.finish()
+    weighted = (20 * 20 + 3 * 3) / (20 + 3)  # where both prompts' steps take a second
+    assert run.core.stats().prefill_tokens_per_second == pytest.approx(weighted * of_prompt / 20, rel=1e-3)
 
 
 def test_a_clock_that_goes_back_is_ignored() -> None:

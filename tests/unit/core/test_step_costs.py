@@ -3,7 +3,7 @@
 import pytest
 
 from proa_engine.core.request import Request
-from proa_engine.core.timing.step_costs import CONTEXT_ROW_TOKENS, StepCosts, StepRows
+from proa_engine.core.timing.step_costs import CONTEXT_ROW_TOKENS, RowSizes, StepCosts, StepRows
 from support.core import make_request
 
 COSTS = StepCosts(step=0.01, token=0.001, pair=1e-6, images=2.0)
@@ -17,7 +17,7 @@ def request_at(num_computed_tokens: int) -> Request:
 
 def seconds(*rows: tuple[int, int], encodes: bool = False) -> float:
     """Of one step with rows of (tokens, tokens with those before them), those of one token first."""
-    sizes = [size for size, _ in rows if size > 1]
+    sizes = RowSizes(chunks=[size for size, _ in rows if size > 1])
     return COSTS.seconds([StepRows([request_at(end) for _, end in rows], sizes, encodes)])
 
 
@@ -38,7 +38,7 @@ def test_a_step_takes_what_its_tokens_and_their_contexts_take(rows: list[tuple[i
 
 def test_images_and_steps_in_flight_add_up() -> None:
     assert seconds((2, 0), encodes=True) == pytest.approx(2.01)
-    step = StepRows([request_at(0)], (), False)
+    step = StepRows([request_at(0)], RowSizes(), False)
     assert COSTS.seconds([step, step]) == pytest.approx(0.02)
     assert COSTS.seconds([]) == 0.0
 

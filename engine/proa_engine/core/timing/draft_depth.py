@@ -8,9 +8,11 @@ with load and text, so every number is tried again from time to time. Which one 
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
+
+from proa_engine.core.timing.step_costs import RowSizes
 
 _SAMPLES = 9  # last steps whose median is a number's time
 _FIRST_SAMPLES = 3  # a number with fewer is tried next
@@ -25,9 +27,9 @@ class DraftDepth(Protocol):
         """Of each row of the next step."""
         ...
 
-    def add(self, num_rows: int, row_sizes: Collection[int], accepted: Sequence[int], seconds: float) -> None:
-        """Count a step that has ended. `row_sizes` are the tokens of its rows of several tokens, `accepted` [places]
-        the numbers of rows whose draft token at this place and all before it were accepted."""
+    def add(self, num_rows: int, sizes: RowSizes, accepted: Sequence[int], seconds: float) -> None:
+        """Count a step that has ended. `accepted` [places] are the numbers of rows whose draft token at this place and
+        all before it were accepted."""
         ...
 
 
@@ -40,7 +42,7 @@ class ScheduledDepth:
         self._drafts = [num_drafts for _, num_drafts in schedule]
         self.num_drafts = self._drafts[0]
 
-    def add(self, num_rows: int, row_sizes: Collection[int], accepted: Sequence[int], seconds: float) -> None:
+    def add(self, num_rows: int, sizes: RowSizes, accepted: Sequence[int], seconds: float) -> None:
         self.num_drafts = self._drafts[bisect_right(self._first_rows, num_rows) - 1]
 
 
@@ -62,11 +64,11 @@ class MeasuredDepth:
         self._tried_at = [0] * (max_drafts + 1)  # step
         self._num_steps = 0
 
-    def add(self, num_rows: int, row_sizes: Collection[int], accepted: Sequence[int], seconds: float) -> None:
+    def add(self, num_rows: int, sizes: RowSizes, accepted: Sequence[int], seconds: float) -> None:
         """Steps with chunks of prompts, and those that took no time because the clock was set back, do not count."""
-        num_drafts = max(row_sizes, default=1) - 1
-        if num_drafts >= len(self._tried_at) or seconds <= 0:
+        if sizes.chunks or seconds <= 0:
             return
+        num_drafts = max(sizes.drafted, default=1) - 1
         self._num_steps += 1
         self._tried_at[num_drafts] = self._num_steps
         for place in range(num_drafts):

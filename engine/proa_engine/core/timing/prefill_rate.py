@@ -13,17 +13,14 @@ class PrefillRate:
     about that. For the same reason steps age by tokens, not by time.
     """
 
-    def __init__(self, max_tokens_of_decode: int = 1) -> None:
-        """Rows of at most `max_tokens_of_decode` tokens are not counted: they may be a token and its drafts."""
+    def __init__(self) -> None:
         self.tokens_per_second = 0.0  # 0 before the first step with a chunk has ended
-        self._max_tokens_of_decode = max_tokens_of_decode
         self._tokens = 0.0  # sum of the squares of steps' tokens
         self._seconds = 0.0  # sum of steps' seconds, each multiplied by the step's tokens
 
-    def add(self, row_sizes: Iterable[int], seconds: float) -> None:
-        """Count a step with rows of `row_sizes` tokens, those of one token left out. Not if it took no time, because
-        the clock was set back."""
-        num_tokens = sum(size for size in row_sizes if size > self._max_tokens_of_decode)
+    def add(self, chunks: Iterable[int], seconds: float) -> None:
+        """Count a step with chunks of so many tokens. Not if it took no time, because the clock was set back."""
+        num_tokens = sum(chunks)
         if num_tokens and seconds > 0:
             kept = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)
             self._tokens = self._tokens * kept + num_tokens * num_tokens

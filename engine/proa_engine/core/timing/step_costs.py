@@ -4,7 +4,7 @@ The time of a chunk of a prompt grows with its tokens, for the products with wei
 before them, for attention: on a CPU the last chunk of a long prompt takes a hundred times as long as its first.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import NamedTuple
@@ -16,16 +16,24 @@ from proa_engine.core.request import Request
 CONTEXT_ROW_TOKENS = 64
 
 
+class RowSizes(NamedTuple):
+    """The tokens of a step's rows of several tokens."""
+
+    drafted: Sequence[int] = ()  # of a token and its drafts
+    chunks: Sequence[int] = ()  # of prompts
+
+
 class StepRows(NamedTuple):
     """What a step computes."""
 
-    requests: Sequence[Request]  # of its rows: those of one token first
-    row_sizes: Collection[int]  # of the rows of several tokens
+    requests: Sequence[Request]  # of its rows: those of one token first, then those with drafts
+    several: RowSizes
     encodes: bool  # whether it encodes images or audios
 
     def sizes(self) -> Iterable[int]:
         """Return each row's tokens."""
-        return chain(repeat(1, len(self.requests) - len(self.row_sizes)), self.row_sizes)
+        drafted, chunks = self.several
+        return chain(repeat(1, len(self.requests) - len(drafted) - len(chunks)), drafted, chunks)
 
 
 @dataclass(frozen=True, slots=True)
