@@ -12,7 +12,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Sizes of the network. `num_heads` is a multiple of `num_kv_heads`; both are even, for tensor parallelism."""
+    """Sizes of the network: the built-in model's, unless given. `num_heads` is a multiple of `num_kv_heads`."""
 
     vocab_size: int
     hidden_size: int = 192

@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -23,7 +22,7 @@ from torch.nn import functional
 from training.network import Network, NetworkConfig
 from training.optimizer import Optimizers, make_optimizers, rate_fraction, set_rate
 from training.tokens import Document, documents, load_tokenizer, train_tokenizer
-from training.weights import from_huggingface
+from training.weights import load_network
 
 Batch = tuple[Tensor, Tensor]
 _SAVE_EVERY_S = 180
@@ -65,14 +64,12 @@ class Run:
 
 def train(folder: Path, steps: int, run: Run) -> None:
     tokenizer = prepare_tokenizer(folder / "tokenizer.json", run)
-    network = Network(NetworkConfig(vocab_size=tokenizer.get_vocab_size()))
+    network = Network(NetworkConfig(tokenizer.get_vocab_size())) if run.model is None else load_network(run.model)
     optimizers = make_optimizers(network, network.blocks)
     checkpoint = folder / "checkpoint.pt"
     first = 0
     if checkpoint.exists():
         first = restore(checkpoint, network, optimizers)
-    elif run.model is not None:
-        network.load_state_dict(from_huggingface(network.config, load_file(run.model / "model.safetensors")))
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters, step {first} of {steps}", flush=True)
     # The step is part of the seed, so that a resumed run does not repeat the text of its first steps.
     stream = documents(tokenizer, Random(f"{run.seed}:{first}"))

@@ -1,11 +1,14 @@
 """The network's weights by the names of Hugging Face's `LlamaForCausalLM`, and back."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from training.network import NetworkConfig
+from training.network import Network, NetworkConfig
 
 _MERGED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -43,3 +46,22 @@ def from_huggingface(config: NetworkConfig, tensors: Mapping[str, Tensor]) -> di
             weights[f"{block}.{merged}.weight"] = torch.cat([tensors[f"{theirs}.{part}.weight"] for part in parts])
         weights |= {f"{block}.{ours}.weight": tensors[f"{theirs}.{name}.weight"] for ours, name in _PLAIN.items()}
     return {name: tensor.float() for name, tensor in weights.items()}
+
+
+def load_network(folder: Path) -> Network:
+    """The Llama in a model directory, whose output head is its embedding."""
+    fields = json.loads((folder / "config.json").read_text())
+    config = NetworkConfig(
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["hidden_size"],
+        num_layers=fields["num_hidden_layers"],
+        num_heads=fields["num_attention_heads"],
+        num_kv_heads=fields["num_key_value_heads"],
+        intermediate_size=fields["intermediate_size"],
+        rope_theta=fields.get("rope_parameters", fields)["rope_theta"],
+        rms_norm_eps=fields["rms_norm_eps"],
+        max_position_embeddings=fields["max_position_embeddings"],
+    )
+    network = Network(config)
+    network.load_state_dict(from_huggingface(config, load_file(folder / "model.safetensors")))
+    return network

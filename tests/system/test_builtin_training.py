@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proa.chat_template import ChatTemplate
@@ -22,7 +21,15 @@ from proa_engine.models.loader import load_model
 from support.paged_model import attention_metadata, nan_caches
 from training import sums
 from training.conversations import conversation
-from training.drafter import Drafter, Passes, layer_states
+from training.drafter import (
+    Drafter,
+    Passes,
+    answers_batches,
+    common_tokens,
+    generated_batches,
+    layer_states,
+    make_batch,
+)
 from training.drafter import save as save_drafter
 from training.drafter import train as train_drafter
 from training.evaluate import held_out_questions, tool_questions
@@ -31,7 +38,7 @@ from training.network import Network, NetworkConfig
 from training.tokens import CHAT_TEMPLATE, TOOL_TOKENS, load_tokenizer, render
 from training.train import Run, train
 from training.turns import Conversation, Exchange, is_held_out
-from training.weights import from_huggingface
+from training.weights import load_network
 
 
 def conversations(*, seed: int, count: int) -> list[Conversation]:
@@ -127,16 +134,16 @@ def test_training_starts_from_the_weights_of_an_exported_model(tmp_path: Path) -
         assert (tmp_path / "model" / name).read_bytes() == (builtin_model_folder() / name).read_bytes(), name
 
 
-def test_the_drafter_is_trained_as_the_engine_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [None, torch.arange(3, 2000, 2)])
+def test_the_drafter_is_trained_as_the_engine_drafts(known: torch.Tensor | None, tmp_path: Path) -> None:
     """The logits of a draft, and of the one behind it, which reads the drafter's own output."""
     folder, config = builtin_model_folder(), read_config.from_folder(builtin_model_folder())
-    weights = load_file(folder / "model.safetensors")
-    network = Network(NetworkConfig(vocab_size=2048))
-    network.load_state_dict(from_huggingface(network.config, weights))
+    network = load_network(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        trained = Drafter(network)
-        train_drafter(network, trained, folder, steps=1, passes=2, seed=1)
+        trained = Drafter(network, (2, 3, 4), known)
+        batches = generated_batches(network, trained, folder, Random(1))
+        train_drafter(trained, network.embedding, batches, steps=1, passes=2)
     trained.load_state_dict({name: weight.bfloat16().float() for name, weight in trained.state_dict().items()})
     save_drafter(trained, folder, tmp_path, passes=2)
     options = read_drafter(SpeculativeConfig(method="eagle3", model=str(tmp_path)), tmp_path, config)
@@ -152,7 +159,10 @@ def test_the_drafter_is_trained_as_the_engine_drafts(tmp_path: Path) -> None:
         embedded, passes = network.embedding(token_ids[:, 1:]), Passes(network.config, 29)
         first = trained(trained.combine(states), embedded, passes)
         second = trained(first.roll(1, dims=1), embedded, passes)
-        expected = [network.logits(trained.norm(each))[0] for each in (first, second)]
+        ids = torch.arange(2048) if known is None else known
+        expected = [
+            torch.full((29, 2048), -torch.inf).index_copy_(1, ids, trained.logits(each)[0]) for each in (first, second)
+        ]
     caches, blocks = nan_caches(drafter, 3, 16), [[2, 0]]  # type: ignore[arg-type]
     true_tokens = attention_metadata([29], [29], blocks, 16)
     entries = drafter(drafter.combine(states[0]), token_ids[0, 1:], torch.arange(29), caches, true_tokens)
@@ -162,3 +172,25 @@ def test_the_drafter_is_trained_as_the_engine_drafts(tmp_path: Path) -> None:
         read, at = entries[place - 1 : place].clone(), torch.tensor([place])
         drafted = drafter(read, token_ids[0, place + 1 : place + 2], at, caches, one)
         torch.testing.assert_close(drafter.compute_logits(drafted)[0], expected[1][place], atol=1e-4, rtol=1e-4)
+
+
+def test_batches_of_answers_have_what_the_model_computes_of_each_answer_alone() -> None:
+    network = load_network(builtin_model_folder())
+    rng = Random(1)
+    lengths = [rng.randint(8, 200) for _ in range(12)]
+    answers = [([rng.randrange(2048) for _ in range(each)], [False] * 4 + [True] * (each - 4)) for each in lengths]
+    drafter = Drafter(network, (2, 3, 4), common_tokens(answers, 300))
+    batches = answers_batches(network, drafter, answers, rng)
+    seen = set[int]()
+    while len(seen) < len(answers):
+        batch = next(batches)
+        for row, next_ids in enumerate(batch.next_ids):
+            number = next(number for number, (ids, _) in enumerate(answers) if next_ids[:5].tolist() == ids[1:6])
+            ids, learn = answers[number]
+            alone = make_batch(network, drafter, torch.tensor([ids]), torch.tensor([learn]))
+            length = len(ids) - 2
+            torch.testing.assert_close(batch.hidden[row, :length], alone.hidden[0], atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(batch.states[row, :length], alone.states[0], atol=1e-3, rtol=1e-3)
+            assert torch.equal(batch.is_known[row, :length], alone.is_known[0])
+            assert batch.learn[row].sum() == length - 2
+            seen.add(number)
