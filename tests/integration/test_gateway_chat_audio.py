@@ -112,7 +112,7 @@ async def test_a_template_of_texts_gets_the_placeholder_before_the_text() -> Non
     ("parts", "message"),
     [
         ([audio_part(0.1)] * 3, "At most 2 audios may be in one prompt"),
-        ([audio_part(2.5)], "longer than 2 seconds, which the model reads at most"),
+        ([audio_part(2.5)], "it is longer than 2 seconds, the limit"),
         ([{"type": "input_audio", "input_audio": {"data": "AAAA"}}], "Invalid or unsupported audio file"),
         ([{"type": "input_audio", "input_audio": {"data": "*"}}], "The data URL's base64 is damaged"),
         ([{"type": "audio_url", "audio_url": "http://a.example/b"}], "Audio files are not fetched from the URL's host"),

@@ -59,7 +59,7 @@ async def test_files_like_boundaries_are_kept_in_few_pieces(content: bytes) -> N
 async def test_names_of_lists_have_brackets_or_none() -> None:
     form = await read(body(part("include[]", b"a"), part("include", b"b")))
     assert form.fields == {"include": ["a", "b"]}
-    assert form.file == ()
+    assert not form.file
 
 
 @pytest.mark.parametrize(

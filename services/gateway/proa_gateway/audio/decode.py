@@ -67,19 +67,21 @@ def _is_mp3_frame(head: bytes) -> bool:
     return len(head) >= 4 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] & 0xF0 != 0xF0
 
 
-def decode_windows(data: bytes, *, sampling_rate: int, max_window: int, max_seconds: float) -> Iterator[Samples]:
-    """Yield the file's audio in windows of at most `max_window` samples: one channel, the mean of all, at
-    `sampling_rate`. Raises `AudioError`, also after the first windows."""
-    cutter, limit, num_samples = WindowCutter(max_window, sampling_rate), max_seconds * sampling_rate, 0
+def decode_windows(
+    data: bytes, *, sampling_rate: int, max_window: int, max_samples: int
+) -> Iterator[tuple[Samples, bool]]:
+    """Yield the file's audio in windows of at most `max_window` samples, and whether each is the last one. They have
+    one channel, the mean of all, at `sampling_rate`. Raises `AudioError`, also after the first windows."""
+    cutter, num_samples = WindowCutter(max_window, sampling_rate), 0
     for samples in decode(data, sampling_rate):
         num_samples += len(samples)
-        if num_samples > limit:
-            raise AudioError(f"it is longer than {max_seconds:g} seconds, the limit")
-        yield from cutter.add(samples)
+        if num_samples > max_samples:
+            raise AudioError(f"it is longer than {max_samples / sampling_rate:g} seconds, the limit")
+        for window in cutter.add(samples):
+            yield window, False
     if not num_samples:
         raise AudioError("it has no audio")
-    if len(rest := cutter.rest()):
-        yield rest
+    yield cutter.rest(), True
 
 
 def decode(data: bytes, sampling_rate: int) -> Iterator[Samples]:

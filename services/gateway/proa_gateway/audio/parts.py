@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -57,10 +58,7 @@ class AudioPartLoader:
         return tuple(audios)
 
     async def _load(self, source: AudioSource, input: AudioInput, held: HeldSamples) -> Audio:
-        data = await self._read(source)
-        await held.wait_and_hold(len(data), self._loader.options.audio_decode_timeout)
-        samples = await self._decode(data, source.param, input, held)
-        held.release(len(data))
+        samples = await self._decode(await self._read(source), source.param, input, held)
         num_samples = len(samples) // SAMPLE_BYTES
         if not (num_tokens := input.num_tokens(num_samples)):
             raise InvalidRequest("The audio is too short: the model makes no token of it.", param=source.param)
@@ -80,14 +78,15 @@ class AudioPartLoader:
 
     async def _decode(self, data: bytes, param: str, input: AudioInput, held: HeldSamples) -> bytes:
         """The file's samples, zeros if it is silent. Raises `InvalidRequest` if the model reads fewer."""
-        file = AudioFile(data=[data], param=param, sampling_rate=input.sampling_rate, max_window=input.max_samples)
-        samples: list[bytes] = []
-        async with self._loader.windows(file, held) as windows:
-            async for window in windows:
-                if samples:
-                    seconds = input.max_samples / input.sampling_rate
-                    windows.outcome = "refused"
-                    message = f"The audio is longer than {seconds:g} seconds, which the model reads at most."
-                    raise InvalidRequest(message, param=param)
-                samples.append(window.samples or bytes(SAMPLE_BYTES * window.num_samples))
-        return b"".join(samples)
+        max_samples = input.max_samples
+        file = AudioFile(
+            data=[data],
+            param=param,
+            sampling_rate=input.sampling_rate,
+            max_window=max_samples,
+            max_samples=min(max_samples, self._loader.options.max_audio_seconds * input.sampling_rate),
+            num_reserved=len(data) + SAMPLE_BYTES * max_samples,
+        )
+        async with aclosing(self._loader.windows(file, held)) as windows:
+            window = await anext(windows)  # the only one
+        return window.samples or bytes(SAMPLE_BYTES * window.num_samples)

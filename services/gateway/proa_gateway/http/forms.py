@@ -26,10 +26,11 @@ MAX_FIELDS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`fields`: the texts of each, by name. `file`: its content, in parts; empty: there is none."""
+    """`fields`: the texts of each, by name. `file`: its content, in parts; empty: there is none. Whoever passes the
+    content on takes the parts out."""
 
     fields: Mapping[str, list[str]]
-    file: tuple[bytearray, ...]
+    file: list[bytes | bytearray]
 
 
 async def read_form(request: Request, *, file_field: str, max_file_bytes: int) -> Form:
@@ -60,7 +61,7 @@ class _Reader:
     def __init__(self, file_field: str, max_file_bytes: int) -> None:
         self._file_field = file_field
         self._max_file_bytes = max_file_bytes
-        self._file: list[bytearray] = []
+        self._file: list[bytes | bytearray] = []
         self._fields: list[tuple[str, list[bytearray]]] = []
         self._header = [b"", b""]  # name and value of the part's header that is being read
         self._name = ""  # of the part
@@ -86,7 +87,7 @@ class _Reader:
                 fields.setdefault(name, []).append(b"".join(parts).decode())
         except UnicodeDecodeError:
             raise InvalidRequest(f"{name} is not UTF-8.", param=name) from None
-        return Form(fields, tuple(self._file))
+        return Form(fields, self._file)
 
     def _begin(self) -> None:
         self._name, self._header = "", [b"", b""]

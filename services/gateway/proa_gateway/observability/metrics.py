@@ -296,9 +296,8 @@ class GatewayMetrics:
         self._audio_duration = counter(
             "proa_gateway_audio_duration_seconds", "Duration of the audio that was decoded, in seconds."
         )
-        self._audio_restarts = counter(
-            "proa_gateway_audio_process_restarts",
-            "Processes for audio files that were ended: they died, were late, or their request was cancelled.",
+        self._audio_failures = counter(
+            "proa_gateway_audio_process_failures", "Processes that decode audio files and died or were late."
         )
         self._windows = counter(
             "proa_gateway_transcription_windows",
@@ -407,8 +406,8 @@ class GatewayMetrics:
         if outcome == "prepared":
             self._audio_time.observe(decode_seconds)
 
-    def observe_audio_process_restart(self) -> None:
-        self._audio_restarts.inc()
+    def observe_audio_process_failure(self) -> None:
+        self._audio_failures.inc()
 
     def observe_window(self, outcome: str) -> None:
         """Count a window of an audio: `accepted`; `silent` if no engine was sent it; `retried` for each attempt whose

@@ -1,12 +1,12 @@
-"""Audio files of requests, decoded by real processes: those that die, hang or take too much are replaced, and only the
-request whose file they had fails."""
+"""Audio files of requests, decoded by real processes: of those that die, hang or take too much only the request whose
+file they had fails."""
 
 import asyncio
 import os
 import resource
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,25 @@ import numpy as np
 import pytest
 
 from proa_gateway.audio import loader as loader_module
-from proa_gateway.audio.config import AudioOptions
-from proa_gateway.audio.loader import AudioFile, AudioLoader, AudioWindows
+from proa_gateway.audio.config import DECODING_BYTES, AudioOptions
+from proa_gateway.audio.loader import AudioFile, AudioLoader
 from proa_gateway.audio.memory import AudioMemory
-from proa_gateway.audio.processes import AudioProcess
+from proa_gateway.audio.processes import PROCESS_BYTES, AudioProcesses, AudioProcessFailed, Window
 from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, UnsupportedTask
 from support.audio_files import encode, tone
 from support.gateway import until
 
 RATE = 16_000
+RESERVED = DECODING_BYTES - PROCESS_BYTES
 TONE = encode(tone(0.5, RATE), RATE)
+SHORT_WINDOWS = encode(tone(2, RATE), RATE)
+"""A file that is read in windows of half a second at most."""
 
 
 @dataclass
 class FakeMetrics:
     audios: list[tuple[str, float]] = field(default_factory=list)  # outcome, seconds of audio
-    restarts: int = 0
+    failures: int = 0
 
     def observe_audio(self, outcome: str, decode_seconds: float, audio_seconds: float) -> None:
         assert decode_seconds >= 0
@@ -38,25 +41,30 @@ class FakeMetrics:
 
     def observe_window(self, outcome: str) -> None: ...
 
-    def observe_audio_process_restart(self) -> None:
-        self.restarts += 1
+    def observe_audio_process_failure(self) -> None:
+        self.failures += 1
 
 
 class Loading:
-    """A loader and what tests look at. `processes`: in the order of their use."""
+    """A loader and what tests look at. Windows are counted in `memory` until the file's end."""
 
     def __init__(self, options: AudioOptions) -> None:
         self.metrics = FakeMetrics()
         self.memory = AudioMemory(options.max_audio_memory)
         self.loader = AudioLoader(options, self.memory, self.metrics)
-        self.processes: list[AudioProcess] = []
 
     @asynccontextmanager
-    async def windows(self, data: bytes, *, max_window: int = 30 * RATE) -> AsyncIterator[AudioWindows]:
-        file = AudioFile(data=[data], param="file", sampling_rate=RATE, max_window=max_window)
+    async def windows(self, data: bytes, *, max_window: int = 30 * RATE) -> AsyncIterator[AsyncIterator[Window]]:
+        file = AudioFile(
+            data=[data],
+            param="file",
+            sampling_rate=RATE,
+            max_window=max_window,
+            max_samples=7200 * RATE,
+            num_reserved=RESERVED,
+        )
         with self.memory.request() as held:
-            async with self.loader.windows(file, held) as windows:
-                self.processes.append(windows.process)
+            async with aclosing(self.loader.windows(file, held)) as windows:
                 yield windows
 
     async def read(self, data: bytes, *, max_window: int = 30 * RATE) -> list[int]:
@@ -72,7 +80,7 @@ class Loading:
 
 @asynccontextmanager
 async def loading(**options: Any) -> AsyncIterator[Loading]:
-    loading = Loading(AudioOptions(**{"audio_processes": 1} | options))
+    loading = Loading(AudioOptions(**options))
     try:
         yield loading
     finally:
@@ -86,33 +94,45 @@ async def test_a_files_windows_have_its_samples_and_silence_has_none() -> None:
         found = [window async for window in windows]
         assert each.memory.num_bytes == sum(len(window.samples) for window in found)
     assert sum(window.num_samples for window in found) == 5 * RATE
+    assert [window.is_last for window in found] == [False] * (len(found) - 1) + [True]
     assert any(not window.samples for window in found)
     assert found[0].samples == samples[: found[0].num_samples].tobytes()
     assert each.metrics.audios == [("prepared", 5.0)]
 
 
-async def test_a_process_decodes_file_after_file_also_behind_refused_ones() -> None:
+async def test_each_file_has_a_process_of_its_own_until_its_last_window() -> None:
     async with loading() as each:
+        async with each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
+            await anext(windows)
+            (first,) = processes()
+            error = await each.error(b"hello")
+            assert isinstance(error, InvalidRequest)
+            assert error.param == "file"
+            assert error.message.startswith("Invalid or unsupported audio file: the formats are WAV,")
+            async with each.windows(TONE) as others:
+                assert (await anext(others)).is_last
+                await until(lambda: processes() == [first])
+        await until(lambda: not processes())
+        assert len(programs()) == 1
+    assert each.metrics.failures == 0
+    assert [outcome for outcome, _ in each.metrics.audios] == ["refused", "prepared", "cancelled"]
+
+
+async def test_a_short_file_does_not_wait_for_long_ones_whose_windows_are_not_read() -> None:
+    async with loading(audio_processes=1) as each, AsyncExitStack() as stack:
+        for _ in range(3):
+            windows = await stack.enter_async_context(each.windows(SHORT_WINDOWS, max_window=RATE // 2))
+            await anext(windows)
         assert await each.read(TONE) == [RATE // 2]
-        error = await each.error(b"hello")
-        assert isinstance(error, InvalidRequest)
-        assert error.param == "file"
-        assert error.message.startswith("Invalid or unsupported audio file: the formats are WAV,")
-        async with each.windows(encode(tone(2, RATE), RATE), max_window=RATE // 2) as windows:
-            await anext(windows)  # the rest is not read
-        assert await each.read(TONE) == [RATE // 2]
-        assert len(set(each.processes)) == 1
-    assert each.metrics.restarts == 0
-    assert [outcome for outcome, _ in each.metrics.audios] == ["prepared", "refused", "cancelled", "prepared"]
 
 
 async def test_a_process_gets_no_keys_and_may_open_nothing() -> None:
     os.environ["PROA_API_KEY"] = "secret"
     try:
-        async with loading(max_audio_bytes=1000) as each:
-            await each.read(TONE)
-            pid = each.processes[0].pid
-            assert b"secret" not in _environment(pid)
+        async with loading(max_audio_bytes=1000) as each, each.windows(SHORT_WINDOWS, max_window=RATE) as windows:
+            await anext(windows)
+            (pid,) = processes()
+            assert b"secret" not in _read(pid, "environ")
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (3, 3)
             assert resource.prlimit(pid, resource.RLIMIT_AS)[0] == AudioOptions(max_audio_bytes=1000).process_memory
             assert len(os.listdir(f"/proc/{pid}/fd")) == 3
@@ -122,81 +142,84 @@ async def test_a_process_gets_no_keys_and_may_open_nothing() -> None:
 
 async def test_a_killed_process_fails_its_file_only() -> None:
     async with loading() as each:
-        async with each.windows(encode(tone(2, RATE), RATE), max_window=RATE // 2) as windows:
+        async with each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
             await anext(windows)
-            os.kill(windows.process.pid, signal.SIGKILL)
+            os.kill(processes()[0], signal.SIGKILL)
             with pytest.raises(InvalidRequest, match="it could not be decoded"):
                 await anext(windows)
         assert await each.read(TONE) == [RATE // 2]
-        assert len(set(each.processes)) == 2
-    assert each.metrics.restarts == 1
+    assert each.metrics.failures == 1
 
 
-async def test_an_idle_process_that_died_is_replaced_and_fails_no_file() -> None:
-    async with loading() as each:
-        await each.read(TONE)
-        os.kill(each.processes[0].pid, signal.SIGKILL)
-        await until(lambda: not each.processes[0].is_running)
+async def test_a_program_that_died_is_replaced_and_fails_no_file() -> None:
+    async with loading() as each, each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
+        await anext(windows)
+        (program,) = programs()
+        os.kill(program, signal.SIGKILL)
+        await until(lambda: not programs())
         assert await each.read(TONE) == [RATE // 2]
-    assert each.metrics.restarts == 1
+        await anext(windows)
+    assert each.metrics.failures == 1
 
 
 async def test_a_process_that_hangs_is_ended_when_the_time_for_its_file_is_over() -> None:
-    async with loading() as each:
-        await each.read(TONE)
-        os.kill(each.processes[0].pid, signal.SIGSTOP)
-        each.loader.options = AudioOptions(audio_processes=1, audio_decode_timeout=0.05)
-        error = await each.error(TONE)
-        assert error.message == "Invalid or unsupported audio file: it could not be decoded in time."
-        assert not each.processes[0].is_running
-        each.loader.options = AudioOptions(audio_processes=1)
-        assert await each.read(TONE) == [RATE // 2]
+    all_processes = AudioProcesses(1, AudioOptions().process_memory, lambda: None)
+    async with all_processes.process() as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(AudioProcessFailed, match=r"it did not reply in 0\.1 s"):
+            await process.next_window(RATE, 0.1)
+    await until(lambda: not processes())
+    await all_processes.close()
 
 
 async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
     async with loading(max_audio_bytes=1) as each:
-        error = await each.error(bytes(400 * 2**20))
+        error = await each.error(bytes(300 * 2**20))
         assert error.status == 400
         assert await each.read(TONE) == [RATE // 2]
 
 
-async def test_files_wait_for_a_process_and_fail_if_none_becomes_free_in_time() -> None:
-    async with loading(audio_decode_timeout=0.05) as each:
-        each.loader.options = AudioOptions(audio_processes=1)
-        async with each.windows(TONE) as windows:
-            await anext(windows)
-            each.loader.options = AudioOptions(audio_processes=1, audio_decode_timeout=0.05)
-            assert isinstance(await each.error(TONE), Overloaded)
+async def test_files_wait_for_a_turn_and_fail_if_none_comes_in_time() -> None:
+    async with loading(audio_processes=1) as each, each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
+        await anext(windows)
+        os.kill(processes()[0], signal.SIGSTOP)
+        decoding = asyncio.ensure_future(anext(windows))
+        await asyncio.sleep(0)
+        each.loader.options = AudioOptions(audio_decode_timeout=0.05)
+        error = await each.error(TONE)
+        assert isinstance(error, Overloaded)
+        assert error.message == "The server is at its limit of audio files that are decoded at the same time."
+        os.kill(processes()[0], signal.SIGCONT)
+        await decoding
     assert [outcome for outcome, _ in each.metrics.audios] == ["overloaded", "cancelled"]
 
 
-async def test_windows_wait_for_memory_until_others_are_released() -> None:
-    async with loading(max_audio_memory=4 * RATE * 2, max_audio_bytes=1) as each:
-        file = encode(tone(3, RATE), RATE)
-        async with each.windows(file, max_window=RATE) as windows:
-            found = [await anext(windows)]
-            waiting = asyncio.create_task(windows.__anext__())
-            found.append(await waiting)
-            blocked = asyncio.create_task(windows.__anext__())
+async def test_a_file_waits_until_there_is_memory_for_all_its_windows_and_then_for_none() -> None:
+    async with loading(max_audio_memory=DECODING_BYTES + 1000, max_audio_bytes=1) as each:
+        async with each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
+            await anext(windows)
+            waiting = asyncio.create_task(each.read(TONE))
             for _ in range(10):
                 await asyncio.sleep(0)
-            assert not blocked.done()
-            windows.held.release(len(found[0].samples))
-            found.append(await blocked)
-    assert sum(window.num_samples for window in found) <= 3 * RATE
+            assert not waiting.done()
+            rest = [window async for window in windows]
+        assert rest[-1].is_last
+        assert await waiting == [RATE // 2]
 
 
-async def test_a_request_that_is_cancelled_while_its_file_is_decoded_leaves_a_process_for_others() -> None:
+async def test_a_request_that_is_cancelled_while_its_file_is_decoded_ends_the_process() -> None:
     async with loading() as each:
-        await each.read(TONE)
-        os.kill(each.processes[0].pid, signal.SIGSTOP)
-        cancelled = asyncio.create_task(each.read(TONE))
-        await until(lambda: len(each.processes) == 2)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
+        async with each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
+            await anext(windows)
+            os.kill(processes()[0], signal.SIGSTOP)
+            cancelled = asyncio.ensure_future(anext(windows))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await until(lambda: not processes())
         assert await each.read(TONE) == [RATE // 2]
-    assert each.metrics.audios[1] == ("cancelled", 0.0)
+    assert each.metrics.audios[0][0] == "cancelled"
 
 
 async def test_a_gateway_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +238,25 @@ async def test_a_process_that_cannot_start_is_the_gateways_fault(monkeypatch: py
 
 
 def test_the_memory_of_requests_has_room_for_a_file() -> None:
-    with pytest.raises(ValueError, match="--max-audio-memory must be at least --max-audio-bytes"):
+    with pytest.raises(ValueError, match="--max-audio-memory must be larger than --max-audio-bytes"):
         AudioOptions(max_audio_bytes=100, max_audio_memory=99)
 
 
-def _environment(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()
+def programs() -> list[int]:
+    """The running programs that fork processes for files."""
+    return [pid for pid in _children(os.getpid()) if b"proa_gateway.audio.child" in _read(pid, "cmdline")]
+
+
+def processes() -> list[int]:
+    """The running processes for files."""
+    return [pid for program in programs() for pid in _children(program) if _read(pid, "cmdline")]
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Empty for a process that has ended."""
+    return Path(f"/proc/{pid}/{name}").read_bytes()

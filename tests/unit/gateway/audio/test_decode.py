@@ -19,7 +19,9 @@ def read(data: bytes, sampling_rate: int = RATE) -> Samples:
 
 
 def windows_of(data: bytes, *, max_window: int = 30 * RATE, max_seconds: float = 60) -> list[Samples]:
-    return list(decode_windows(data, sampling_rate=RATE, max_window=max_window, max_seconds=max_seconds))
+    max_samples = round(max_seconds * RATE)
+    windows = decode_windows(data, sampling_rate=RATE, max_window=max_window, max_samples=max_samples)
+    return [samples for samples, _ in windows]
 
 
 def refusal(data: bytes) -> str:
@@ -144,8 +146,8 @@ def test_the_length_in_the_header_is_not_believed() -> None:
 def test_a_file_that_is_too_long_is_refused_when_the_limit_is_reached() -> None:
     file = encode(np.zeros(600 * 8000, np.float32), 8000, "flac")
     assert len(file) < 120_000  # ten minutes of silence
-    windows = decode_windows(file, sampling_rate=RATE, max_window=30 * RATE, max_seconds=70)
-    assert [len(next(windows)), len(next(windows))] == pytest.approx([28 * RATE] * 2, abs=2 * RATE)
+    windows = decode_windows(file, sampling_rate=RATE, max_window=30 * RATE, max_samples=70 * RATE)
+    assert [len(next(windows)[0]), len(next(windows)[0])] == pytest.approx([28 * RATE] * 2, abs=2 * RATE)
     with pytest.raises(AudioError, match="it is longer than 70 seconds, the limit"):
         next(windows)
 

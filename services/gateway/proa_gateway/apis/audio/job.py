@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from opentelemetry.util.types import AttributeValue
 
 from proa.contract import RepetitionDetectionParams, SamplingParams, TimestampRules, TokenLogprobs, WhisperPrompts
+from proa.contract.audio import SAMPLE_BYTES
 from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequest
 from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text, srt, verbose_json, vtt
-from proa_gateway.apis.audio.transcription import Transcription
+from proa_gateway.apis.audio.transcription import UNFINISHED_WINDOWS, Transcription
 from proa_gateway.apis.audio.whisper import ENGLISH, Task, WhisperRequest, whisper_request
 from proa_gateway.apis.audio.windows import Timestamps
 from proa_gateway.audio.loader import AudioFile, AudioLoader
@@ -36,7 +37,7 @@ _SAMPLING = ("seed", "top_p", "top_k", "min_p", "presence_penalty", "frequency_p
 class TranscriptionCall(ApiCall):
     fields: TranscriptionRequest
     task: Task
-    file: Sequence[bytearray]  # its content, in parts
+    file: list[bytes | bytearray]  # its content, in parts
     loader: AudioLoader
 
     @property
@@ -62,11 +63,18 @@ class TranscriptionCall(ApiCall):
         rules = None
         if request.has_timestamps:
             whisper, rules = whisper.with_timestamps(model)
-        max_window = audios.max_samples
+        max_window, rate = audios.max_samples, audios.sampling_rate
         return TranscriptionJob(
             prompts=[Prompt([*whisper.before, *whisper.probe_prompt()])],
             request=request,
-            file=AudioFile(data=self.file, param=FILE, sampling_rate=audios.sampling_rate, max_window=max_window),
+            file=AudioFile(
+                data=self.file,
+                param=FILE,
+                sampling_rate=rate,
+                max_window=max_window,
+                max_samples=self.loader.options.max_audio_seconds * rate,
+                num_reserved=UNFINISHED_WINDOWS * SAMPLE_BYTES * max_window,
+            ),
             loader=self.loader,
             whisper=whisper,
             attempts=_attempts(request, model, whisper.prompts, rules),

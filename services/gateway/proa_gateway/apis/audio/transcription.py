@@ -6,7 +6,7 @@ Windows do not depend on each other: a model that reads the text of the window b
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from proa.contract import Audio, EngineCoreOutput, SamplingParams, TokenLogprobs, hash_audio
@@ -153,12 +153,14 @@ class Transcription:
 
     async def _decode(self, windows: asyncio.TaskGroup, held: HeldSamples) -> None:
         """Start a task for each of the file's windows."""
+        file = self._file
         with self._running.accepted.trace.span("audio") as span:
-            async with self._loader.windows(self._file, held) as decoded:
+            async with aclosing(self._loader.windows(file, held)) as decoded:
                 await self._slots.acquire()
                 async for window in decoded:
-                    text = WindowText(self.usage.seconds, decoded.seconds - self.usage.seconds, self._changed.set)
-                    self.usage.seconds = decoded.seconds
+                    start, duration = self.usage.seconds, window.num_samples / file.sampling_rate
+                    self.usage.seconds += duration
+                    text = WindowText(start, duration, self._changed.set)
                     self._unread.append(text)
                     if window.samples:
                         audio = await _audio(window)
@@ -167,8 +169,9 @@ class Transcription:
                         windows.create_task(self._transcribe(audio, text, held))
                     else:
                         self._end(text, "silent")
-                    await self._slots.acquire()
-                span.set_attribute("proa.audio.seconds", decoded.seconds)
+                    if not window.is_last:
+                        await self._slots.acquire()
+            span.set_attribute("proa.audio.seconds", self.usage.seconds)
 
     async def _find_language(self, audio: Audio) -> None:
         self._whisper = self._whisper.in_language((await self._probe(audio)).received[0])
