@@ -6,7 +6,7 @@ from typing import Final
 from proa.options import check_options, option, parse_count
 
 DECODING_BYTES: Final = 32 * 1024 * 1024
-"""Memory that files which arrive leave for decoding: of one process and its unfinished windows of 30 s."""
+"""Memory that files which arrive leave for decoding: for one process and a window of up to four minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

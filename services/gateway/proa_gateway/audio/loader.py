@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, Protocol
 
+from proa.contract.audio import SAMPLE_BYTES
 from proa_gateway.audio.config import AudioOptions
 from proa_gateway.audio.memory import AudioMemory, HeldSamples
 from proa_gateway.audio.pipe import DecodeRequest
@@ -38,15 +39,12 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFile:
-    """`num_reserved`: bytes of memory that it may take while it is decoded, beside the process: windows that are not
-    released, and its content if nothing else counts that."""
-
-    data: list[bytes | bytearray]  # its content, in parts, until a process has it
+    data: list[bytearray]  # its content, in parts, until a process has it
     param: str  # the field that errors name
     sampling_rate: int  # of its windows
     max_window: int  # samples of a window
     max_samples: int  # of all windows
-    num_reserved: int
+    num_uncounted: int = 0  # bytes of the content that nothing else counts while the process has them
 
 
 class AudioLoader:
@@ -69,18 +67,19 @@ class AudioLoader:
                 "This gateway reads no audio files, its extra is not installed: pip install 'proa-gateway[audio]'."
             )
             raise UnsupportedTask(message, param=file.param)
-        timeout = self.options.audio_decode_timeout
+        timeout, most = self.options.audio_decode_timeout, SAMPLE_BYTES * file.max_window
         decoding = _Decoding(file, timeout)
         outcome: Outcome = "cancelled"
         try:
             async with (
-                held.reserved(PROCESS_BYTES + file.num_reserved, timeout),
+                held.decoding(PROCESS_BYTES + file.num_uncounted, most, timeout),
                 self._processes.process() as process,
             ):
                 while True:
+                    await held.take(most)
                     async with self._processes.turn(timeout):
                         window = await decoding.next_window(process)
-                    held.add(len(window.samples))
+                    held.release(most - len(window.samples))
                     if window.is_last:
                         break
                     yield window

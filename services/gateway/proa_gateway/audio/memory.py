@@ -1,7 +1,7 @@
 """AudioMemory: the bytes of audio that unfinished requests hold."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from proa_gateway.audio.config import DECODING_BYTES
@@ -9,13 +9,13 @@ from proa_gateway.errors import Overloaded
 
 
 class AudioMemory:
-    """Counts files, from their first bytes to the end of their requests, what decoding them takes, and samples, until
-    they are no longer needed."""
+    """Counts files, from their first bytes to the end of their requests, the processes that decode them, and samples,
+    until they are no longer needed."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._turn = asyncio.Lock()  # of those that wait for room, first come, first served
-        self._released = asyncio.Event()
+        self._turn = asyncio.Lock()  # of those that wait to begin, first come, first served
+        self._waiting: set[asyncio.Event] = set()  # set when bytes are released
         self.num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
@@ -28,16 +28,22 @@ class AudioMemory:
         """Raises `Overloaded` if there is no room after `seconds`."""
         try:
             async with asyncio.timeout(seconds), self._turn:
-                while not self._has_room(num_bytes):
-                    self._released.clear()
-                    await self._released.wait()
+                await self._wait_until(lambda: self._has_room(num_bytes))
                 self.num_bytes += num_bytes
         except TimeoutError:
             raise self._error() from None
 
+    async def wait_for_spare(self, num_bytes: Callable[[], int]) -> None:
+        """Wait until so many bytes, which may become fewer, fit without the last quarter, which is left to files that
+        have not begun."""
+        limit = self._max_bytes - self._max_bytes // 4
+        await self._wait_until(lambda: not (more := num_bytes()) or self.num_bytes + more <= limit)
+
     def release(self, num_bytes: int) -> None:
+        """Negative: hold bytes for which there is room."""
         self.num_bytes -= num_bytes
-        self._released.set()
+        for event in self._waiting:
+            event.set()
 
     @contextmanager
     def request(self) -> Iterator["HeldSamples"]:
@@ -47,6 +53,16 @@ class AudioMemory:
             yield held
         finally:
             held.release(held.num_bytes)
+
+    async def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        released = asyncio.Event()
+        self._waiting.add(released)
+        try:
+            while not is_true():
+                released.clear()
+                await released.wait()
+        finally:
+            self._waiting.remove(released)
 
     def _has_room(self, num_bytes: int) -> bool:
         return self.num_bytes + num_bytes <= self._max_bytes
@@ -60,29 +76,31 @@ class HeldSamples:
 
     def __init__(self, memory: AudioMemory) -> None:
         self._memory = memory
-        self._is_reserved = False
+        self._reserved = 0  # of `num_bytes`, those that are counted from the beginning
         self.num_bytes = 0
 
     @asynccontextmanager
-    async def reserved(self, num_bytes: int, seconds: float) -> AsyncIterator[None]:
-        """All that decoding a file takes at a time, its unfinished windows included: a file that has begun never waits
-        for another one's memory. What is held on exit stays so. Raises `Overloaded` if there is no room after
-        `seconds`."""
-        held_before = self.num_bytes
-        await self._memory.wait_and_hold(num_bytes, seconds)
-        self._is_reserved = True
+    async def decoding(self, num_bytes: int, window_bytes: int, seconds: float) -> AsyncIterator[None]:
+        """Hold the bytes that decoding a file takes until exit, and reserve one window: so files that have begun never
+        wait for each other. Raises `Overloaded` if there is no room after `seconds`."""
+        await self._memory.wait_and_hold(num_bytes + window_bytes, seconds)
+        self._reserved = self.num_bytes + window_bytes
         try:
             yield
         finally:
-            self._is_reserved = False
-            self._memory.release(num_bytes - (self.num_bytes - held_before))
+            num_unused, self._reserved = max(self._reserved - self.num_bytes, 0), 0
+            self._memory.release(num_bytes + num_unused)
 
-    def add(self, num_bytes: int) -> None:
-        """Of the room that is reserved."""
-        assert self._is_reserved
-        self.num_bytes += num_bytes
+    async def take(self, num_bytes: int) -> None:
+        """Of a window; beside unfinished ones of the request, only if there is enough memory."""
+        await self._memory.wait_for_spare(lambda: self._needed(num_bytes))
+        self.release(-num_bytes)
 
     def release(self, num_bytes: int) -> None:
+        needed = self._needed(-num_bytes)
         self.num_bytes -= num_bytes
-        if not self._is_reserved:
-            self._memory.release(num_bytes)
+        self._memory.release(-needed)
+
+    def _needed(self, num_bytes: int) -> int:
+        """Bytes of memory for so many more bytes of samples."""
+        return max(self._reserved, self.num_bytes + num_bytes) - max(self._reserved, self.num_bytes)

@@ -80,12 +80,12 @@ class AudioPartLoader:
         """The file's samples, zeros if it is silent. Raises `InvalidRequest` if the model reads fewer."""
         max_samples = input.max_samples
         file = AudioFile(
-            data=[data],
+            data=[bytearray(data)],
             param=param,
             sampling_rate=input.sampling_rate,
             max_window=max_samples,
             max_samples=min(max_samples, self._loader.options.max_audio_seconds * input.sampling_rate),
-            num_reserved=len(data) + SAMPLE_BYTES * max_samples,
+            num_uncounted=len(data),
         )
         async with aclosing(self._loader.windows(file, held)) as windows:
             window = await anext(windows)  # the only one

@@ -68,7 +68,7 @@ class AudioProcess:
             raise AudioProcessFailed(f"it sent {head.kind.name} when it started")
         self.pid = unpack_number(payload)
 
-    async def send_file(self, data: list[bytes | bytearray], request: DecodeRequest, seconds: float) -> None:
+    async def send_file(self, data: list[bytearray], request: DecodeRequest, seconds: float) -> None:
         """Takes the parts out of `data`: from now on the process has them."""
         try:
             async with asyncio.timeout(seconds):
@@ -132,7 +132,7 @@ class _Program:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "proa_gateway.audio.child", str(max_memory)),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=DEVNULL,
                 env=variables | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # not ended by the terminal's Ctrl-C, before the gateway has drained

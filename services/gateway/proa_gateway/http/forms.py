@@ -30,7 +30,7 @@ class Form:
     content on takes the parts out."""
 
     fields: Mapping[str, list[str]]
-    file: list[bytes | bytearray]
+    file: list[bytearray]
 
 
 async def read_form(request: Request, *, file_field: str, max_file_bytes: int) -> Form:
@@ -61,7 +61,7 @@ class _Reader:
     def __init__(self, file_field: str, max_file_bytes: int) -> None:
         self._file_field = file_field
         self._max_file_bytes = max_file_bytes
-        self._file: list[bytes | bytearray] = []
+        self._file: list[bytearray] = []
         self._fields: list[tuple[str, list[bytearray]]] = []
         self._header = [b"", b""]  # name and value of the part's header that is being read
         self._name = ""  # of the part

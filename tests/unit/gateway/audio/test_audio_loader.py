@@ -18,13 +18,12 @@ from proa_gateway.audio import loader as loader_module
 from proa_gateway.audio.config import DECODING_BYTES, AudioOptions
 from proa_gateway.audio.loader import AudioFile, AudioLoader
 from proa_gateway.audio.memory import AudioMemory
-from proa_gateway.audio.processes import PROCESS_BYTES, AudioProcesses, AudioProcessFailed, Window
+from proa_gateway.audio.processes import AudioProcesses, AudioProcessFailed, Window
 from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, UnsupportedTask
 from support.audio_files import encode, tone
 from support.gateway import until
 
 RATE = 16_000
-RESERVED = DECODING_BYTES - PROCESS_BYTES
 TONE = encode(tone(0.5, RATE), RATE)
 SHORT_WINDOWS = encode(tone(2, RATE), RATE)
 """A file that is read in windows of half a second at most."""
@@ -56,12 +55,11 @@ class Loading:
     @asynccontextmanager
     async def windows(self, data: bytes, *, max_window: int = 30 * RATE) -> AsyncIterator[AsyncIterator[Window]]:
         file = AudioFile(
-            data=[data],
+            data=[bytearray(data)],
             param="file",
             sampling_rate=RATE,
             max_window=max_window,
             max_samples=7200 * RATE,
-            num_reserved=RESERVED,
         )
         with self.memory.request() as held:
             async with aclosing(self.loader.windows(file, held)) as windows:
@@ -194,17 +192,37 @@ async def test_files_wait_for_a_turn_and_fail_if_none_comes_in_time() -> None:
     assert [outcome for outcome, _ in each.metrics.audios] == ["overloaded", "cancelled"]
 
 
-async def test_a_file_waits_until_there_is_memory_for_all_its_windows_and_then_for_none() -> None:
-    async with loading(max_audio_memory=DECODING_BYTES + 1000, max_audio_bytes=1) as each:
+async def test_a_file_waits_until_there_is_memory_for_a_process_and_a_window() -> None:
+    async with loading(max_audio_memory=DECODING_BYTES + 1, max_audio_bytes=1) as each:
         async with each.windows(SHORT_WINDOWS, max_window=RATE // 2) as windows:
             await anext(windows)
             waiting = asyncio.create_task(each.read(TONE))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not waiting.done()
-            rest = [window async for window in windows]
-        assert rest[-1].is_last
         assert await waiting == [RATE // 2]
+
+
+async def test_windows_beside_unfinished_ones_leave_a_quarter_of_the_memory_to_other_files() -> None:
+    memory = AudioMemory(DECODING_BYTES)
+    window = DECODING_BYTES // 8
+    with memory.request() as held:
+        async with held.decoding(DECODING_BYTES // 2, window, 1):
+            await held.take(window)
+            await held.take(window)
+            third = asyncio.create_task(held.take(window))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not third.done()
+            with memory.request() as other:
+                async with other.decoding(window, window, 1):
+                    await other.take(window)
+                    with pytest.raises(Overloaded):
+                        memory.hold(1)  # of a file that arrives
+            held.release(window)
+            await third
+        assert memory.num_bytes == held.num_bytes == 2 * window
+    assert memory.num_bytes == 0
 
 
 async def test_a_request_that_is_cancelled_while_its_file_is_decoded_ends_the_process() -> None:

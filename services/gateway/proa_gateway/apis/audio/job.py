@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from opentelemetry.util.types import AttributeValue
 
 from proa.contract import RepetitionDetectionParams, SamplingParams, TimestampRules, TokenLogprobs, WhisperPrompts
-from proa.contract.audio import SAMPLE_BYTES
 from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequest
 from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text, srt, verbose_json, vtt
-from proa_gateway.apis.audio.transcription import UNFINISHED_WINDOWS, Transcription
+from proa_gateway.apis.audio.transcription import Transcription
 from proa_gateway.apis.audio.whisper import ENGLISH, Task, WhisperRequest, whisper_request
 from proa_gateway.apis.audio.windows import Timestamps
 from proa_gateway.audio.loader import AudioFile, AudioLoader
@@ -37,7 +36,7 @@ _SAMPLING = ("seed", "top_p", "top_k", "min_p", "presence_penalty", "frequency_p
 class TranscriptionCall(ApiCall):
     fields: TranscriptionRequest
     task: Task
-    file: list[bytes | bytearray]  # its content, in parts
+    file: list[bytearray]  # its content, in parts
     loader: AudioLoader
 
     @property
@@ -73,7 +72,6 @@ class TranscriptionCall(ApiCall):
                 sampling_rate=rate,
                 max_window=max_window,
                 max_samples=self.loader.options.max_audio_seconds * rate,
-                num_reserved=UNFINISHED_WINDOWS * SAMPLE_BYTES * max_window,
             ),
             loader=self.loader,
             whisper=whisper,
