@@ -72,3 +72,28 @@ def make_mtp_model(folder: Path, family: str, seed: int = 4) -> tuple[Path, Path
     (model / "config.json").write_text(json.dumps(config))
     save_file(kept, model / "model.safetensors")
     return model, whole
+
+
+def make_library_mtp(model: Path, folder: Path, **changes: Any) -> Path:
+    """Write the layer of a model of Qwen's to `folder`, as the library `speculators` stores it. Returns `folder`."""
+    names = {
+        "mtp.pre_fc_norm_embedding": "token_layernorm",
+        "mtp.pre_fc_norm_hidden": "hidden_layernorm",
+        "mtp.fc": "input_proj",
+        "mtp.norm": "final_layernorm",
+    }
+    tensors = dict[str, torch.Tensor]()
+    for name, tensor in load_file(model / "model.safetensors").items():
+        if name.startswith("mtp."):
+            own = names.get(name.removesuffix(".weight"))
+            tensors[f"mtp_layers.0.{own}.weight" if own else name.replace("mtp.layers.0", "mtp_layers.0")] = tensor
+    config = {
+        "architectures": ["MTPDraftModel"],
+        "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": json.loads((model / "config.json").read_text()),
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    save_file(tensors, folder / "model.safetensors")
+    return folder

@@ -1,6 +1,7 @@
 """MTP: a checkpoint's layer for further tokens gives what `transformers`' layer of that family gives."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from proa_engine.models import read_config
 from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
-from support.mtp_models import FAMILIES, make_mtp_model, parts_of
+from support.mtp_models import FAMILIES, make_library_mtp, make_mtp_model, parts_of
 from support.paged_model import attention_metadata, nan_caches
 from support.tiny_models import RECURRENT, VOCAB_SIZE, make_tiny_model
 
@@ -23,10 +24,12 @@ CPU: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "p
 MTP = SpeculativeConfig(method="mtp")
 
 
-def load(folder: Path) -> HiddenDrafter:
+def load(folder: Path, drafter_folder: Path | None = None) -> HiddenDrafter:
+    """The drafter of the model in `folder`: its own layer, or that in a folder of its own."""
     config = read_config.from_folder(folder)
     model = load_model(folder, config, **CPU, report=lambda text: None)
-    found = FoundDrafter(folder, read_drafter(MTP, folder, config))
+    speculative = replace(MTP, model=str(drafter_folder)) if drafter_folder else MTP
+    found = FoundDrafter(drafter_folder or folder, read_drafter(speculative, drafter_folder or folder, config))
     drafter = load_drafter(found, config, model, **CPU, report=lambda text: None)
     assert not isinstance(drafter, NoDrafter)
     return drafter
@@ -81,6 +84,45 @@ def test_entries_and_logits_equal_those_of_transformers_layer(tmp_path: Path, fa
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-5, rtol=1e-5)
     logits = drafter.compute_logits(torch.cat(found))
     torch.testing.assert_close(logits, norm(y, final) @ weights["lm_head"].T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+@torch.inference_mode()
+def test_a_layer_that_the_library_stores_alone_gives_what_it_gives_in_the_models_checkpoint(
+    tmp_path: Path, family: str
+) -> None:
+    folder, _ = make_mtp_model(tmp_path, family)
+    hidden = torch.randn(19, 64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for drafter in (load(folder), load(folder, make_library_mtp(folder, tmp_path / "drafter"))):
+        caches = nan_caches(drafter, 6, 4)  # type: ignore[arg-type]
+        metadata = attention_metadata([19], [19], [[5, 0, 3, 1, 2]], 4)
+        found.append(drafter(drafter.combine(hidden), torch.arange(19), torch.arange(19), caches, metadata))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "speculators_model_type dflash is not supported"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers 2 is not supported"),
+        ({"transformer_layer_config": {"hidden_size": 64, "vocab_size": 7}}, "it is for a vocabulary of 7 tokens"),
+    ],
+)
+def test_layers_of_the_library_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder, _ = make_mtp_model(tmp_path, "qwen3_next")
+    drafter = make_library_mtp(folder, tmp_path / "drafter", **changes)
+    with pytest.raises(ValueError, match=message):
+        load(folder, drafter)
+
+
+def test_a_layer_of_the_library_for_another_family_is_refused(tmp_path: Path) -> None:
+    drafter = make_library_mtp(make_mtp_model(tmp_path, "qwen3_next")[0], tmp_path / "drafter")
+    llama = make_tiny_model(tmp_path / "llama", "llama")
+    with pytest.raises(ValueError, match="speculators_model_type mtp is not supported for LlamaForCausalLM"):
+        load(llama, drafter)
 
 
 def test_checkpoints_and_families_without_such_a_layer_are_refused(tmp_path: Path) -> None:

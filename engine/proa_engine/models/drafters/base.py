@@ -5,8 +5,8 @@ model's keys of token i lie in the model's. What a call returns of it has the lo
 state of token i + 1 in the next entry while there is none: so one layer proposes any number of tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,12 @@ from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import LinearMethod, Weights
+from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.quantization.methods import linear_method
+from proa_engine.models.quantization.read import read_quantization
+
+LIBRARY_TYPE = "speculators_model_type"  # a field of every config.json of the library `speculators`
 
 
 class HiddenDrafter(Protocol):
@@ -85,3 +90,17 @@ class DrafterOptions(Protocol):
     def make(self, weights: Weights, model: DecoderForCausalLM, context: LayerContext) -> HiddenDrafter:
         """Load it. `model` has the embedding and the LM head that the checkpoint may lack."""
         ...
+
+
+def check_sizes(target: ModelConfig, hidden_size: int, vocab_size: int) -> None:
+    """Raise ValueError if a drafter that reads states of `hidden_size` values does not fit the model."""
+    if hidden_size != target.hidden_size:
+        raise ValueError(f"it reads states of {hidden_size} values, and the model's have {target.hidden_size}")
+    if vocab_size != target.vocab_size:
+        raise ValueError(f"it is for a vocabulary of {vocab_size} tokens, and the model's has {target.vocab_size}")
+
+
+def own_linear_method(config: Mapping[str, Any], quantization: str | None) -> LinearMethod:
+    """How the weights of a checkpoint that has only the drafter are stored. `config` is its config.json."""
+    stored = config.get("quantization_config")
+    return linear_method(read_quantization(stored, quantization), stored)

@@ -29,11 +29,9 @@ from proa_engine.layers.weights import LinearMethod, Weights
 from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of
-from proa_engine.models.quantization.methods import linear_method
-from proa_engine.models.quantization.read import read_quantization
+from proa_engine.models.drafters.base import LIBRARY_TYPE, check_sizes, own_linear_method
 
 LogitsLayer = Callable[[torch.Tensor], torch.Tensor]
-_SPECULATORS = "speculators_model_type"  # a field that configurations of the library's form have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +62,9 @@ class Eagle3Options:
 
 def read_eagle3(config: Mapping[str, Any], target: ModelConfig, quantization: str | None) -> Eagle3Options:
     """Read a drafter's config.json in either form. Raises ValueError, naming the field, for what is not supported."""
-    is_library = _SPECULATORS in config
+    is_library = LIBRARY_TYPE in config
     fields: Mapping[str, Any] = config["transformer_layer_config"] if is_library else config
-    read_fields.require(config, _SPECULATORS, ("eagle3",))
+    read_fields.require(config, LIBRARY_TYPE, ("eagle3",))
     read_fields.require(fields, "model_type", ("llama", "qwen3"))
     read_fields.require(fields, "num_hidden_layers", (1,))
     if "sliding_attention" in (fields.get("layer_types") or ()):
@@ -75,11 +73,8 @@ def read_eagle3(config: Mapping[str, Any], target: ModelConfig, quantization: st
     read_fields.require(aux, "use_aux_hidden_state", (True,))
     hidden_size, num_layers = fields["hidden_size"], len(target.layers)
     target_size = config.get("target_hidden_size") or hidden_size
-    if target_size != target.hidden_size:
-        raise ValueError(f"it reads states of {target_size} values, and the model's have {target.hidden_size}")
     vocab_size = fields["vocab_size"]
-    if vocab_size != target.vocab_size:
-        raise ValueError(f"it is for a vocabulary of {vocab_size} tokens, and the model's has {target.vocab_size}")
+    check_sizes(target, target_size, vocab_size)
     taps = config.get("eagle_aux_hidden_state_layer_ids") or aux.get("eagle_aux_hidden_state_layer_ids")
     taps = tuple(taps or (2, num_layers // 2, num_layers - 3))
     if not all(0 <= tap <= num_layers for tap in taps):
@@ -100,9 +95,7 @@ def read_eagle3(config: Mapping[str, Any], target: ModelConfig, quantization: st
         norm_before_fc=config.get("norm_before_fc", False),
         norms_of_taps=config.get("fc_norm", False),
         norm_output=config.get("norm_output", False),
-        linear_method=linear_method(
-            read_quantization(config.get("quantization_config"), quantization), config.get("quantization_config")
-        ),
+        linear_method=own_linear_method(config, quantization),
     )
 
 

@@ -15,9 +15,9 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.drafters.base import DrafterOptions, HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import LIBRARY_TYPE, DrafterOptions, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.eagle3 import read_eagle3
-from proa_engine.models.drafters.mtp import read_mtp
+from proa_engine.models.drafters.mtp import read_library_mtp, read_mtp
 from proa_engine.models.weight_sources import CheckpointWeights, RandomWeights, tensor_names
 from proa_engine.sources.folders import missing_field, read_config
 from proa_engine.sources.resolve import resolve_drafter
@@ -53,9 +53,14 @@ def read_drafter(config: SpeculativeConfig, folder: Path, target: ModelConfig) -
     if not target.has_lm_head:
         raise ValueError(f"speculative_config method {config.method} needs a model that generates tokens")
     try:
-        if config.method == "mtp":
+        if config.method == "mtp" and not config.model:
             return read_mtp(target, tensor_names(folder))
-        return read_eagle3(read_config(folder), target, config.quantization)
+        fields = read_config(folder)
+        if config.method == "eagle3":
+            return read_eagle3(fields, target, config.quantization)
+        if LIBRARY_TYPE in fields:
+            return read_library_mtp(fields, target, config.quantization)
+        return read_mtp(target, tensor_names(folder))
     except KeyError as error:
         raise ValueError(
             f"speculative_config model {config.model or folder}: {missing_field(str(error.args[0]))}"

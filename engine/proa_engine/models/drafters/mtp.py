@@ -7,10 +7,12 @@ DeepSeek-V3, arXiv 2412.19437). The first of them drafts.
     logits = lm_head(final_norm(y))
 
 Embedding and LM head are the model's: checkpoints repeat them or leave them out. `_FORMS` has what families differ in.
+The library `speculators` takes the layer out of checkpoints of Qwen, to train it further, and stores it alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -19,9 +21,11 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache, StateLayer
 from proa_engine.layers.norm import NormOptions, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import LinearMethod, Projection, Slice, Weights
+from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of, total
 from proa_engine.models.decoder_layer import LayerDeclaration
+from proa_engine.models.drafters.base import LIBRARY_TYPE, check_sizes, own_linear_method
 from proa_engine.models.text_prefix import text_prefix
 
 
@@ -78,6 +82,13 @@ _OF_MIMO = MtpForm(
     first_is_masked=True,
     hidden_first=True,
 )
+_OF_LIBRARY = MtpForm(
+    embedding_norm="mtp_layers.0.token_layernorm",
+    hidden_norm="mtp_layers.0.hidden_layernorm",
+    projection="mtp_layers.0.input_proj",
+    layer="mtp_layers.0",
+    final_norm="mtp_layers.0.final_layernorm",
+)
 _FORMS: Mapping[str, MtpForm] = {
     "DeepseekV3ForCausalLM": _OF_DEEPSEEK,
     "Glm4MoeForCausalLM": _OF_GLM,
@@ -132,6 +143,19 @@ def read_mtp(target: ModelConfig, names: Sequence[str]) -> MtpOptions:
         norm=target.decoder.norm,
         linear_method=target.linear_method,
     )
+
+
+def read_library_mtp(config: Mapping[str, Any], target: ModelConfig, quantization: str | None) -> MtpOptions:
+    """Describe the layer in a checkpoint of `speculators` with this config.json. Raises ValueError, naming the field,
+    for what is not supported."""
+    read_fields.require(config, LIBRARY_TYPE, ("mtp",))
+    read_fields.require(config, "num_nextn_predict_layers", (1,))
+    fields = config["transformer_layer_config"]
+    check_sizes(target, fields["hidden_size"], fields["vocab_size"])
+    if _FORMS.get(target.architecture) is not _OF_QWEN:
+        known = ", ".join(name for name, form in _FORMS.items() if form is _OF_QWEN)
+        raise ValueError(f"{LIBRARY_TYPE} mtp is not supported for {target.architecture}; supported: {known}")
+    return replace(read_mtp(target, ()), form=_OF_LIBRARY, linear_method=own_linear_method(config, quantization))
 
 
 class MtpDrafter:
