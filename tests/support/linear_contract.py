@@ -4,13 +4,14 @@ Prints one JSON object: `broken`, the products whose bits depend on their rows, 
 `Linear` itself found no way to keep its contract.
 """
 
+import itertools
 import json
 import random
 import sys
 
 import torch
 
-from proa_engine.kernels.products.linear import Linear, find_row_policy
+from proa_engine.kernels.products.linear import Linear, find_row_policy, fits_half
 
 SHAPES = [  # in_features, out_features
     (1, 1),
@@ -46,12 +47,14 @@ def main(num_threads: int) -> None:
     torch.manual_seed(0)
     random.seed(0)
     broken, unsupported = [], []
-    for in_features, out_features in SHAPES:
+    for (in_features, out_features), half in itertools.product(SHAPES, (False, True)):
         weight, x = torch.randn(out_features, in_features), torch.randn(MAX_ROWS, in_features)
+        weight = weight.half().float() if half else weight
+        assert fits_half(weight) == half
         bias = torch.randn(out_features) if random.random() < 0.5 else None
         torch.set_num_threads(num_threads)
         linear = Linear(weight, bias)
-        if not find_row_policy(out_features, in_features, bias is not None, weight.dtype, num_threads).holds:
+        if not find_row_policy(*weight.shape, bias is not None, weight.dtype, num_threads, half).holds:
             unsupported.append(str(list(weight.shape)))
             continue
         whole = linear(x)

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from proa_engine.kernels.products import linear
-from proa_engine.kernels.products.linear import ROW_POLICIES, Linear, OneRow, Product, RowPolicy, find_row_policy
+from proa_engine.kernels.products.linear import (
+    ROW_POLICIES,
+    HalfProduct,
+    Linear,
+    OneRow,
+    Product,
+    RowPolicy,
+    find_row_policy,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +43,35 @@ def test_rows_do_not_depend_on_their_number_without_onednn(
 
 def test_no_rows_give_no_rows() -> None:
     weight = torch.randn(5, 7)
-    for policy in ROW_POLICIES:
-        assert policy.multiply(linear.make_product(weight, None), torch.randn(0, 7)).shape == (0, 5)
+    for half in (False, True):
+        product = linear.make_product(weight, None, half)
+        assert all(policy.multiply(product, torch.randn(0, 7)).shape == (0, 5) for policy in ROW_POLICIES)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("k", "n", "bias"), [(1, 1, False), (33, 65, False), (700, 256, True)])
+def test_a_weight_of_16_bits_is_held_in_float16_and_multiplied_in_float32(
+    k: int, n: int, bias: bool, dtype: torch.dtype
+) -> None:
+    weight, x, offset = (torch.randn(n, k) * 0.02).to(dtype).float(), torch.randn(300, k), torch.randn(n)
+    ours = Linear(weight, offset if bias else None)
+    assert isinstance(ours.product, HalfProduct)
+    whole = ours(x)
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, offset if bias else None))
+    for rows in (*range(1, 20), 64, 100, 257):
+        assert torch.equal(ours(x[3 : 3 + rows]), whole[3 : 3 + rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("number", [1 / 3, 1 + 2**-11, 65536.0, float("nan"), float("inf")])
+def test_a_weight_whose_numbers_float16_does_not_have_is_held_in_float32(number: float) -> None:
+    assert not isinstance(Linear(torch.tensor([[1.0, 0.5], [2.0, number]])).product, HalfProduct)
 
 
 Inexact = Callable[[torch.Tensor], float]  # the error of a product of these rows
 
 
 def use_products_with(error: Inexact, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def make_product(weight: torch.Tensor, bias: torch.Tensor | None, half: bool) -> Product:
         return lambda x: (x[:, :1] * weight[:, 0]) * (1 + error(x))
 
     monkeypatch.setattr(linear, "make_product", make_product)
@@ -75,7 +103,7 @@ def test_the_first_policy_that_holds_is_used(
 def test_another_order_of_a_sum_is_found_although_results_are_rounded(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def make_product(weight: torch.Tensor, bias: torch.Tensor | None, half: bool) -> Product:
         def multiply(x: torch.Tensor) -> torch.Tensor:
             y, terms = torch.zeros(x.shape[0], weight.shape[0]), range(weight.shape[1])
             for i in reversed(terms) if x.shape[0] == 1 else terms:
@@ -109,7 +137,7 @@ def test_one_warning_is_logged_where_no_policy_holds(
 
 
 def packed_product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return linear.make_product(weight, None)(x)
+    return linear.make_product(weight, None, False)(x)
 
 
 def test_one_row_of_a_small_weight_is_a_weighted_sum_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
