@@ -90,6 +90,27 @@ def test_embeddings_of_tokens_of_late_interaction_models(tmp_path: Path, saved_b
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_tokens_that_expand_a_query_attend_to_it_and_none_attends_to_them(name: str, tmp_path: Path) -> None:
+    """As PyLate: the library's model with a mask of attention that ends before them."""
+    from transformers import AutoModel
+
+    folder = make_tiny_model(tmp_path, name, auto_class="AutoModel", **MODELS[name])
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    add_pylate_modules(folder, torch.eye(model.config.hidden_size))
+    starts = [1, *(len(prompt) // 2 for prompt in PROMPTS[1:-1]), None]
+    with build_core(folder, **SETTINGS) as engine:
+        params = [PoolingParams(task=PoolingTask.TOKEN_EMBED, expansion_start=start) for start in starts]
+        results = run(engine, [pooled(str(n), *each) for n, each in enumerate(zip(PROMPTS, params, strict=True))])
+    for number, (prompt, start) in enumerate(zip(PROMPTS, starts, strict=True)):
+        mask = torch.ones(1, len(prompt), dtype=torch.int64)
+        mask[:, start:] = 0 if start else 1
+        hidden = model(**features(prompt) | {"attention_mask": mask}).last_hidden_state[0]
+        expected = torch.nn.functional.normalize(hidden, dim=-1)
+        torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
 def test_weights_of_tokens_equal_those_of_bge_m3_s_code(tmp_path: Path) -> None:
     """FlagEmbedding computes relu(sparse_linear(hidden states)), and its embeddings as sentence-transformers."""
     from transformers import AutoModel

@@ -244,6 +244,32 @@ async def test_late_interaction_is_the_sum_of_the_closest_tokens() -> None:
         assert body["results"][0]["relevance_score"] == pytest.approx(max(expected), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [({}, 4), ({"attend_to_expansion_tokens": True}, None), ({"do_query_expansion": False}, None)],
+    ids=["no token attends to them", "all attend to them", "they are not expanded"],
+)
+async def test_queries_of_late_interaction_are_expanded_as_pylate_does(
+    fields: dict[str, bool], start: int | None
+) -> None:
+    pylate = {"query_prefix": "Q ", "document_prefix": "D ", "query_length": 6, **fields}
+    files = tokenizer_files() | {"config_sentence_transformers.json": json.dumps(pylate).encode()}
+    files["tokenizer_config.json"] = json.dumps({"mask_token": "x", "eos_token": "<|endoftext|>"}).encode()
+    tasks, encode = (core_pb2.POOLING_TASK_TOKEN_EMBED,), byte_level_tokenizer().encode
+    async with FakeEngine(pooling_tasks=tasks, files=files) as engine, running_gateway(engine) as gateway:
+        await scores(gateway, queries="one fox", documents=["a"])
+        await scores(gateway, queries="one fox jumps over the dog", documents=["a"])
+        queries = [each for each in engine.requests if not text_of(each).startswith("D ")]
+        short, long = ([*array("I", each.prompt_token_ids)] for each in queries)
+        whole = encode("Q one fox").ids
+        expands = fields.get("do_query_expansion", True)
+        assert short == (whole + encode("x").ids * (6 - len(whole)) if expands else whole)
+        assert long == (encode("Q one fox jumps over the dog").ids[: 6 if expands else None])
+        first = queries[0].pooling_params
+        assert (first.expansion_start if first.HasField("expansion_start") else None) == start
+        assert not queries[1].pooling_params.HasField("expansion_start")
+
+
 def token_rows(text: str) -> list[list[float]]:
     request = core_pb2.EngineCoreRequest(prompt_token_ids=array("I", byte_level_tokenizer().encode(text).ids).tobytes())
     request.pooling_params.CopyFrom(core_pb2.PoolingParams(task=core_pb2.POOLING_TASK_TOKEN_EMBED, use_activation=True))

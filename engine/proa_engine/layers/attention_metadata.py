@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import torch
@@ -67,6 +68,12 @@ class Taps:
 NO_TAPS = Taps((), torch.empty(0))
 
 
+class TokenType(IntEnum):
+    FIRST = 0
+    SECOND = 1  # in the second text of a pair
+    UNATTENDED = 2  # in the first text; no token attends to it
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
@@ -82,7 +89,7 @@ class AttentionMetadata:
     num_decodes: int  # leading requests with `decode_width` tokens each
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
     states: StateRows | None = None  # set if the model has recurrent layers
-    token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
+    token_types: torch.Tensor | None = None  # [T] int64, see `TokenType`, for encoders; None: all 0
     media: EmbeddedRows | None = None  # what encoders made of the tokens that stand for images and audios
     prompt_embeds: EmbeddedRows | None = None  # of tokens whose embeddings came with the request
     audio: AudioRows | None = None  # set if the model has cross-attention

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proa.contract import PoolingParams, PoolingTask
 from proa_engine.core.types import NewRequestData, PooledRows
+from proa_engine.layers.attention_metadata import TokenType
 from proa_engine.models.base import CausalLM
 from proa_engine.models.pooling_config import PoolingConfig, PoolingKind
 from proa_engine.models.pooling_heads import PoolingHeads
@@ -66,7 +67,7 @@ class PoolingPart(StepPart):
 
 @dataclass(frozen=True, slots=True)
 class TokenTypes:
-    """The type of each token of a step, [tokens]: 1 in the second text of a pair. A staged index."""
+    """The `TokenType` of each token of a step, [tokens]. A staged index."""
 
     index: int
 
@@ -130,14 +131,17 @@ class PoolingColumns(Columns):
         return None if any(slot in self._params for slot in rows.slots.tolist()) else shape
 
     def lay_out(self, rows: Rows, packer: Packer) -> TokenTypes | None:
-        """Return the types of the step's tokens; None if the step has no pair of texts."""
-        pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
-        starts = [None if params is None else params.second_segment_start for params in pooling]
-        if all(start is None for start in starts):
-            return None
-        never = self._tables.token_width
-        first = np.array([never if start is None else start for start in starts], np.int64)
-        return TokenTypes(packer.add((rows.token_positions() >= np.repeat(first, rows.counts)).astype(np.int64)))
+        """Return the types of the step's tokens; None if they are all `FIRST`."""
+        types = np.zeros(int(rows.counts.sum()), np.int64)
+        for row, slot in enumerate(rows.slots.tolist()):
+            if (params := self._params.get(slot)) is None:
+                continue
+            starts = {TokenType.SECOND: params.second_segment_start, TokenType.UNATTENDED: params.expansion_start}
+            for kind, start in starts.items():
+                if start is not None:
+                    row_types = types[rows.query_start_loc[row] : rows.query_start_loc[row + 1]]
+                    row_types[max(0, start - int(rows.starts[row])) :] = kind
+        return TokenTypes(packer.add(types)) if types.any() else None
 
     def lay_out_part(self, step: StepLayout, packer: Packer) -> PoolingPart | None:
         """Return what the step pools; None if it neither returns nor sums hidden states of a pooled request."""

@@ -102,6 +102,7 @@ class PoolingParams:
     use_activation: bool | None = None
     score_token_ids: tuple[int, ...] = ()
     second_segment_start: int | None = None  # prompt tokens before the second text of a pair; None: it is one text
+    expansion_start: int | None = None  # prompt tokens before those to which no token attends; None: there are none
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, PoolingTask):
@@ -112,6 +113,8 @@ class PoolingParams:
             raise ValueError(f"dimensions must be at least 1, got {self.dimensions}")
         if bool(self.score_token_ids) != (self.task is PoolingTask.TOKEN_LOGPROBS):
             raise ValueError("score_token_ids must be set for the log probabilities of tokens, and for nothing else")
+        if self.expansion_start == 0:
+            raise ValueError("expansion_start must be at least 1: a token must have one to attend to")
         if self.use_activation is not None and self.task is PoolingTask.TOKEN_LOGPROBS:
             raise ValueError("use_activation does not apply to log probabilities")
 

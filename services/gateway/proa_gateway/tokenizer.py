@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
@@ -117,6 +118,18 @@ def prepare(*templates: ChatTemplate | None) -> None:
             _ = template.rules
 
 
+@dataclass(frozen=True, slots=True)
+class LateInteractionTexts:
+    """What PyLate makes of texts. `query_length`: to so many tokens queries are cut, or expanded by `expansion_id`; 0:
+    neither."""
+
+    query_prefix: str  # a token of the tokenizer, or nothing, as that of documents
+    document_prefix: str
+    query_length: int
+    expansion_id: int
+    attends_to_expansion: bool  # False: no token attends to those that expand a query
+
+
 class Tokenizer:
     """One for each model. `executor` encodes long texts and decodes many tokens.
 
@@ -141,7 +154,7 @@ class Tokenizer:
         self.info = _tokenizer_info(config, templates.source)
         sentence_transformers = read_object(files, "config_sentence_transformers.json")
         self.task_prompts = _task_prompts(sentence_transformers)  # by task
-        self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
+        self.late_interaction = _late_interaction(sentence_transformers, self._expansion_id(config))
         self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary, self.added_tokens = model.vocabulary, model.added_tokens
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
@@ -153,6 +166,12 @@ class Tokenizer:
         written = {token for token in self.added_tokens if token.strip() and token in sources}
         self.special_control_tokens = ControlTokens(specials)  # special by the tokenizer's files
         self.control_tokens = ControlTokens(specials | written)
+
+    def _expansion_id(self, config: Mapping[str, Any]) -> int | None:
+        """The token that PyLate expands queries with. `config`: tokenizer_config.json."""
+        named = special_tokens(config)
+        ids = (self._tokenizer.token_to_id(named.get(name, "")) for name in ("mask_token", "eos_token", "pad_token"))
+        return next((token_id for token_id in ids if token_id is not None), None)
 
     def template_for(self, *, tools: bool) -> ChatTemplate | None:
         """The chat template of a chat with or without tools."""
@@ -256,10 +275,18 @@ def _task_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in prompts.items() if isinstance(text, str)} if isinstance(prompts, dict) else {}
 
 
-def _late_interaction_prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
-    """What PyLate puts before queries and before documents, tokens of the tokenizer. Empty: nothing."""
+def _late_interaction(config: Mapping[str, Any], expansion_id: int | None) -> LateInteractionTexts:
+    """`config`: as PyLate saves it."""
     query, document = (config.get(f"{name}_prefix") for name in ("query", "document"))
-    return query if isinstance(query, str) else "", document if isinstance(document, str) else ""
+    length = config.get("query_length")
+    expands = expansion_id is not None and config.get("do_query_expansion", True) is not False
+    return LateInteractionTexts(
+        query if isinstance(query, str) else "",
+        document if isinstance(document, str) else "",
+        max(0, length) if expands and isinstance(length, int) else 0,
+        expansion_id or 0,
+        config.get("attend_to_expansion_tokens") is True,
+    )
 
 
 def _tokenizer_info(config: Mapping[str, Any], chat_template: str) -> dict[str, Any]:

@@ -171,7 +171,9 @@ INFO = model_info(
     session_claims=True,
 )
 LORAS = LoadedLoras(loras=(Lora(name="sql", path="/adapters/sql", digest="ab"),))
-EMBED = PoolingParams(task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2)
+EMBED = PoolingParams(
+    task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2, expansion_start=3
+)
 TOKENS = PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=(3, 4))
 REQUEST = EngineCoreRequest(
     request_id="r",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_metadata import AttentionMetadata, TokenType
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
@@ -97,9 +97,13 @@ class TransformersEncoder:
 
     def _hidden(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None, starts: list[int]) -> Tensor:
         inputs = {"input_ids": input_ids[None], "position_ids": positions[None] + self._offset}
-        if token_types is not None and self._has_types:
-            inputs["token_type_ids"] = token_types[None]
-        output = self._calls.run(_attend(starts), lambda: self._encoder(**inputs))
+        num_keys = [end - start for start, end in pairwise(starts)]
+        if token_types is not None:
+            if self._has_types:
+                inputs["token_type_ids"] = (token_types == TokenType.SECOND).long()[None]
+            is_key = token_types != TokenType.UNATTENDED
+            num_keys = [int(is_key[start:end].sum()) for start, end in pairwise(starts)]
+        output = self._calls.run(_attend(starts, num_keys), lambda: self._encoder(**inputs))
         hidden: Tensor = output[0][0]
         return hidden
 
@@ -124,14 +128,16 @@ def _has_pooler(source: TypedSource) -> bool:
     return isinstance(source, CheckpointWeights) and any("pooler." in name for name in source.take_names())
 
 
-def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:
-    """Attention of all tokens of a sequence to each other; sequence `r` has the tokens starts[r] … starts[r + 1]."""
+def _attend(starts: list[int], num_keys: list[int]) -> Callable[[AttentionCall], Tensor]:
+    """Attention of all tokens of a sequence to the first num_keys[r] of them; sequence `r` has the tokens starts[r] …
+    starts[r + 1]."""
 
     def attend(call: AttentionCall) -> Tensor:
         parts = []
-        for start, end in pairwise(starts):
-            query, key, value = (each[start:end].transpose(0, 1)[None] for each in (call.query, call.key, call.value))
-            mask = _window(end - start, call.others.get("sliding_window"), call.query.device)
+        for (start, end), count in zip(pairwise(starts), num_keys, strict=True):
+            query = call.query[start:end].transpose(0, 1)[None]
+            key, value = (each[start : start + count].transpose(0, 1)[None] for each in (call.key, call.value))
+            mask = _window(end - start, count, call.others.get("sliding_window"), call.query.device)
             out = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=key.shape[1] < query.shape[1]
             )
@@ -141,9 +147,9 @@ def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:
     return attend
 
 
-def _window(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which tokens see each other, [length, length]: those less than `window` apart. None: all."""
+def _window(length: int, num_keys: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Which tokens see which keys, [length, num_keys]: those less than `window` apart. None: all."""
     if window is None or window >= length:
         return None
     place = torch.arange(length, device=device)
-    return (place[:, None] - place).abs() < window
+    return (place[:, None] - place[:num_keys]).abs() < window

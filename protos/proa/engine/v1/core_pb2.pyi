@@ -165,18 +165,20 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PoolingParams(_message.Message):
-    __slots__ = ("task", "dimensions", "use_activation", "score_token_ids", "second_segment_start")
+    __slots__ = ("task", "dimensions", "use_activation", "score_token_ids", "second_segment_start", "expansion_start")
     TASK_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     USE_ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     SCORE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SECOND_SEGMENT_START_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_START_FIELD_NUMBER: _ClassVar[int]
     task: PoolingTask
     dimensions: int
     use_activation: bool
     score_token_ids: _containers.RepeatedScalarFieldContainer[int]
     second_segment_start: int
-    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ...) -> None: ...
+    expansion_start: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ..., expansion_start: _Optional[int] = ...) -> None: ...
 
 class EngineCoreRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest", "images", "prefill_only", "kv_source", "prompt_embeds", "tenant", "retain", "released", "audios")

@@ -9,6 +9,7 @@ import asyncio
 import math
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Final, Protocol
 
@@ -154,14 +155,14 @@ class BiEncoder:
     def __init__(self, model: ServedModel, limit: Limit) -> None:
         self._tokenizer = model.tokenizer
         self._limit = limit
-        self._prefixes = ("", "")  # of queries and of documents
 
     async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
-        query_prefix, document_prefix = self._prefixes
-        texts = [*(query_prefix + text for text in first), *(document_prefix + text for text in second)]
+        return await self._read([*first, *second], self._limit)
+
+    async def _read(self, texts: Sequence[str], limit: Limit) -> list[PooledInput]:
         params = PoolingParams(task=self.task, use_activation=True)  # of length 1
         encoded = await self._tokenizer.work_on(
-            texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
+            texts, lambda tokenizer: encode_texts(tokenizer, texts, limit, add_special_tokens=True)
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
@@ -178,7 +179,23 @@ class LateInteraction(BiEncoder):
 
     def __init__(self, model: ServedModel, limit: Limit) -> None:
         super().__init__(model, limit)
-        self._prefixes = model.tokenizer.late_interaction_prefixes
+        self._rules = model.tokenizer.late_interaction
+        self._query_length = min(self._rules.query_length, model.info.max_model_len)
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        limits = [each for each in (self._limit.max_tokens, self._query_length or None) if each is not None]
+        of_queries = Limit(min(limits, default=None), self._limit.side)
+        queries = await self._read([self._rules.query_prefix + text for text in first], of_queries)
+        documents = await self._read([self._rules.document_prefix + text for text in second], self._limit)
+        return [*map(self._expanded, queries), *documents]
+
+    def _expanded(self, query: PooledInput) -> PooledInput:
+        size, rules = len(query.token_ids), self._rules
+        if not 0 < size < self._query_length:
+            return query
+        token_ids = array("I", [*query.token_ids, *[rules.expansion_id] * (self._query_length - size)])
+        start = None if rules.attends_to_expansion else size
+        return PooledInput(token_ids, replace(query.params, expansion_start=start))
 
     async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         first, second = outputs[:num_first], outputs[num_first:]
