@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -76,7 +77,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if _num_experts(config):
         writer.add_expert_count(_num_experts(config))
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        if config["model_type"] != "mixtral":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if config.get("attn_logit_softcapping"):
@@ -114,7 +116,7 @@ def _converted(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -
     kind, converted = config["model_type"], {name: tensor.numpy() for name, tensor in tensors.items()}
     for name, values in converted.items():
         part = name.rpartition(".")[0].rpartition(".")[2]
-        if kind in ("llama", "granite") and part in ("q_proj", "k_proj"):
+        if kind in ("llama", "mixtral", "granite") and part in ("q_proj", "k_proj"):
             heads = config["num_attention_heads" if part == "q_proj" else "num_key_value_heads"]
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             converted[name] = halves.swapaxes(1, 2).reshape(values.shape)
@@ -123,8 +125,9 @@ def _converted(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -
         if part == "conv":
             converted[name] = values.squeeze(1)
     for layer in range(config["num_hidden_layers"] if _num_experts(config) else 0):
-        prefix = f"model.layers.{layer}.mlp.experts"
-        for part in ("gate_proj", "up_proj", "down_proj"):
+        is_mixtral = kind == "mixtral"
+        prefix = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}.experts"
+        for part in ("w1", "w2", "w3") if is_mixtral else ("gate_proj", "up_proj", "down_proj"):
             experts = [converted.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(_num_experts(config))]
             converted[f"{prefix}.{part}.weight"] = np.stack(experts)
     return converted

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen3 moe": ("qwen3_moe", {}),
+    "mixtral": ("mixtral", {}),
     "lfm2": ("lfm2", {}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "gemma3": ("gemma3_text", {"num_hidden_layers": 6, "sliding_window": 24, "query_pre_attn_scalar": 16}),

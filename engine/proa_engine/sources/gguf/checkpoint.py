@@ -77,6 +77,8 @@ def family_of(header: Header) -> Family:
     name = header.text("general.architecture")
     if not name:
         raise ValueError(f"{header.path} lacks the field general.architecture; is it an adapter, or a part of a model?")
+    if (with_experts := f"{name} with experts") in FAMILIES and header.fields.get(f"{name}.expert_count"):
+        return FAMILIES[with_experts]
     if name not in FAMILIES:
         raise ValueError(
             f"{header.path}: architecture {name} is not supported as GGUF; supported: {', '.join(FAMILIES)}; take the "

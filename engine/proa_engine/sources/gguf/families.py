@@ -26,7 +26,8 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_LLAMA = _ATTENTION | _MLP | {"ffn_norm": "post_attention_layernorm"}
+_LLAMA_NORM = {"ffn_norm": "post_attention_layernorm"}
+_LLAMA = _ATTENTION | _MLP | _LLAMA_NORM
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LFM2 = {
     "attn_norm": "operator_norm",
@@ -50,6 +51,16 @@ _EXPERTS = {  # the star is the number of an expert: GGUF has all of a layer in 
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
+_MIXTRAL = (
+    _ATTENTION
+    | _LLAMA_NORM
+    | {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.*.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.*.w2",
+    }
+)
 _GEMMA2 = (
     _ATTENTION
     | _MLP
@@ -101,6 +112,13 @@ class Family:
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", _LLAMA, alternates_heads=True),
+    "llama with experts": Family(  # GGUF's name is llama, too
+        "MixtralForCausalLM",
+        "mixtral",
+        _MIXTRAL,
+        fields={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        alternates_heads=True,
+    ),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", _LLAMA),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", _LLAMA | _QK_NORMS),
     "qwen3moe": Family(
