@@ -75,7 +75,8 @@ system: setup ## only the tests that start processes or compile for Hopper (PYTE
 	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
 
 # Workers begin with half of the tests each, of whole files; tests of the other half move to a worker that is done.
-real: setup real-model ## SmolLM2-135M-Instruct against transformers: tokens, streams, calls, log probabilities (PYTEST_ARGS)
+real: setup real-model ## SmolLM2 and MiniLM against their libraries: tokens, streams, calls, embeddings (PYTEST_ARGS)
+	@scripts/real-model --embedder build/real-embedder
 	OMP_NUM_THREADS=1 pytest tests/real --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 browser: setup ## the chat page in headless Chromium, which must be installed

@@ -1,4 +1,4 @@
-"""The real model that `make real-model` writes, and what `transformers` says about texts and tokens of it."""
+"""The real models that `make real` fetches, and what `transformers` says about texts and tokens of it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parents[2] / "build/real-model"
+EMBEDDER = FOLDER.with_name("real-embedder")
 MARGIN = 1e-4  # between logits: rounding may decide which of two that are closer is larger
 Record = Callable[[str, str], None]  # adds a row to the report of `tests/real`: what was measured, and the figures
 
