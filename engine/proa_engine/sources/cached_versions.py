@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which objects under a prefix are wanted: those that match `patterns`, among them `needed`; and if `with_weights`
+    """Which objects under a prefix are wanted, among them `needed`: those that match `patterns`; and if `with_weights`
     those that match `weights`, without the ones that the file `index` does not name."""
 
     needed: str
@@ -98,6 +98,8 @@ class Version:
 
     def is_complete(self, selection: Selection) -> bool:
         small = selection.small(self.files)
+        if not any(each.name == selection.needed for each in self.files):  # of another selection
+            return False
         return self._has(small) and self._has(selection.large(self.files, self.folder))
 
     def _has(self, files: Iterable[ObjectFile]) -> bool:

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from proa_engine.builtin import builtin_adapter_folder, builtin_drafter_folder, builtin_model_folder
@@ -49,6 +50,8 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPrefix:
+    """`url`: of the prefix, or of a GGUF file."""
+
     url: str
 
 
@@ -105,6 +108,8 @@ def resolve_model(
     if isinstance(source, ObjectPrefix):
         if revision is not None:
             raise ValueError(f"revision {revision}: {model} has no revisions; give each version a prefix of its own")
+        if source.url.endswith(SUFFIX):
+            return _fetch_gguf(source.url, downloads)
         return _fetch(source.url, "config.json", with_weights=with_weights, downloads=downloads)
     if source.gguf_type:
         return _download_gguf(source, revision, downloads)
@@ -131,7 +136,7 @@ def resolve_tokenizer(config: EngineConfig) -> Path:
     """Return the folder of the tokenizer. A tokenizer of its own is downloaded without weights."""
     if config.tokenizer is None:
         return resolve_model_of(config)
-    if isinstance(source := source_of(config.tokenizer), ObjectPrefix):
+    if isinstance(source := source_of(config.tokenizer), ObjectPrefix) and not source.url.endswith(SUFFIX):
         return _fetch(source.url, "tokenizer.json", with_weights=False, downloads=config.downloads)
     return resolve_model(config.tokenizer, config.revision, "dummy", config.downloads)
 
@@ -213,6 +218,8 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
     is_adapter = needed == LORA_CONFIG_FILE  # which is read at once; a model is read again after sleeping
     if is_adapter:
         selection = Selection(needed, [LORA_CONFIG_FILE], [LORA_WEIGHTS_FILE])
+    elif needed.endswith(SUFFIX):
+        selection = Selection(needed, [], [escape(each.name) for each in parts_of(Path(needed))])
     else:
         selection = Selection(needed, CONFIG_FILE_PATTERNS, WEIGHT_FILE_PATTERNS, INDEX_FILE, with_weights)
     folder = Path(os.path.expanduser(downloads.download_dir or HF_HUB_CACHE))  # that of `Path` raises without a home
@@ -224,6 +231,13 @@ def _fetch(url: str, needed: str, *, with_weights: bool, downloads: Downloads) -
         reason = error.strerror or error
         where = f"{error.filename}: " if error.filename else ""  # none of a full disk
         raise ValueError(f"{url} could not be kept in {folder} (download_dir): {where}{reason}") from error
+
+
+def _fetch_gguf(url: str, downloads: Downloads) -> Path:
+    """Return the first file of a model in an object store; `url`: of any of its files."""
+    prefix, _, name = url.rpartition("/")
+    first = parts_of(Path(name))[0].name
+    return _fetch(prefix, first, with_weights=True, downloads=downloads) / first
 
 
 def _download_gguf(source: HubModel, revision: str | None, downloads: Downloads) -> Path:

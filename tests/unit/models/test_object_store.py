@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from obstore.exceptions import GenericError
@@ -10,6 +11,7 @@ from obstore.store import MemoryStore, S3Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.option_groups import Downloads
 from proa_engine.sources import object_store
 from proa_engine.sources.object_store import (
     ObjectChanged,
@@ -233,6 +235,24 @@ def test_the_tokenizer_of_another_source_has_no_revision(store: type[FakeStore])
     config = EngineConfig(model="builtin", revision="v2", tokenizer=URL)
     with pytest.raises(ObjectStoreError, match="there is no such bucket"):
         download_model(config)
+
+
+@pytest.mark.parametrize("parts", [["model.gguf"], ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]])
+def test_a_gguf_file_is_downloaded_with_its_other_parts_alone(
+    parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    for name in (*parts, "other.gguf", "config.json"):
+        store.put(name, name.encode())
+    monkeypatch.setattr(ObjectFolder, "open", lambda url: ObjectFolder(url, store))
+    downloads = Downloads(download_dir=str(tmp_path))
+    for part in parts:
+        path = resolve_model(f"{URL}/{part}", downloads=downloads)
+        assert path.name == parts[0]
+        assert sorted(each.name for each in path.parent.iterdir()) == parts
+    assert resolve_model(f"{URL}/other.gguf", downloads=downloads).read_bytes() == b"other.gguf"
+    with pytest.raises(ObjectStoreError, match=f"there is no absent.gguf under {URL}"):
+        resolve_model(f"{URL}/absent.gguf", downloads=downloads)
 
 
 def test_an_adapter_that_cannot_be_had_is_not_found(store: type[FakeStore]) -> None:
