@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.routing.session_engines import BLOCK_SIZE, Prompt, SimulatedEngine
 from proa_cli.bench.session_options import SessionOptions
 from proa_cli.bench.session_plans import Turn as PlannedTurn
+from proa_cli.bench.session_plans import parse_subagents
 from proa_gateway.routing.policies import WEIGHTS, best
 from proa_gateway.sessions.model_sessions import ModelSessions
 from proa_gateway.sessions.session import Turn
@@ -37,7 +38,9 @@ class Client:
     turns: deque[PlannedTurn]
     is_session: bool
     gateway: "SimulatedGateway"
+    number: int = 0
     before: int = 0  # blocks of its last prompt
+    parent: "tuple[Client, float] | None" = None  # the session that called it, and the gap before its next turn
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +87,11 @@ class SimulatedGateway:
         job.turn = turn
         if not self._waiting:
             self._head_since = self._simulation.now
-        self._waiting.append(job)
+        if turn.session.is_awaited:
+            num_before = sum(each.turn is not None and each.turn.session.is_awaited for each in self._waiting)
+            self._waiting.insert(num_before, job)
+        else:
+            self._waiting.append(job)
         self.sessions.waiting[turn] = self._simulation.now
 
     def tick(self) -> None:
@@ -113,7 +120,7 @@ class SimulatedGateway:
         engine = self._choose(path)
         table, turn, retain = self._tables[engine.address], None, False
         if self.mode != "off":
-            turn = self.sessions.arrive(path)
+            turn = self.sessions.arrive(path, str(job.client.number) if job.client.number else None)
             retain = not turn.is_first and table.admit(turn, self._simulation.now)
             table.start(turn, self._simulation.now)
             engine.cache.release(table.places.take_released(), self.number)
@@ -178,9 +185,11 @@ class Simulation:
         is_sticky: bool = True,
         max_wait: float = 120.0,
         host: int = 0,
+        has_ids: bool = False,
     ) -> None:
         """`capacity` in tokens and `rate` in tokens a second, of each engine. `drain_at`: when the first engine drains.
-        `is_sticky`: all turns of a session come to one gateway. `host`: tokens of host memory."""
+        `is_sticky`: all turns of a session come to one gateway. `host`: tokens of host memory. `has_ids`: turns name
+        their session, and those of a sub-agent the one that called it."""
         self.options = options
         self.figures = Figures()
         self.now = 0.0
@@ -195,6 +204,8 @@ class Simulation:
         ]
         self._drain_at = drain_at
         self._is_sticky = is_sticky
+        self._has_ids = has_ids
+        self._numbers = count(1)
         self._draw = np.random.default_rng(seed)
         self._spread = random.Random(seed)
         self._blocks = count()
@@ -235,9 +246,15 @@ class Simulation:
         if not client.is_session:
             return
         self.figures.turns += 1
-        client.before = len(client.path)
+        client.before, gap = len(client.path), job.planned.gap
+        if job.planned.subagent:
+            turns, caller = deque(job.planned.subagent), (client, gap)
+            self._next_turn(Client(list(self._shared), turns, True, client.gateway, client.number, parent=caller))
+            return
+        if not client.turns and client.parent is not None:
+            client, gap = client.parent
         if client.turns:
-            self.at(self.now + job.planned.gap, lambda: self._next_turn(client))
+            self.at(self.now + gap, lambda: self._next_turn(client))
         else:
             self.at(self.now + 1.0, self._begin_session)
 
@@ -250,7 +267,8 @@ class Simulation:
 
     def _begin_session(self) -> None:
         turns = deque(self.options.workload.plan(self._draw, 10_000))
-        self._next_turn(Client(list(self._shared), turns, is_session=True, gateway=self._some_gateway()))
+        number = next(self._numbers) if self._has_ids else 0
+        self._next_turn(Client(list(self._shared), turns, True, self._some_gateway(), number))
 
     def _next_turn(self, client: Client) -> None:
         planned = client.turns.popleft()
@@ -289,6 +307,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=35_000, help="prompt tokens a second of an engine")
     parser.add_argument("--max-wait", type=float, default=120.0, help="as --session-max-wait")
     parser.add_argument("--host", type=int, default=0, help="tokens of an engine's host memory")
+    parser.add_argument("--subagents", type=parse_subagents, help="as --session-subagents")
+    parser.add_argument("--ids", action="store_true", help="turns name their sessions, as with --session-header")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
@@ -297,7 +317,7 @@ def main() -> None:
             for seed in range(args.seeds):
                 simulation = Simulation(
                     mode,
-                    SessionOptions(sessions=sessions),
+                    SessionOptions(sessions=sessions, session_subagents=args.subagents),
                     args.capacity,
                     args.rate,
                     seed,
@@ -307,6 +327,7 @@ def main() -> None:
                     is_sticky=not args.spread,
                     max_wait=args.max_wait,
                     host=args.host,
+                    has_ids=args.ids,
                 )
                 figures = simulation.run(60 * args.minutes)
                 print(f"{sessions:3} {mode:6} seed {seed}: {figures.row(args.minutes / 60)}", flush=True)

@@ -85,6 +85,17 @@ class Model:
         return None if home is None else home.address
 
 
+def test_a_turn_of_a_resident_that_has_outgrown_the_cache_waits() -> None:
+    model = Model(100)
+    model.resident("a", 40)
+    model.resident("b", 40)
+    for length, passes in ((50, True), (70, False)):
+        turn = model.sessions.expect(path("b", length))
+        assert turn is not None
+        assert model.sessions.passes(turn) is passes
+    assert not model.place("b", 70)
+
+
 def test_a_session_gets_a_place_where_it_fits() -> None:
     model = Model(50, 100)
     model.resident("a", 40)

@@ -21,16 +21,20 @@ from proa_gateway.sessions.session import Means, Session, Turn
 class Home:
     def move(self, session: Session, path: Sequence[bytes]) -> None: ...
 
+    def make_room(self, now: float, means: Means, path: Sequence[bytes]) -> None: ...
+
     def leave(self, session: Session) -> None: ...
 
 
 @dataclass(eq=False)
 class FakeSessions:
     """Every prompt is a later turn. `places`: how many more get one; `tried`: those for which one was asked.
-    `residents`: last blocks of prompts whose conversations have places."""
+    `residents`: last blocks of prompts whose conversations have places; `awaited`: of those of sub-agents, of which the
+    callers have places."""
 
     places: int = 0
     residents: set[bytes] = field(default_factory=set)
+    awaited: set[bytes] = field(default_factory=set)
     tried: list[bytes] = field(default_factory=list)
     has_engines: bool = True
     is_next: bool = True
@@ -38,7 +42,8 @@ class FakeSessions:
 
     def expect(self, hashes: Sequence[bytes]) -> Turn | None:
         home = Home() if hashes[-1] in self.residents else None
-        return Turn(Session(Means(), home=home), hashes, is_first=False)
+        parent = Session(Means(), home=Home()) if hashes[-1] in self.awaited else None
+        return Turn(Session(Means(), home=home, parent=parent), hashes, is_first=False)
 
     def passes(self, turn: Turn) -> bool:
         return turn.session.is_resident
@@ -140,6 +145,18 @@ async def test_a_waiting_session_is_served_as_a_visitor_after_its_longest_wait()
     await site.send("one")
     assert site.admitted == ["one"]
     assert site.bounds.waiting.total == 0
+
+
+async def test_a_parent_that_waits_for_its_sub_agent_does_not_block_it() -> None:
+    site = Site()
+    site.sessions.awaited = {b"sub-agent"}
+    for name in ("one", "two", "sub-agent"):
+        site.send(name)
+    await site.settle()
+    site.sessions.places = 1
+    site.queue.changed()
+    await site.settle()
+    assert site.admitted == ["sub-agent"]
 
 
 async def test_the_order_is_that_of_the_fair_queue() -> None:

@@ -66,6 +66,16 @@ def test_a_block_that_ends_prompts_of_many_sessions_is_no_mark() -> None:
     assert identities.find([*system, b"a 1", b"a 2", b"a 3"])
 
 
+def test_the_first_session_with_an_id_is_the_parent_of_others_until_it_is_forgotten() -> None:
+    identities = Identities()
+    first, second, other = (identities.arrive(path(each[0], 3), each[1]) for each in ("ax", "bx", "cy"))
+    assert (first.parent, second.parent, other.parent) == (None, first, None)
+    identities.mark(first, path("a", 3))
+    identities.forget(first)
+    third, fourth = (identities.arrive(path(name, 3), "x") for name in "de")
+    assert (third.parent, fourth.parent) == (None, third)
+
+
 def test_a_session_keeps_its_newest_marks() -> None:
     identities = Identities()
     for length in range(1, MAX_MARKS + 10):
@@ -163,6 +173,15 @@ def test_of_residents_that_outgrow_the_cache_the_last_admitted_leaves() -> None:
     assert (first.is_resident, last.is_resident) == (True, False)
 
 
+@pytest.mark.parametrize(("length", "is_full"), [(54, False), (60, True)])
+def test_of_residents_that_fill_the_cache_an_idle_one_leaves_before_running_ones(length: int, is_full: bool) -> None:
+    engine = Engine(capacity=100)
+    idle, running = engine.resident("a", 40), engine.resident("b", 40)
+    engine.table.start(engine.arrive(path("b", 42)), engine.now)
+    engine.table.places.make_room(engine.now, engine.identities.means, path("a", length))
+    assert (idle.is_resident, running.must_leave) == (not is_full, not is_full)
+
+
 def test_one_session_larger_than_the_cache_keeps_its_place() -> None:
     engine = Engine()
     session = engine.resident("a", 60)
@@ -176,12 +195,49 @@ def test_idle_residents_leave_once_their_places_have_cost_their_price() -> None:
     engine.run(path("b", 50))
     turn = engine.arrive(path("b", 52))
     waited = 0.0
-    engine.table.tick(engine.now, is_waiting=True, is_busy=False)
+    engine.table.tick(engine.now, waiting=[turn.session], is_busy=False)
     while not engine.table.displace(turn, engine.now, engine.rate, engine.now):
         engine.now, waited = engine.now + 0.5, waited + 0.5
-        engine.table.tick(engine.now, is_waiting=True, is_busy=False)
+        engine.table.tick(engine.now, waiting=[turn.session], is_busy=False)
     assert waited == pytest.approx(6.0)
     assert (resident.is_resident, turn.session.is_resident) == (False, True)
+
+
+def test_an_idle_resident_that_comes_back_sooner_than_it_could_be_computed_again_stays() -> None:
+    engine = Engine(rate=50.0)  # 1.2 seconds for the resident
+    resident = engine.resident("a", 60)
+    resident.means.gap = 2.0
+    engine.run(path("b", 50))
+    turn = engine.arrive(path("b", 52))
+    engine.table.tick(engine.now, waiting=[turn.session], is_busy=False)
+    resident.idle_since, engine.now = engine.now + 99.0, engine.now + 100
+    engine.table.tick(engine.now, waiting=[turn.session], is_busy=False)  # places have cost enough
+    assert not engine.table.displace(turn, engine.now, engine.rate, engine.now)
+    resident.means.gap = 2.5
+    assert engine.table.displace(turn, engine.now, engine.rate, engine.now)
+
+
+def test_a_place_that_others_give_up_leaves_those_that_stay_room_to_grow() -> None:
+    engine = Engine()
+    staying, leaving = engine.resident("a", 60), engine.resident("b", 20)
+    turn = engine.run(path("c", 30))
+    for growth, fits in ((2.0, True), (20.0, False)):
+        staying.means.growth = growth
+        assert engine.table.places.fits_without([leaving], turn.session, turn.hashes) is fits
+
+
+def test_the_place_of_a_session_costs_nothing_while_its_sub_agent_waits() -> None:
+    engine = Engine(rate=1000.0)
+    parent = engine.resident("a", 60)
+    engine.run(path("b", 50))
+    turn = engine.arrive(path("b", 52))
+    turn.session.parent, parent.means.gap = parent, 0.0
+    for has_cost in (False, True):
+        for _ in range(2):
+            engine.now += 1
+            engine.table.tick(engine.now, waiting=[turn.session], is_busy=False)
+        assert engine.table.displace(turn, engine.now, engine.rate, engine.now) is has_cost
+        turn.session.parent = None
 
 
 def test_places_cost_nothing_while_the_engine_has_prompts_to_compute() -> None:
@@ -190,7 +246,7 @@ def test_places_cost_nothing_while_the_engine_has_prompts_to_compute() -> None:
     engine.run(path("b", 50))
     turn = engine.arrive(path("b", 52))
     for _ in range(100):
-        engine.table.tick(engine.now, is_waiting=True, is_busy=True)
+        engine.table.tick(engine.now, waiting=[turn.session], is_busy=True)
         engine.now += 1
     assert not engine.table.displace(turn, engine.now, engine.rate, engine.now)
 
@@ -203,7 +259,7 @@ def test_a_running_resident_leaves_at_its_turns_end_for_one_that_has_waited_long
     engine.run(path("b", 50))
     turn, since = engine.arrive(path("b", 52)), engine.now
     while engine.now < since + HEAD_SECONDS + 1:
-        engine.table.tick(engine.now, is_waiting=True, is_busy=True)
+        engine.table.tick(engine.now, waiting=[turn.session], is_busy=True)
         assert not engine.table.displace(turn, engine.now, engine.rate, since)
         has_waited_long = engine.now - since >= HEAD_SECONDS
         assert engine.table.rotate(engine.now, engine.rate, since) is has_waited_long
@@ -232,7 +288,7 @@ def test_places_are_consistent_whatever_comes(seed: int) -> None:
             lengths[name] = max(1, lengths[name] + rng.randint(-2, 8))
             turn = arrive(identities, path(name, lengths[name], shared=shared[name]), now)
             if not turn.is_first and not table.admit(turn, now):
-                table.tick(now, is_waiting=True, is_busy=rng.random() < 0.3)
+                table.tick(now, waiting=[turn.session], is_busy=rng.random() < 0.3)
                 head_since = now - rng.choice([0, 20])
                 if not table.displace(turn, now, 10.0, head_since):
                     table.rotate(now, 10.0, head_since)

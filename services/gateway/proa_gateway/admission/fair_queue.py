@@ -19,6 +19,7 @@ class QueuedRequest:
     caller: Caller
     num_sequences: int = 1  # choices of all its prompts
     rank: int = 0  # order among the caller's requests, smaller first
+    is_awaited: bool = False  # before others of its rank, because another conversation waits for its end
     num_tokens: int = 0  # prompt tokens, once for each sequence
     cost: float = 1.0  # expected tokens of prompts and output, above zero
     turn: asyncio.Future[None] | None = None  # ends its last wait, by a result or an exception
@@ -166,8 +167,8 @@ def _from_last(flow: Flow) -> Iterator[tuple[tuple[int, float, int], QueuedReque
         yield (flow.level.priority, start, request.number), request
 
 
-def _order(request: QueuedRequest) -> tuple[int, int]:
-    return request.rank, request.number
+def _order(request: QueuedRequest) -> tuple[int, bool, int]:
+    return request.rank, not request.is_awaited, request.number
 
 
 @dataclass(slots=True, eq=False)

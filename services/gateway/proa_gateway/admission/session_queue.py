@@ -88,6 +88,7 @@ class SessionQueue:
         waiting = self._waiting.get(sessions)
         if waiting is None:
             waiting = self._waiting[sessions] = _Waiting(sessions, self._bounds.new_queue())
+        request.is_awaited = turn.session.is_awaited
         ended = self._bounds.push(waiting.queue, request)
         waiting.turns[request] = turn
         sessions.waiting[turn] = time.monotonic()

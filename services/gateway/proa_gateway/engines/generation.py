@@ -223,8 +223,12 @@ class Generation:
         if fetching is not None:
             sink, request = fetching, replace(request, kv_source=fetching.source)
         attempts.fetching = fetching
-        if engine.sessions and (turn := self._pool.begin_turn(pick, request, attempts.hints, attempts.turn)):
-            attempts.turn, request = turn, replace(request, retain=turn.retain, released=turn.released)
+        if (sessions := engine.sessions) is not None and (
+            turn := self._pool.begin_turn(sessions, self._model, request, attempts.hints, attempts.turn)
+        ):
+            attempts.turn = turn
+            if turn.retain or turn.released:  # not for a first turn, mostly: a copy takes longer than all of its table
+                request = replace(request, retain=turn.retain, released=turn.released)
         attempts.sent = engine.submit(request, sink)
         attempts.record_sent(engine)
 

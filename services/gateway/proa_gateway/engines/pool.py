@@ -20,7 +20,7 @@ from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.keep_running import keep_running
 from proa_gateway.routing.policies import RoutingHints
 from proa_gateway.routing.router import Router
-from proa_gateway.sessions.engine_sessions import RunningTurn
+from proa_gateway.sessions.engine_sessions import EngineSessions, RunningTurn
 
 _log = logging.getLogger(__name__)
 
@@ -128,15 +128,18 @@ class EnginePool:
         return Pick(engine, len(candidates), policy.record_sent(engine.address, hints), policy.name)
 
     def begin_turn(
-        self, pick: Pick, request: EngineCoreRequest, hints: RoutingHints, before: RunningTurn | None
+        self,
+        sessions: EngineSessions,
+        model: str,
+        request: EngineCoreRequest,
+        hints: RoutingHints,
+        before: RunningTurn | None,
     ) -> RunningTurn | None:
-        """The request is about to be sent to the engine. `before`: of its last attempt. None: it is of no session."""
-        engine = pick.engine
-        if engine.sessions is None or engine.sessions.model is not self._router.sessions(
-            engine.model_name or "", hints
-        ):
+        """The request is about to be sent to the engine with these sessions, which serves the model. `before`: of its
+        last attempt. None: it is of no session."""
+        if sessions.model is not self._router.sessions(model, hints):
             return None
-        return engine.sessions.begin(request, hints.block_hashes, before)
+        return sessions.begin(request, hints.block_hashes, before, hints.session_id)
 
     def check(self, model: str) -> None:
         """Raises what `pick` would raise."""

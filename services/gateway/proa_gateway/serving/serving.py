@@ -210,7 +210,8 @@ class Serving:
                         wait = await guard.wait_for_place(model.base_name, sessions, hashes, num_tokens)
                         progress.wait = wait
                         response_headers.append((SESSION_HEADER, str(wait).encode()))
-                        span.set_attributes(wait.span_attributes())
+                        if span.is_recording():
+                            span.set_attributes(wait.span_attributes())
                     await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
             generation = Generation(
                 self._pool,

@@ -9,7 +9,7 @@ from proa.contract import EngineCoreRequest, ModelInfo, SchedulerStats, SessionC
 from proa_gateway.sessions.model_sessions import Engine, ModelSessions
 from proa_gateway.sessions.session import Turn
 
-_CLAIM_SECONDS: Final = 0.1  # shortest time between two claims
+_REPORT_SECONDS: Final = 0.1  # shortest time between two reports that are looked at: engines send one with each step
 
 
 @dataclass(slots=True)
@@ -47,8 +47,9 @@ class EngineSessions:
         self._root, self._block_size = root_hash(info.model, info.revision), info.block_size
         self._clock = clock
         self._on_change = on_change
-        self._claim, self._claimed_at = SessionClaim(), 0.0  # as the engine was told
+        self._claim = SessionClaim()  # as the engine was told
         self._claims = info.session_claims
+        self._reported_at = 0.0
         # Host memory has copies of all blocks, so a place in it saves computing too. Its own order of eviction costs
         # nothing: see the simulation in docs/sessions.md.
         self._table = model.add(engine, max(info.num_gpu_blocks, info.num_host_blocks))
@@ -60,42 +61,53 @@ class EngineSessions:
         return len(self._table.places.residents)
 
     def begin(
-        self, request: EngineCoreRequest, hashes: Sequence[bytes], before: RunningTurn | None
+        self,
+        request: EngineCoreRequest,
+        hashes: Sequence[bytes],
+        before: RunningTurn | None,
+        client_id: str | None = None,
     ) -> RunningTurn | None:
         """The request is about to be sent. `hashes`: of its prompt's full blocks, if they are known. `before`: of its
-        last attempt, which has ended. None: it takes no part."""
+        last attempt, which has ended. `client_id`: the client's for its conversation. None: it takes no part."""
         if not hashes or not _is_turn(request):
             return None
-        turn = self.model.arrive(hashes) if before is None else before.turn
+        turn = self.model.arrive(hashes, client_id) if before is None else before.turn
         now = self._clock()
         retain = not turn.is_first and self._table.admit(turn, now)
         self._table.start(turn, now)
         return RunningTurn(retain, self._table.places.take_released(), self, request, turn)
 
     def end(self, turn: Turn, request: EngineCoreRequest, output: Sequence[int]) -> None:
-        """The blocks of the output are hashed as the engine does. It has not computed the last token."""
+        """The engine has not computed the last token. What a session without a place has is not told apart from others'
+        blocks, so those of its output get no hashes."""
+        num_blocks = (len(request.prompt_token_ids) + len(output) - 1) // self._block_size
+        turn.session.num_blocks = max(num_blocks, len(turn.hashes))
+        blocks = self._hash_output(turn, request, output) if turn.session.is_resident else ()
+        self._table.end(turn, blocks, self._clock())
+        self._on_change()
+
+    def _hash_output(self, turn: Turn, request: EngineCoreRequest, output: Sequence[int]) -> Sequence[bytes]:
+        """Hash the blocks behind those of the prompt as the engine does."""
         keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest, request.audios)
         known, prompt = len(turn.hashes), request.prompt_token_ids
         if request.media:  # one may reach into the block in which the output begins
             tokens = [*prompt, *output][:-1]
-            blocks = hash_blocks(self._root, tokens, self._block_size, keys, request.media)[known:]
-        else:
-            tokens = [*prompt[known * self._block_size :], *output][:-1]
-            blocks = hash_blocks(turn.hashes[-1], tokens, self._block_size, keys)
-        self._table.end(turn, blocks, self._clock())
-        self._on_change()
+            return hash_blocks(self._root, tokens, self._block_size, keys, request.media)[known:]
+        tokens = [*prompt[known * self._block_size :], *output][:-1]
+        return hash_blocks(turn.hashes[-1], tokens, self._block_size, keys)
 
     def on_stats(self, stats: SchedulerStats) -> SessionClaim | None:
         """The engine has reported. Returns what to tell it, if that has changed."""
+        now = self._clock()
+        if now - self._reported_at < _REPORT_SECONDS:
+            return None
+        self._reported_at = now
         self.model.observe(self._engine, stats.num_claimed_elsewhere, stats.longest_wait_elsewhere)
         self.model.tick()
-        now = self._clock()
-        if not self._claims or now - self._claimed_at < _CLAIM_SECONDS:
-            return None
         claim = self.model.claim(self._engine)
-        if claim == self._claim:
+        if not self._claims or claim == self._claim:
             return None
-        self._claim, self._claimed_at = claim, now
+        self._claim = claim
         return claim
 
     def leave(self) -> None:

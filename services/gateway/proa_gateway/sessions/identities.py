@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -18,12 +17,16 @@ class Identities:
     A prompt that contains the mark of a session's last prompt, and is longer, is its next turn. With an older mark it
     is too, since a client may have edited the end; but while another turn of the session runs it is a branch, a session
     of its own. A block in which prompts of several sessions end, such as that of a system prompt, is no mark.
+
+    Ids of clients do not tell sessions apart: sub-agents have that of the session which called them, and at times all
+    conversations of a user have one. So the first session with an id is taken for the parent of the others.
     """
 
     def __init__(self) -> None:
         self.means = Means()  # of all sessions
         self._sessions: dict[Session, None] = {}  # in the order of their last turns
         self._by_mark: dict[bytes, Session] = {}
+        self._by_client_id: dict[str, Session] = {}
         # A prompt is looked up three times before it is sent: the last one, and its mark, until marks change.
         self._last: tuple[Sequence[bytes], bytes] = (), b""
         self._other_continuations = Counter[bytes]()  # by mark: turns that did not continue the last prompt
@@ -32,14 +35,14 @@ class Identities:
         """The session that a prompt with these blocks continues."""
         return self._idle(self._last_mark(hashes))
 
-    def arrive(self, hashes: Sequence[bytes]) -> Session:
+    def arrive(self, hashes: Sequence[bytes], client_id: str | None = None) -> Session:
         """The session of a prompt that has come, with these blocks, at least one; a new one if it continues none."""
         while (mark := self._last_mark(hashes)) and mark != self._by_mark[mark].marks[-1]:
             self._other_continuations[mark] += 1
             if self._other_continuations[mark] <= _MAX_OTHER_CONTINUATIONS:
                 break
             self._unmark(self._by_mark[mark], mark)
-        return self._idle(mark) or Session(replace(self.means))
+        return self._idle(mark) or self._new(client_id)
 
     def mark(self, session: Session, hashes: Sequence[bytes]) -> list[Session]:
         """The session's prompt with these blocks is sent. Returns sessions that are forgotten for it: the least
@@ -65,8 +68,20 @@ class Identities:
 
     def forget(self, session: Session) -> None:
         del self._sessions[session]
+        if session.client_id is not None:
+            self._by_client_id.pop(session.client_id, None)
         for block_hash in list(session.marks):
             self._unmark(session, block_hash)
+
+    def _new(self, client_id: str | None) -> Session:
+        session = Session(Means(self.means.gap, self.means.growth))
+        if client_id is not None:
+            first = self._by_client_id.setdefault(client_id, session)
+            if first is session:
+                session.client_id = client_id
+            else:
+                session.parent = first
+        return session
 
     def _last_mark(self, hashes: Sequence[bytes]) -> bytes:
         """The last block that is a mark, and not the prompt's own last one; b"" if there is none."""

@@ -100,21 +100,23 @@ class ModelSessions:
         session.wait(self._clock())
         return Turn(session, hashes, is_first=False)
 
-    def arrive(self, hashes: Sequence[bytes]) -> Turn:
-        """A prompt with these full blocks is about to be sent."""
-        session = self._identities.arrive(hashes)
+    def arrive(self, hashes: Sequence[bytes], client_id: str | None = None) -> Turn:
+        """A prompt with these full blocks is about to be sent. `client_id`: the client's for its conversation."""
+        session = self._identities.arrive(hashes, client_id)
         is_first = not session.num_turns
         session.begin(hashes, self._clock(), self._identities.means)
         return Turn(session, hashes, is_first)
 
     def passes(self, turn: Turn) -> bool:
-        """Whether the turn need not wait: its session has a place, or gets one on an engine that has most of its
-        prompt, and blocks of it that only another gateway can have sent."""
-        if turn.session.is_resident:
-            return True
+        """Whether the turn need not wait: its session has a place in which it has room, or gets one on an engine that
+        has most of its prompt, and blocks of it that only another gateway can have sent."""
+        if turn.session.home is not None:
+            turn.session.home.make_room(self._clock(), self._identities.means, turn.hashes)
+            if turn.session.is_resident:
+                return True
         for engine, table in self._usable():
             num_cached = self._count_cached(engine.address, turn.hashes)
-            if num_cached >= _ADOPTED * len(turn.hashes) and num_cached > len(turn.session.path):
+            if num_cached >= _ADOPTED * len(turn.hashes) and num_cached > turn.session.num_blocks:
                 table.places.admit(turn.session, turn.hashes)
                 return True
         return False
@@ -148,10 +150,11 @@ class ModelSessions:
         if now - self._ticked_at < _TICK_SECONDS:
             return
         self._ticked_at, longest = now, self._longest_wait
+        waiting = [turn.session for turn in self.waiting]
         for engine, table in self._usable():
             stats = engine.load_stats
             is_busy = stats.num_waiting_reqs > stats.num_fetching_reqs
-            table.tick(now, is_waiting=bool(self.waiting), is_busy=is_busy)
+            table.tick(now, waiting=waiting, is_busy=is_busy)
             if table.longest_elsewhere > longest:
                 table.give_up(now, self._rate(engine))
 

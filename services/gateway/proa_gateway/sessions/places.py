@@ -48,14 +48,16 @@ class Places:
         growth = self._growth([*self.residents, session])
         return len(self.held) + self.missing(path) + growth <= self.limit
 
+    def fits_without(self, leaving: Sequence[Session], session: Session, path: Sequence[bytes]) -> bool:
+        """Whether there is room for one more resident with this path if others leave. Room is kept for the next turns
+        only: with as much as the residents may become, places that cost nothing would stay empty."""
+        staying = [each for each in self.residents if each not in leaving]
+        freed = sum(self._num_own(each.path) for each in leaving)
+        return len(self.held) - freed + self.missing(path) + _next_growth([*staying, session]) <= self.limit
+
     def fits_alone(self, session: Session, path: Sequence[bytes]) -> bool:
         """Whether there would be room for a resident with this path if it were the only one."""
         return len(path) + session.means.growth <= _USABLE * self.capacity
-
-    def fits_without(self, leaving: Sequence[Session], session: Session, path: Sequence[bytes]) -> bool:
-        """Whether there is room for one more resident with this path if others leave, whatever they share."""
-        freed = sum(len(each.path) for each in leaving)
-        return len(self.held) - freed + len(path) + session.means.growth <= self.limit
 
     def admit(self, session: Session, path: Sequence[bytes]) -> None:
         """Give the session a place. It gives up the one that it has elsewhere."""
@@ -88,17 +90,21 @@ class Places:
             self.leave(session, has_ended=True)
         return len(gone)
 
-    def leave_outgrown(self, now: float, means: Means) -> None:
-        """If residents have more than there is, let those leave that will hardly come back, then the last admitted
-        ones, which have least to lose, until the others fit. A running one leaves at its turn's end. Each gateway gives
-        up its share."""
-        usable = int(_USABLE * self.capacity)
-        if len(self.held) + self.num_others <= usable:
+    def make_room(self, now: float, means: Means, path: Sequence[bytes] = ()) -> None:
+        """A resident is about to have this path. If residents have more than they may have then, let those leave that
+        will hardly come back, then the last admitted ones, which have least to lose, until the others fit. A running
+        one leaves at its turn's end; if the cache is full until then, idle ones leave first, which may be the one that
+        is about to run. Each gateway gives up its share."""
+        usable, num_held = int(_USABLE * self.capacity), len(self.held) + self.missing(path)
+        if num_held + self.num_others <= usable:
             return
+        num_held -= len(self.held)
         self.leave_gone(now, means)
-        excess = len(self.held) + self.num_others - usable
-        excess = excess * len(self.held) // (len(self.held) + self.num_others) if self.num_others else excess
-        for session in reversed(list(self.residents)):
+        num_held += len(self.held)
+        excess = num_held + self.num_others - usable
+        excess = excess * num_held // (num_held + self.num_others) if self.num_others else excess
+        is_full = num_held + self.num_others > self.capacity
+        for session in sorted(reversed(self.residents), key=lambda each: is_full and each.num_running > 0):
             if excess <= 0 or len(self.residents) == 1:
                 break
             excess -= self._num_own(session.path)
@@ -121,7 +127,7 @@ class Places:
     def _growth(self, sessions: Sequence[Session]) -> float:
         """Blocks that sessions will add. At least half a turn's growth of each; if it is known how large sessions get,
         the most that all together have before some of them end."""
-        least = _RESERVE * sum(each.means.growth for each in sessions)
+        least = _next_growth(sessions)
         if not self.ended_size:
             return least
         turns = [max(self.ended_size - len(each.path), 0.0) / max(each.means.growth, 0.1) for each in sessions]
@@ -154,3 +160,8 @@ class Places:
             else:
                 del self.held[block_hash]
                 self.released.append(block_hash)
+
+
+def _next_growth(sessions: Iterable[Session]) -> float:
+    """Blocks that sessions add until some of them leave."""
+    return _RESERVE * sum(each.means.growth for each in sessions)

@@ -33,17 +33,25 @@ class Home(Protocol):
         """The session has another path now."""
         ...
 
+    def make_room(self, now: float, means: Means, path: Sequence[bytes]) -> None:
+        """A session with a place is about to have this path. Sessions for which there is no room then leave."""
+        ...
+
     def leave(self, session: "Session") -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """`path`: the blocks of its last prompt, and of the output once that has ended. `marks`: last blocks of its
-    prompts, the newest last. `home`: where it has a place. Times are those of one monotonic clock."""
+    """`path`: the blocks of its last prompt, and of the output once that has ended if it has a place. `num_blocks`: of
+    both. `marks`: last blocks of its prompts, the newest last. `home`: where it has a place. `parent`: the session that
+    called it as a sub-agent, as far as their ids tell. Times are those of one monotonic clock."""
 
     means: Means
+    client_id: str | None = None  # if it is the first one with it
+    parent: "Session | None" = None
     path: Sequence[bytes] = ()
     num_prompt_blocks: int = 0
+    num_blocks: int = 0
     marks: deque[bytes] = field(default_factory=deque)
     num_running: int = 0
     num_turns: int = 0
@@ -55,6 +63,11 @@ class Session:
     @property
     def is_resident(self) -> bool:
         return self.home is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a session with a place waits for its end."""
+        return self.parent is not None and self.parent.is_resident
 
     def move(self, path: Sequence[bytes]) -> None:
         """It has another path now, which mostly continues the old one."""
@@ -96,7 +109,7 @@ class Session:
             self.means.add(gap, growth, _OWN)
             all_means.add(gap, growth, _ALL)
         self.num_turns += 1
-        self.num_prompt_blocks = len(hashes)
+        self.num_prompt_blocks = self.num_blocks = len(hashes)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """SessionTable: the places of one engine, from the arrival of a session's turn to its end."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from proa_gateway.sessions.identities import Identities
@@ -48,15 +48,15 @@ class SessionTable:
 
     def displace(self, turn: Turn, now: float, rate: float, head_since: float) -> bool:
         """Admit the turn of the queue's head in the place of idle residents, if those that must leave have cost enough,
-        or in room that was kept for the growth of others. `head_since`: when it got to the head."""
+        or in room that was kept for what others may become. `head_since`: when it got to the head."""
         session, places = turn.session, self.places
-        leaving, price, idle = list[Session](), 0.0, iter(places.by_return(now))
+        leaving, price, idle = list[Session](), 0.0, self._displaceable(now, rate)
         while not places.fits_without(leaving, session, turn.hashes):
-            each = next(idle, None)
+            each, each_price = next(idle, (None, 0.0))
             if each is None:
                 return False
             leaving.append(each)
-            price += len(each.path) / rate
+            price += each_price
         if price <= self._lost:
             self._lost -= price
         elif now - head_since >= HEAD_SECONDS and price <= self._saved:
@@ -84,8 +84,8 @@ class SessionTable:
     def give_up(self, now: float, rate: float) -> None:
         """Let the resident that is expected back last leave for sessions that wait in other gateways, if its place has
         cost enough."""
-        last = next(iter(self.places.by_return(now)), None)
-        if last is not None and (price := len(last.path) / rate) <= self._lost:
+        last, price = next(self._displaceable(now, rate), (None, 0.0))
+        if last is not None and price <= self._lost:
             self._lost -= price
             self.places.leave(last)
 
@@ -98,7 +98,7 @@ class SessionTable:
         session.move(turn.hashes)
         if turn.is_first:
             self.places.num_first_blocks += len(turn.hashes)
-        self.places.leave_outgrown(now, self._identities.means)
+        self.places.make_room(now, self._identities.means)
 
     def end(self, turn: Turn, output: Sequence[bytes], now: float) -> None:
         """The turn has ended. `output`: blocks behind those of the prompt."""
@@ -107,15 +107,15 @@ class SessionTable:
         session.idle_since = now
         if turn.is_first:
             self.places.num_first_blocks -= len(turn.hashes)
-        if session.path is turn.hashes:
+        if output and session.path is turn.hashes:
             session.move([*turn.hashes, *output])
         if session.must_leave and not session.num_running:
             session.leave()
 
-    def tick(self, now: float, *, is_waiting: bool, is_busy: bool) -> None:
-        """Count what places cost. `is_waiting`: sessions wait here for places; `is_busy`: the engine has waiting
-        prompts, so another resident would gain nothing."""
-        if not is_waiting and not self.longest_elsewhere:
+    def tick(self, now: float, *, waiting: Collection[Session], is_busy: bool) -> None:
+        """Count what places cost. `waiting`: sessions that wait here for places; those that called them do not hold
+        theirs for nothing. `is_busy`: the engine has waiting prompts, so another resident would gain nothing."""
+        if not waiting and not self.longest_elsewhere:
             self._ticked_at, self._lost = None, 0.0
             return
         seconds = 0.0 if self._ticked_at is None else now - self._ticked_at
@@ -124,5 +124,14 @@ class SessionTable:
         if is_busy:
             return
         blocks = {each: len(each.path) for each in self.places.residents}
-        idle = sum(size for each, size in blocks.items() if not each.num_running)
+        parents = {each.parent for each in waiting}
+        idle = sum(size for each, size in blocks.items() if not each.num_running and each not in parents)
         self._lost += seconds * idle / max(sum(blocks.values()) + self.places.num_others, 1)
+
+    def _displaceable(self, now: float, rate: float) -> Iterator[tuple[Session, float]]:
+        """Idle residents, the one expected back last first, and the seconds that computing their blocks again takes.
+        Those that are expected back sooner than that stay."""
+        for each in self.places.by_return(now):
+            price = len(each.path) / rate
+            if each.until_next(now) >= price:
+                yield each, price
