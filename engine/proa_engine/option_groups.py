@@ -255,7 +255,8 @@ class ImageOptions:
     )
     mm_processor_cache_gb: float = option(
         1.0,
-        "host memory in GiB for the pixels of recent images, which requests may name by their hashes; 0: none are kept",
+        "host memory in GiB for the pixels of recent images and the samples of recent audios, which requests may name "
+        "by their hashes; 0: none are kept",
         minimum=0,
     )
 

@@ -1,24 +1,29 @@
 """Greedy tokens behind audio in prompts equal those of `transformers`, mixed and with every scheduling feature."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from proa.contract import EngineCoreRequest, SamplingParams
-from proa.image.placeholders import place_media
+from proa.contract import SamplingParams
 from proa_engine import LLM
 from proa_engine.core.operations import Sleep, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
 from support.adapters import operate
-from support.engine import Engine, build_core, request, run
-from support.greedy import Expected
-from support.qwen2_audio_models import AUDIO_TOKEN, greedy_with_audio, make_qwen2_audio, num_audio_tokens
-from support.whisper_models import RATE, audio_of, tone
+from support.engine import Engine, build_core
+from support.greedy import Expected, check_tokens
+from support.qwen2_audio_models import (
+    AUDIO_TOKEN,
+    greedy_with_audio,
+    make_qwen2_audio,
+    num_audio_tokens,
+    run_with_audio,
+    split,
+)
+from support.whisper_models import RATE, tone
 
 NUM_TOKENS = 8
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -53,17 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": ALL_ON | {"speculative_config": NGRAM},
     "chunks within audios, few of which fit": ALL_ON | {"max_num_batched_tokens": 7, "encoder_cache_size": 30},
     "all off": {"enable_prefix_caching": False, "async_scheduling": False},
-    "two ranks": ALL_ON | {"tensor_parallel_size": 2},
 }
-
-
-def split(parts: Sequence[int | np.ndarray]) -> tuple[list[int], list[np.ndarray]]:
-    """The prompt, with the tokens of its audios, and the audios."""
-    audios = [part for part in parts if isinstance(part, np.ndarray)]
-    prompt = list[int]()
-    for part in parts:
-        prompt += [part] if isinstance(part, int) else [AUDIO_TOKEN] * num_audio_tokens(part)
-    return prompt, audios
 
 
 @dataclass(frozen=True)
@@ -71,24 +66,8 @@ class Case:
     folder: Path
     expected: list[Expected]
 
-    def requests(self, engine: Engine) -> list[EngineCoreRequest]:
-        audios = engine.executor.started.model_config.audios
-        assert audios is not None
-        made = []
-        for index, parts in enumerate(PARTS):
-            prompt, arrays = split(parts)
-            given = [replace(audio_of(each), num_tokens=num_audio_tokens(each)) for each in arrays]
-            placed = place_media(prompt, given, audios.input)
-            made.append(replace(request(str(index), prompt, PARAMS), audios=placed))
-        return made
-
-    def check(self, token_ids: Sequence[Sequence[int]]) -> None:
-        for index, (ours, theirs) in enumerate(zip(token_ids, self.expected, strict=True)):
-            assert list(ours[: theirs.num_sure]) == theirs.token_ids[: theirs.num_sure], f"case {index}"
-
     def run(self, engine: Engine) -> None:
-        results = run(engine, self.requests(engine))
-        self.check([results[str(index)].token_ids for index in range(len(PARTS))])
+        check_tokens(run_with_audio(engine, PARTS, PARAMS), self.expected)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +81,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) -> None:
     settings = {"max_model_len": 100, "block_size": 4} | SETTINGS[setting]
-    with build_core(case.folder, poison=setting != "two ranks", block_seed=1, **settings) as engine:
+    with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
         case.run(engine)
         stats = engine.core.stats()
     assert stats.num_preemptions > 0 or setting != "all on"

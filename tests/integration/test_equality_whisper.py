@@ -1,7 +1,6 @@
 """Greedy tokens of Whisper equal those of `transformers`, alone, mixed, and with every scheduling feature."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from proa_engine.core.operations import Sleep, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
 from support.adapters import operate
 from support.engine import Engine, build_core, run
-from support.greedy import Expected
+from support.greedy import Expected, check_tokens
 from support.whisper_models import PROMPT, RATE, TOKENS, greedy_transcriptions, make_whisper, tone, transcription
 
 NUM_TOKENS = 12
@@ -39,7 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": ALL_ON | {"speculative_config": NGRAM},
     "room for one": ALL_ON | {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 29},
     "all off": {"enable_prefix_caching": False, "async_scheduling": False},
-    "two ranks": ALL_ON | {"tensor_parallel_size": 2},
 }
 
 
@@ -53,11 +51,7 @@ class Case:
 
     def check(self, engine: Engine, name: str = "") -> None:
         results = run(engine, self.requests(name))
-        self.check_tokens([results[f"{name}{index}"].token_ids for index in range(len(CASES))])
-
-    def check_tokens(self, token_ids: Sequence[Sequence[int]]) -> None:
-        for index, (ours, theirs) in enumerate(zip(token_ids, self.expected, strict=True)):
-            assert list(ours[: theirs.num_sure]) == theirs.token_ids[: theirs.num_sure], f"case {index}"
+        check_tokens([results[f"{name}{index}"].token_ids for index in range(len(CASES))], self.expected)
 
 
 def _of(index: int) -> tuple[np.ndarray, SamplingParams, list[int]]:
@@ -77,8 +71,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) -> None:
     settings = {"block_size": 4} | SETTINGS[setting]
-    poison = setting != "two ranks"  # of which this process sees one
-    with build_core(case.folder, poison=poison, block_seed=1, **settings) as engine:
+    with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
         case.check(engine)
         stats = engine.core.stats()
     assert stats.num_encoded_audios + stats.num_encoded_audio_hits == len(CASES) + stats.num_preemptions
@@ -92,7 +85,7 @@ def test_tokens_alone_equal_those_of_transformers_and_an_audio_is_encoded_once_a
     with build_core(case.folder, block_size=4) as engine:
         for round in range(2):
             results = [run(engine, [wanted])[wanted.request_id] for wanted in case.requests(f"{round}-")]
-            case.check_tokens([result.token_ids for result in results])
+            check_tokens([result.token_ids for result in results], case.expected)
             assert engine.core.stats().num_encoded_audios == len(AUDIOS) * (1 + round)
             assert results[-1].num_cached_tokens > 0  # of the third audio with the same text
             operate(engine, Sleep(2))

@@ -1,5 +1,6 @@
 """Audio in chats: from the body of a request to what an engine gets."""
 
+import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,14 +8,25 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-import tokenizers
 
 from proa.contract import AudioInput, AudioLayer, hash_audio
 from proa.contract.pb import to_pb
 from proa.engine.v1 import service_pb2
+from proa_gateway.audio.memory import AudioMemory
 from proa_gateway.images.config import ImageOptions, PromptLimit
 from support.audio_files import Samples, encode, tone
-from support.chat_images import END, PAD, START, TEMPLATE, TEXT_TEMPLATE, image_engine, image_input, image_part, user
+from support.chat_images import (
+    END,
+    PAD,
+    START,
+    TEMPLATE,
+    TEXT_TEMPLATE,
+    image_engine,
+    image_input,
+    image_part,
+    prompt_of,
+    user,
+)
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, running_gateway
 from support.speech import RATE
@@ -72,11 +84,6 @@ async def create(gateway: RunningGateway, *parts: Any) -> Any:
     return await gateway.openai.chat.completions.create(model="fake", messages=[user(*parts)])  # type: ignore[list-item]
 
 
-def prompt_of(engine: FakeEngine) -> str:
-    tokenizer = tokenizers.Tokenizer.from_buffer(engine.files["tokenizer.json"])
-    return str(tokenizer.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False))
-
-
 async def test_audios_stand_in_the_prompt_where_the_template_shows_them(
     engine: FakeEngine, gateway: RunningGateway
 ) -> None:
@@ -88,8 +95,33 @@ async def test_audios_stand_in_the_prompt_where_the_template_shows_them(
     assert first.hash == hash_audio(samples_of(0.3).astype("<f4").tobytes())
     ids = prompt_ids(engine.requests[0])
     assert len(set(ids[second.offset : second.offset + 5])) == 1
-    assert response.usage.prompt_tokens == len(prompt_ids(engine.requests[0]))
-    assert gateway_sample(await gateway.http.get("/metrics"), 'proa_gateway_audios_total{outcome="prepared"}') == 2
+    usage = response.usage
+    assert usage.prompt_tokens == len(prompt_ids(engine.requests[0]))
+    assert usage.prompt_tokens_details.audio_tokens == 8
+    assert usage.prompt_tokens_details.multimodal_tokens == {"audio": 8}
+
+
+async def test_decoding_does_not_outlast_the_time_of_its_request(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AudioMemory, "wait_and_hold", wait)
+    body = {"model": "fake", "messages": [user(audio_part(0.3))]}
+    headers = {"x-request-timeout": "0.05"}
+    response = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 504
+    assert response.json()["error"]["message"] == "The prompt was not ready within the request's time."
+
+
+async def test_a_file_that_was_decoded_before_is_not_decoded_again(engine: FakeEngine, gateway: RunningGateway) -> None:
+    for seconds in (0.3, 0.5, 0.3):
+        await create(gateway, audio_part(seconds))
+    assert engine.requests[0].audios[0].hash == engine.requests[2].audios[0].hash
+    metrics = await gateway.http.get("/metrics")
+    assert gateway_sample(metrics, 'proa_gateway_audios_total{outcome="prepared"}') == 2
+    assert gateway_sample(metrics, 'proa_gateway_audios_total{outcome="cached"}') == 1
 
 
 def gateway_sample(response: Any, name: str) -> float:

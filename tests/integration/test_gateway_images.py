@@ -6,7 +6,6 @@ from typing import Any
 
 import openai
 import pytest
-import tokenizers
 from openai import AsyncOpenAI
 
 from proa.blocks import hash_blocks, root_hash
@@ -22,17 +21,13 @@ from support.chat_images import (
     data_url,
     image_engine,
     image_part,
+    prompt_of,
     user,
 )
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, running_gateway, until
 
 ONE = [user(image_part(1), "What?")]
-
-
-def prompt_of(engine: FakeEngine, number: int = -1) -> str:
-    tokenizer = tokenizers.Tokenizer.from_buffer(engine.files["tokenizer.json"])
-    return str(tokenizer.decode(prompt_ids(engine.requests[number]), skip_special_tokens=False))
 
 
 def sent_pixels(engine: FakeEngine) -> list[list[int]]:

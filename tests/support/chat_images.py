@@ -5,10 +5,12 @@ from base64 import b64encode
 from functools import cache
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from proa.contract import ImageInput
 from proa.contract.pb import to_pb
 from proa.engine.v1 import service_pb2
-from support.fake_engine import FakeEngine
+from support.fake_engine import FakeEngine, prompt_ids
 from support.image_files import encoded, random_image
 from support.tokenizers import byte_level_tokenizer
 
@@ -53,6 +55,12 @@ def image_engine(*, template: str = TEMPLATE, **settings: Any) -> FakeEngine:
     engine = FakeEngine(files=files, **settings)
     engine.info.images.CopyFrom(to_pb(service_pb2.ImageInput, image_input()))
     return engine
+
+
+def prompt_of(engine: FakeEngine, number: int = -1) -> str:
+    """The text of a request's prompt."""
+    tokenizer = Tokenizer.from_buffer(engine.files["tokenizer.json"])
+    return str(tokenizer.decode(prompt_ids(engine.requests[number]), skip_special_tokens=False))
 
 
 def png(seed: int = 0, width: int = 64, height: int = 32) -> bytes:

@@ -20,6 +20,12 @@ class Expected:
     num_sure: int  # tokens before the first step whose margin is too small
 
 
+def check_tokens(token_ids: Sequence[Sequence[int]], expected: Sequence[Expected]) -> None:
+    """Of each case, as far as they are sure."""
+    for index, (ours, theirs) in enumerate(zip(token_ids, expected, strict=True)):
+        assert list(ours[: theirs.num_sure]) == theirs.token_ids[: theirs.num_sure], f"case {index}"
+
+
 @torch.inference_mode()
 def greedy(
     folder: Path, prompts: Sequence[list[int]], num_tokens: int, guesses: Sequence[list[int]] | None = None

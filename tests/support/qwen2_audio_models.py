@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,9 +10,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from proa.contract import SamplingParams
+from proa.image.placeholders import place_media
+from support.engine import Engine, request, run
 from support.greedy import MARGIN, Expected
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
-from support.whisper_models import NUM_POSITIONS, RATE
+from support.whisper_models import NUM_POSITIONS, RATE, audio_of
 
 AUDIO_TOKEN: Final = VOCAB_SIZE
 
@@ -64,6 +68,31 @@ def num_audio_tokens(samples: np.ndarray) -> int:
     """As `Qwen2AudioProcessor` has it."""
     num_frames = -(-samples.size // 160)
     return (((num_frames - 1) // 2 + 1) - 2) // 2 + 1
+
+
+def split(parts: Sequence[int | np.ndarray]) -> tuple[list[int], list[np.ndarray]]:
+    """The prompt of tokens and audios, with the tokens of its audios, and the audios."""
+    audios = [part for part in parts if isinstance(part, np.ndarray)]
+    prompt = list[int]()
+    for part in parts:
+        prompt += [part] if isinstance(part, int) else [AUDIO_TOKEN] * num_audio_tokens(part)
+    return prompt, audios
+
+
+def run_with_audio(
+    engine: Engine, prompts: Sequence[Sequence[int | np.ndarray]], params: SamplingParams
+) -> list[Sequence[int]]:
+    """Return the tokens of each prompt of tokens and audios."""
+    input = engine.executor.started.model_config.audios
+    assert input is not None
+    requests = []
+    for index, parts in enumerate(prompts):
+        prompt, arrays = split(parts)
+        audios = [replace(audio_of(each), num_tokens=num_audio_tokens(each)) for each in arrays]
+        placed = place_media(prompt, audios, input.input)
+        requests.append(replace(request(str(index), prompt, params), audios=placed))
+    results = run(engine, requests)
+    return [results[str(index)].token_ids for index in range(len(prompts))]
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ TOKENS: Final = {name: VOCAB_SIZE + index for index, name in enumerate((*_SPECIA
 PROMPT: Final = [TOKENS[name] for name in ("startoftranscript", "en", "transcribe", "notimestamps")]
 
 
-def make_whisper(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+def make_whisper(folder: Path, seed: int = 0, *, window_seconds: int = 1, **overrides: Any) -> Path:
     """Write the model to `folder`; returns it. `overrides` are fields of config.json."""
     from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -44,7 +44,7 @@ def make_whisper(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         decoder_attention_heads=4,
         decoder_ffn_dim=96,
         num_mel_bins=80,
-        max_source_positions=NUM_POSITIONS,
+        max_source_positions=window_seconds * NUM_POSITIONS,
         max_target_positions=MAX_TARGET_POSITIONS,
         init_std=0.2,
         decoder_start_token_id=TOKENS["startoftranscript"],
@@ -72,7 +72,7 @@ def make_whisper(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         is_multilingual=True,
     )
     model.save_pretrained(folder)
-    WhisperFeatureExtractor(feature_size=80, chunk_length=1).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=80, chunk_length=window_seconds).save_pretrained(folder)
     write_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([f"<|{name}|>" for name in TOKENS])

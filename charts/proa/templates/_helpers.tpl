@@ -83,24 +83,25 @@ proa/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{- /* Arguments of the gateway for images. Context: gateway.images */ -}}
-{{- define "proa.gateway.imageArguments" -}}
+{{- /* Arguments of the gateway for images and audio files. Context: gateway */ -}}
+{{- define "proa.gateway.mediaArguments" -}}
+{{- with .images -}}
 - --image-fetch-timeout={{ .fetchTimeoutSeconds }}
 - --max-image-bytes={{ int .maxBytes }}
 - --max-image-pixels={{ int .maxPixels }}
-- {{ printf "--limit-mm-per-prompt=%s" (dict "image" (int .maxPerPrompt) | toJson) | squote }}
 {{- range .allowedMediaDomains }}
 - --allowed-media-domains={{ . }}
 {{- end }}
-{{- end -}}
-
-{{- /* Arguments of the gateway for audio files. Context: gateway.audio */ -}}
-{{- define "proa.gateway.audioArguments" -}}
+{{- end }}
+{{- $limits := dict "image" (int .images.maxPerPrompt) "audio" (int .audio.maxPerPrompt) }}
+- {{ printf "--limit-mm-per-prompt=%s" ($limits | toJson) | squote }}
+{{- with .audio }}
 - --max-audio-bytes={{ int .maxBytes }}
 - --max-audio-seconds={{ int .maxSeconds }}
 - --max-audio-memory={{ int .maxMemoryBytes }}
 - --audio-processes={{ int .processes }}
 - --audio-decode-timeout={{ .decodeTimeoutSeconds }}
+{{- end }}
 {{- end -}}
 
 {{- /* The names under which clients reach the gateway. Without hosts, an Ingress and an HTTPRoute have any. Context: $ */ -}}

@@ -42,6 +42,7 @@ gateway.audio.maxSeconds
 gateway.audio.maxMemoryBytes
 gateway.audio.processes
 gateway.audio.decodeTimeoutSeconds
+gateway.audio.maxPerPrompt
 gateway.logLevel
 gateway.logFormat
 gateway.resources

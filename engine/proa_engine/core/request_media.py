@@ -47,8 +47,8 @@ class RequestMedia(Protocol):
         ...
 
 
-class NoMedia:
-    """`RequestMedia` of a request of tokens alone."""
+class UnplacedMedia:
+    """`RequestMedia` of a request none of whose tokens stand for an image or an audio."""
 
     spans: Sequence[MediaSpan] = ()
     held: bytes | None = None
@@ -139,4 +139,4 @@ class PlacedMedia:
         return self._media[first:last]
 
 
-NO_MEDIA = NoMedia()
+NO_MEDIA = UnplacedMedia()

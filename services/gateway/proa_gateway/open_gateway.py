@@ -77,7 +77,13 @@ async def open_gateway(
         at_exit.push_async_callback(audios.close)
         audio_fetcher = _make_fetcher(config.images, FILE_NAME, config.audio.max_audio_bytes, "audios")
         at_exit.push_async_callback(audio_fetcher.close)
-        audio_parts = AudioPartLoader(audios, audio_fetcher, config.images.limit_mm_per_prompt.audio, tracer)
+        audio_parts = AudioPartLoader(
+            audios,
+            audio_fetcher,
+            config.images.limit_mm_per_prompt.audio,
+            config.images.image_cache_bytes,
+            tracer,
+        )
 
         formats = _make_formats(config)
         loras = LoraRegistry(config.lora_modules)

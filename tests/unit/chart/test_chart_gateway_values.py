@@ -98,11 +98,12 @@ CASES = {
     "gateway.images.fetchTimeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--image-fetch-timeout=2.5"),
     "gateway.images.maxBytes": Case(value=5_000_000, at=ARGUMENTS, contains="--max-image-bytes=5000000"),
     "gateway.images.maxPixels": Case(value=9_000_000, at=ARGUMENTS, contains="--max-image-pixels=9000000"),
-    "gateway.images.maxPerPrompt": Case(value=0, at=ARGUMENTS, contains='--limit-mm-per-prompt={"image":0}'),
+    "gateway.images.maxPerPrompt": Case(value=0, at=ARGUMENTS, contains='--limit-mm-per-prompt={"audio":4,"image":0}'),
     "gateway.audio.maxBytes": Case(value=5_000_000, at=ARGUMENTS, contains="--max-audio-bytes=5000000"),
     "gateway.audio.maxSeconds": Case(value=60, at=ARGUMENTS, contains="--max-audio-seconds=60"),
     "gateway.audio.maxMemoryBytes": Case(value=90_000_000, at=ARGUMENTS, contains="--max-audio-memory=90000000"),
     "gateway.audio.processes": Case(value=4, at=ARGUMENTS, contains="--audio-processes=4"),
+    "gateway.audio.maxPerPrompt": Case(value=0, at=ARGUMENTS, contains='--limit-mm-per-prompt={"audio":0,"image":16}'),
     "gateway.audio.decodeTimeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--audio-decode-timeout=2.5"),
     "gateway.chatTemplate": Case(
         value='{{ "$(HOME)" }}\n<a>', at=ARGUMENTS, contains='--chat-template={{ "$$(HOME)" }}\n<a>'

@@ -70,6 +70,7 @@ async def test_names_of_lists_have_brackets_or_none() -> None:
         (part("file", FILE), "its end is missing"),
         (body(part("prompt", b"\xff")), "prompt is not UTF-8"),
         (body(*[part("a", b"")] * 3), "The form has more than 2 fields"),
+        (body(*[part("file", FILE)] * 2), "The form has several parts file"),
         (body(b"--b\r\n" + b"x" * 10_000 + b": y\r\n\r\n\r\n"), "The form cannot be read"),
     ],
 )

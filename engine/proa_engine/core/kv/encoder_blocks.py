@@ -8,16 +8,14 @@ step finds them, unlike blocks of tokens.
 from collections.abc import Sequence
 
 from proa.contract import Audio
-from proa_engine.core.request_media import Computed, Keys
-from proa_engine.core.types import Block, CrossInput, MediaSpan
+from proa_engine.core.request_media import UnplacedMedia
+from proa_engine.core.types import Block, CrossInput
 
 
-class CrossAudio:
+class CrossAudio(UnplacedMedia):
     """`RequestMedia` of a request whose tokens all read one audio, complete with samples, of `num_tokens` tokens in the
-    encoder's output. `step_budget`: as in `EncoderBlocks.has_room`."""
-
-    spans: Sequence[MediaSpan] = ()
-    held: bytes | None = None
+    encoder's output. The audio's hash is among the request's own keys, of every block (`proa.contract.extra_keys`).
+    `step_budget`: as in `EncoderBlocks.has_room`."""
 
     def __init__(self, audio: Audio, num_tokens: int, blocks: "EncoderBlocks", step_budget: int) -> None:
         self.hash = audio.hash
@@ -26,22 +24,9 @@ class CrossAudio:
         self._blocks = blocks
         self._step_budget = step_budget
 
-    def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
-        """Return `keys`, which have the audio's hash for every block (`proa.contract.extra_keys`)."""
-        return keys
-
     def limit(self, start: int, num_tokens: int) -> int:
         """Return `num_tokens`, or 0 if the request cannot start in this step, because it encodes other audios."""
         return num_tokens if self._blocks.has_room(self, self._step_budget) else 0
-
-    def uncut(self, position: int, num_tokens: int) -> int:
-        return position
-
-    def claim(self, request: Computed, num_tokens: int) -> None:
-        pass
-
-    def free(self) -> None:
-        pass
 
 
 class EncoderBlocks:

@@ -22,7 +22,7 @@ from proa_gateway.audio.processes import (
 )
 from proa_gateway.errors import InternalError, InvalidRequest, Overloaded, UnsupportedTask
 
-Outcome = Literal["prepared", "refused", "overloaded", "cancelled"]
+Outcome = Literal["prepared", "cached", "refused", "overloaded", "cancelled"]
 WindowOutcome = Literal["accepted", "retried", "silent"]
 EXTRA = ("av", "soxr")  # what the extra `audio` installs
 _INVALID = "Invalid or unsupported audio file"

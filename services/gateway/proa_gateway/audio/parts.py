@@ -1,6 +1,7 @@
 """AudioPartLoader: the audios of a chat's prompt, from their URLs. Each is one window of samples."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from proa.contract.audio import SAMPLE_BYTES
 from proa.image.limits import ImageError
 from proa_gateway.audio.loader import AudioFile, AudioLoader
 from proa_gateway.audio.memory import HeldSamples
-from proa_gateway.errors import InvalidRequest
+from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images.fetch import is_data_url, read_data_url
-from proa_gateway.images.loader import MAX_PROMPT_BYTES
+from proa_gateway.images.loader import MAX_PROMPT_BYTES, MediaCache
 from proa_gateway.observability.telemetry import GatewayTracer
 
 FILE_NAME: Final = "audio file"  # in errors
@@ -32,11 +33,15 @@ class Fetcher(Protocol):
 
 
 class AudioPartLoader:
-    def __init__(self, loader: AudioLoader, fetcher: Fetcher, max_audios: int, tracer: GatewayTracer) -> None:
-        """`max_audios`: of a prompt."""
+    def __init__(
+        self, loader: AudioLoader, fetcher: Fetcher, max_audios: int, max_cached_bytes: int, tracer: GatewayTracer
+    ) -> None:
+        """`max_audios`: of a prompt. `max_cached_bytes`: of samples that are kept for the next request with them, as
+        each turn of a chat sends those of the turns before."""
         self._loader = loader
         self._fetcher = fetcher
         self._max_audios = max_audios
+        self._cache = MediaCache[Audio](max_cached_bytes)
         self._tracer = tracer
 
     async def load(self, sources: Sequence[AudioSource], input: AudioInput) -> tuple[Audio, ...]:
@@ -58,12 +63,19 @@ class AudioPartLoader:
         return tuple(audios)
 
     async def _load(self, source: AudioSource, input: AudioInput, held: HeldSamples) -> Audio:
-        samples = await self._decode(await self._read(source), source.param, input, held)
+        data = await self._read(source)
+        key = (await asyncio.to_thread(lambda: hashlib.sha256(data).digest()), input)
+        if (audio := self._cache.get(key)) is not None:
+            self._loader.metrics.observe_audio("cached", 0.0, 0.0)
+            return audio
+        samples = await self._decode(data, source.param, input, held)
         num_samples = len(samples) // SAMPLE_BYTES
         if not (num_tokens := input.num_tokens(num_samples)):
             raise InvalidRequest("The audio is too short: the model makes no token of it.", param=source.param)
         hash = await asyncio.to_thread(hash_audio, samples)
-        return Audio(hash=hash, num_tokens=num_tokens, num_samples=num_samples, samples=samples)
+        audio = Audio(hash=hash, num_tokens=num_tokens, num_samples=num_samples, samples=samples)
+        self._cache.add(key, audio)
+        return audio
 
     async def _read(self, source: AudioSource) -> bytes:
         """The content of the file."""
@@ -72,7 +84,11 @@ class AudioPartLoader:
                 limit = self._loader.options.max_audio_bytes
                 return await asyncio.to_thread(read_data_url, source.url, limit, FILE_NAME)
             return await self._fetcher.fetch(source.url)
+        except Overloaded:
+            self._loader.metrics.observe_audio("overloaded", 0.0, 0.0)
+            raise
         except ImageError as error:
+            self._loader.metrics.observe_audio("refused", 0.0, 0.0)
             message = str(error)
             raise InvalidRequest(f"{message[0].upper()}{message[1:]}.", param=source.param) from error
 

@@ -62,6 +62,7 @@ class _Reader:
         self._file_field = file_field
         self._max_file_bytes = max_file_bytes
         self._file: list[bytearray] = []
+        self._has_file = False
         self._fields: list[tuple[str, list[bytearray]]] = []
         self._header = [b"", b""]  # name and value of the part's header that is being read
         self._name = ""  # of the part
@@ -103,7 +104,9 @@ class _Reader:
     def _open(self) -> None:
         """The part's content follows."""
         if self._name == self._file_field:
-            self._part = self._file
+            if self._has_file:
+                raise InvalidRequest(f"The form has several parts {self._file_field}.", param=self._file_field)
+            self._part, self._has_file = self._file, True
             return
         if len(self._fields) == MAX_FIELDS:
             raise InvalidRequest(f"The form has more than {MAX_FIELDS} fields.")

@@ -121,7 +121,8 @@ class ImageOptions:
     image_threads: int = option(2, "threads that decode and resize images", minimum=1)
     image_cache_bytes: int = option(
         128 * 1024 * 1024,
-        "limit of the resized images that are kept for the next request with them, in bytes",
+        "limit of the resized images that are kept for the next request with them, in bytes; the same for the samples "
+        "of audios in prompts",
         parse=parse_count,
         minimum=0,
     )

@@ -4,14 +4,14 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from proa.contract import Image, ImageInput
+from proa.contract import Audio, Image, ImageInput
 from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.image.limits import ImageError
 from proa.image.prepare import num_pixels, prepare_image
@@ -21,6 +21,7 @@ from proa_gateway.images.fetch import is_data_url, read_data_url
 from proa_gateway.observability.telemetry import GatewayTracer
 
 T = TypeVar("T")
+M = TypeVar("M", Image, Audio)
 MIN_LARGE = 16_000_000
 """Pixels of an image that is large. One of them is decoded at a time: decoding takes up to 20 bytes a pixel, and a
 second for the largest."""
@@ -35,27 +36,28 @@ class ImageKey:
     input: ImageInput  # how the model's images are prepared
 
 
-class ImageCache:
-    """Drops what was used longest ago, to keep within `max_bytes` of pixels."""
+class MediaCache(Generic[M]):
+    """Prepared images or audios, by file and model. Drops what was used longest ago, to keep within `max_bytes` of
+    pixels or samples."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._images: OrderedDict[ImageKey, Image] = OrderedDict()  # least recently used first
-        self.num_bytes = 0  # of the images' pixels
+        self._media: OrderedDict[Hashable, M] = OrderedDict()  # least recently used first
+        self.num_bytes = 0  # of pixels or samples
 
-    def get(self, key: ImageKey) -> Image | None:
-        image = self._images.get(key)
-        if image is not None:
-            self._images.move_to_end(key)
-        return image
+    def get(self, key: Hashable) -> M | None:
+        found = self._media.get(key)
+        if found is not None:
+            self._media.move_to_end(key)
+        return found
 
-    def add(self, key: ImageKey, image: Image) -> None:
-        if key in self._images:
+    def add(self, key: Hashable, media: M) -> None:
+        if key in self._media:
             return
-        self._images[key] = image
-        self.num_bytes += len(image.pixels)
+        self._media[key] = media
+        self.num_bytes += len(media.data)
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= len(self._images.popitem(last=False)[1].pixels)
+            self.num_bytes -= len(self._media.popitem(last=False)[1].data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ImageLoader:
         self._executor = executor
         self._metrics = metrics
         self._tracer = tracer
-        self._cache = ImageCache(options.image_cache_bytes)
+        self._cache = MediaCache[Image](options.image_cache_bytes)
         self._pending: dict[ImageKey, asyncio.Task[Image]] = {}  # images that are being prepared
         self._large = asyncio.Semaphore(1)  # held while a large image is prepared
         self._num_waiting_bytes = 0  # of files that wait to be decoded, or are being decoded

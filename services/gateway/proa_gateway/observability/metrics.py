@@ -287,7 +287,7 @@ class GatewayMetrics:
         )
         self._audios = counter(
             "proa_gateway_audios",
-            "Audio files of requests, by outcome: prepared, refused, overloaded, cancelled.",
+            "Audio files of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
             "outcome",
         )
         self._audio_time = histogram(
@@ -400,7 +400,8 @@ class GatewayMetrics:
             self._image_time.observe(seconds)
 
     def observe_audio(self, outcome: str, decode_seconds: float, audio_seconds: float) -> None:
-        """`outcome`: `prepared`, `refused`, `overloaded` or `cancelled` (client gone, or its request failed)."""
+        """`outcome`: `prepared`, `cached`, `refused`, `overloaded` or `cancelled` (client gone, or its request
+        failed)."""
         self._audios.labels(outcome).inc()
         self._audio_duration.inc(audio_seconds)
         if outcome == "prepared":

@@ -31,7 +31,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int  # of the prompts' tokens
     reasoning_tokens: int | None = None  # of the completions' tokens; None: not distinguished from the rest
-    image_tokens: int = 0  # of the prompts' tokens
+    image_tokens: int = 0  # of the prompts' tokens, like `audio_tokens`
+    audio_tokens: int = 0
     metrics: dict[str, float | None] | None = None  # times that the response is to have beside them
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,11 +42,9 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.image_tokens:  # OpenAI's name, and vLLM's
-            usage["prompt_tokens_details"] |= {
-                "image_tokens": self.image_tokens,
-                "multimodal_tokens": {"image": self.image_tokens},
-            }
+        for kind, count in (("image", self.image_tokens), ("audio", self.audio_tokens)):
+            if count:  # OpenAI's name, and vLLM's
+                usage["prompt_tokens_details"] |= {f"{kind}_tokens": count, "multimodal_tokens": {kind: count}}
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage

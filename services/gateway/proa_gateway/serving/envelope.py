@@ -66,10 +66,11 @@ PromptLogprobs = dict[str, dict[str, Any]]  # token id -> logprob, rank, decoded
 
 
 class PromptTokensDetails(BaseModel):
-    """The fields about images are those of prompts that have some."""
+    """The fields about images and audio are those of prompts that have some."""
 
     cached_tokens: int
     image_tokens: int | None = None
+    audio_tokens: int | None = None
     multimodal_tokens: dict[str, int] | None = None
 
 

@@ -196,6 +196,7 @@ class Running:
             cached_tokens=sum(each.num_cached_tokens for each in firsts),
             reasoning_tokens=sum(reasoning) if reasoning else None,
             image_tokens=sum(image.num_tokens for prompt in job.prompts for image in prompt.images),
+            audio_tokens=sum(audio.num_tokens for prompt in job.prompts for audio in prompt.audios),
         )
 
     def engine_request(

@@ -17,7 +17,14 @@ from proa_gateway.engines.attempts import request_timeout
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import LoraRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, RateLimited, ShuttingDown
+from proa_gateway.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    GatewayError,
+    QueueTimeout,
+    RateLimited,
+    ShuttingDown,
+)
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.outcome import Outcome
@@ -184,9 +191,15 @@ class Serving:
             call.endpoint.check(model)
             if trace.is_recording:
                 trace.set_request(operation=call.endpoint.operation, model=model.name, base_model=model.base_name)
-            with trace.span("tokenize"):
-                progress.job = job = await call.prepare(model)
-                hints = await self._routing_hints(accepted, job, model)
+            try:
+                async with asyncio.timeout(ends_at - time.perf_counter()) as limit:  # images and audio may take long
+                    with trace.span("tokenize"):
+                        progress.job = job = await call.prepare(model)
+                        hints = await self._routing_hints(accepted, job, model)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise DeadlineExceeded("The prompt was not ready within the request's time.") from None
             if trace.is_recording:
                 trace.set_parameters(job.parameters)
             if job.ignored_fields:
