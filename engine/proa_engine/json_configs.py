@@ -9,7 +9,8 @@ from proa.tokenizer_files import SAMPLING_DEFAULTS
 
 TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
 POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
-METHODS = ("ngram", "eagle3", "mtp")
+METHODS = ("ngram", "eagle3", "mtp", "dflash", "dspark")
+_WITH_MODEL = ("eagle3", "dflash", "dspark")  # whose drafter is no part of the model
 SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 32
 MAX_NGRAM = 16
@@ -17,7 +18,7 @@ MAX_NGRAM = 16
 _WITHOUT_EFFECT = frozenset(("disable_eagle_block_drop", "disable_padded_drafter_batch"))
 # Those that have one value here, with others that mean the same, and why they have no other.
 _FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "parallel_drafting": ((False, None), "draft tokens are proposed one after the other"),
+    "parallel_drafting": ((False, None), "its method says whether a drafter proposes its tokens at once"),
     "rejection_sample_method": (
         ("standard",),
         "a draft token is accepted where it is the model's own sample, so that outputs are those without drafts",
@@ -25,14 +26,11 @@ _FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "speculative_token_tree": ((None,), "draft tokens are a sequence and no tree"),
     "use_heterogeneous_vocab": ((False, None), "the drafter has the model's vocabulary, or a part of it"),
 }
-_ONE_LAYER = "a drafter is one layer that reads hidden states of the model"
 _EAGLE3 = "take an EAGLE-3 head of the model (eagle3)"
 # vLLM's other methods, and why they are refused.
 _REFUSED_METHODS: Mapping[str, str] = {
     "custom_class": "code of users is not run",
-    "dflash": _ONE_LAYER,
-    "draft_model": _ONE_LAYER,
-    "dspark": _ONE_LAYER,
+    "draft_model": "a drafter's layers read hidden states of the model",
     "eagle": _EAGLE3,
     "extract_hidden_states": "it is no speculation",
     "medusa": _EAGLE3,
@@ -119,16 +117,17 @@ class SpeculativeConfig(JsonConfig):
 
     `ngram`: find the request's last tokens earlier in it, as many as possible, and draft the tokens that followed their
     latest occurrence. `eagle3`: those that a layer proposes which reads hidden states of the model. `mtp`: the same
-    with a layer of the model's own checkpoint.
+    with a layer of the model's own checkpoint. `dflash`, `dspark`: those of layers that read hidden states and propose
+    a block of tokens at once.
     """
 
     NAME = "speculative_config"
-    method: Literal["ngram", "eagle3", "mtp"]
+    method: Literal["ngram", "eagle3", "mtp", "dflash", "dspark"]
     num_speculative_tokens: int = 3  # maximum in one step
     # [first, last, drafts] by number of running requests, in place of the number that is measured to be best. Between
     # two ranges the earlier one counts, as behind the last.
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
-    model: str = ""  # of eagle3: the drafter's folder, id or URL, as --model; builtin: the built-in model's drafter
+    model: str = ""  # of a drafter: its folder, id or URL, as --model; builtin: the built-in model's drafter
     revision: str | None = None  # of `model` on the hub
     quantization: str | None = None  # of `model`, as the model's
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"  # how `model` draws: see core/speculation
@@ -147,7 +146,7 @@ class SpeculativeConfig(JsonConfig):
                 raise ValueError(f"{name} has no effect with method ngram, which has no drafter; remove it")
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a string, got {value!r}")
-        if self.method == "eagle3" and not self.model:
+        if self.method in _WITH_MODEL and not self.model:
             raise ValueError(f"method {self.method} needs model, the folder or the hub id of the drafter")
         if self.draft_sample_method not in SAMPLE_METHODS:
             known = ", ".join(SAMPLE_METHODS)

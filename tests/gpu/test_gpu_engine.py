@@ -16,7 +16,7 @@ from proa_engine.kernels import variants
 from proa_engine.kernels.attention import decode_plan
 from proa_engine.step.prompt_graphs import PromptGraphs
 from support.builtin_questions import greedy_questions
-from support.drafters import write_eagle3
+from support.drafters import write_block, write_eagle3
 from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
@@ -60,11 +60,15 @@ def test_greedy_tokens_are_the_same_however_steps_are_run(architecture: str, tmp
         assert generate(folder, params, **setting) == expected, name
 
 
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize("taps", [(0, 1, 2), (2,)])
-def test_a_drafter_changes_no_token_however_steps_are_run(taps: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_drafter_changes_no_token_however_steps_are_run(taps: tuple[int, ...], method: Any, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen3", head_dim=64)
-    drafter = write_eagle3(tmp_path / "drafter", folder, taps=taps)
-    drafting = SpeculativeConfig(method="eagle3", model=str(drafter))
+    if method == "eagle3":
+        drafter = write_eagle3(tmp_path / "drafter", folder, taps=taps)
+    else:
+        drafter = write_block(tmp_path / "drafter", folder, method=method, taps=taps)
+    drafting = SpeculativeConfig(method=method, model=str(drafter))
     for temperature in (0.0, 0.7):
         params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, key=3)
         expected = generate(folder, params)

@@ -254,6 +254,14 @@ def test_decodes_cut_into_many_splits_equal_those_in_one(dtype: torch.dtype, mon
     close(attend(case), split)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [2, 16])
+def test_blocks_attend_to_all_of_them(dtype: torch.dtype, width: int) -> None:
+    lens = [(width, n) for n in (width, 127, 129, 5000, 900)]
+    case = attention_case(lens, num_heads=16, num_kv_heads=8, head_dim=128, causal=False, dtype=dtype, device="cuda")
+    close(attend(case, decode_width=width, causal=False), case.expected)
+
+
 def test_inputs_of_decodes() -> None:
     token_ids = torch.randint(500, (6, 3000), dtype=torch.int32)
     block_tables = torch.randint(40, (3, 6, 2100), dtype=torch.int32)

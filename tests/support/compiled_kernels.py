@@ -44,6 +44,7 @@ class Case:
     name: str
     model: models.Fields
     settings: dict[str, Any] = field(default_factory=dict)  # of the engine
+    drafter: models.Fields = field(default_factory=dict)  # of the drafter's config.json, if it has one of its own
 
     @property
     def num_drafts(self) -> int:
@@ -64,6 +65,8 @@ _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculativ
 _DIVIDED = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
 _FOUR_RANKS = {"tensor_parallel_size": 4}
 _MTP = {"speculative_config": SpeculativeConfig(method="mtp", num_speculative_tokens=5)}
+_DFLASH = {"speculative_config": SpeculativeConfig(method="dflash", model="drafter", num_speculative_tokens=15)}
+_DSPARK = {"speculative_config": SpeculativeConfig(method="dspark", model="drafter", num_speculative_tokens=7)}
 _MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
 SMALL = Case("Qwen3-0.6B", models.QWEN3_06B)
 # Together they launch every kernel.
@@ -83,6 +86,7 @@ CASES = [
     Case("Gemma-3-4B", models.GEMMA3_4B),
     Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
     Case("Qwen3.5-35B-A3B MTP", models.QWEN35_35B_A3B, _MTP),
+    Case("Qwen3.5-35B-A3B DFlash", models.QWEN35_35B_A3B, _DFLASH, models.DFLASH_QWEN35_35B_A3B),
     Case("LFM2-8B-A1B", models.LFM2_8B_A1B),
     Case("Nemotron-3-Nano n-gram", models.NEMOTRON_3_NANO, _NGRAM),
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
@@ -108,6 +112,7 @@ MORE_CASES = [
     Case("Qwen3-0.6B adapters", models.QWEN3_06B, _LORA | {"max_lora_rank": 64}),
     Case("Qwen3-0.6B n-gram", models.QWEN3_06B, _NGRAM),
     Case("Qwen3-0.6B invariant", models.QWEN3_06B, _INVARIANT),
+    Case("Qwen3-0.6B invariant, DSpark", models.QWEN3_06B, _INVARIANT | _DSPARK, models.DSPARK_QWEN3_06B),
     Case("Qwen3-0.6B invariant, fp8 KV", models.QWEN3_06B, _INVARIANT | _FP8_CACHE),
     Case("heads of 256", models.WIDE_HEADS),
     Case("heads of 256, invariant", models.WIDE_HEADS, _INVARIANT),
@@ -154,8 +159,12 @@ def variants_of(case: Case, gpu: Gpu) -> set[Variant]:
     """The variants that an engine compiles when it starts."""
     find = partial(record, target=gpu.target, multiprocessors=gpu.multiprocessors)
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_shape_model(Path(folder), case.model))
-        worker = MetaWorker(EngineConfig.from_options(**{"model": model, "dtype": "bfloat16"} | case.settings))
+        settings = {"model": str(make_shape_model(Path(folder) / "model", case.model)), "dtype": "bfloat16"}
+        settings |= case.settings
+        if case.drafter:
+            drafter = str(make_shape_model(Path(folder) / "drafter", case.drafter))
+            settings["speculative_config"] = replace(case.settings["speculative_config"], model=drafter)
+        worker = MetaWorker(EngineConfig.from_options(**settings))
         at_start = set(find(worker.run_start))
     loras = [BASE_MODEL, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [BASE_MODEL]
     odd_steps = [variant for lora in loras for variant in find(partial(run_odd_steps, worker, case, lora))]

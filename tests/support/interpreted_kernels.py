@@ -220,6 +220,29 @@ def assert_wide_decodes(
     close(invariant.float(), case.expected, TOLERANCE[dtype])
 
 
+def check_attention_of_blocks(dtype: torch.dtype) -> None:
+    """All query tokens of a row attend to all of it: as wide as one program computes and wider, in splits, beside rows
+    of padding and of fewer tokens than others."""
+    lens = [(1, 1), (2, 40), (3, 150), (5, 129), (5, 5)]
+    for shape, limit in zip(ATTENTION_SHAPES, itertools.cycle((decode_attention.MAX_TILE, 16 * 16)), strict=False):
+        case = padded_case(attention_case(lens, causal=False, dtype=dtype, **shape), 5)
+        lengths = torch.cat((case.metadata.seq_lens, torch.zeros(1, dtype=torch.int32)))
+        table, query = case.metadata.tables[0].block_table, torch.cat((case.query, case.query[:5]))
+        plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], None, 5, causal=False)
+        assert (plan.items[0] == 2).sum() > 1
+        out = torch.full_like(query, torch.nan)
+        with mock.patch.object(decode_attention, "MAX_TILE", limit):
+            for _ in range(2):  # two layers share a plan
+                caches = case.key_cache, case.value_cache
+                decode_attention.decode_attention(
+                    query, *caches, torch.cat((table, table[:1])), out, plan, 0.25, **case.scores
+                )
+                is_token = case.metadata.tables[0].slot_mapping >= 0
+                close(out[:-5][is_token].float(), case.expected[is_token], TOLERANCE[dtype])
+                assert not out.isnan().any()
+                assert (out[-5:] == 0).all()
+
+
 def check_attention_of_padded_decodes(dtype: torch.dtype) -> None:
     """A row's padding does not attend to keys before its own query tokens' window."""
     for shape, window in itertools.product(ATTENTION_SHAPES[:2], (2, 20)):

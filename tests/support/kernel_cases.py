@@ -48,6 +48,7 @@ def attention_case(
     soft_cap: float | None = None,
     is_strided: bool = False,
     images: Sequence[tuple[int, int, int]] = (),
+    causal: bool = True,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
@@ -55,7 +56,7 @@ def attention_case(
 
     Where a request needs no block, behind its end and before its window, its table has block 0, which holds nothing.
     `is_strided`: a block's keys and values lie side by side. `images` (request, start, end): their tokens attend to all
-    up to their end.
+    up to their end. Not `causal`: all do up to their request's end.
     """
     generator = torch.Generator().manual_seed(len(lens) + num_heads)
     num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
@@ -79,7 +80,7 @@ def attention_case(
         for cache, rows in zip(caches, (key, value), strict=True):
             cache[blocks, :, positions % block_size] = rows[first:]
         queries.append(query)
-        ends_of = torch.arange(1, seq_len + 1)
+        ends_of = torch.arange(1, seq_len + 1) if causal else torch.full((seq_len,), seq_len)
         for start, end in (image[1:] for image in images if image[0] == request):
             ends_of[start:end] = end
         ends.append(ends_of[seq_len - query_len :].to(device))
@@ -123,7 +124,14 @@ def padded_case(case: AttentionCase, width: int) -> AttentionCase:
     return replace(case, query=query, metadata=metadata, expected=padded(case.expected, torch.zeros(shape)))
 
 
-def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, decode_width: int = 1) -> torch.Tensor:
+def attend(
+    case: AttentionCase,
+    window: int | None = None,
+    scale: float = 0.25,
+    decode_width: int = 1,
+    *,
+    causal: bool = True,
+) -> torch.Tensor:
     """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
     metadata = case.metadata
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
@@ -137,6 +145,7 @@ def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, 
         slot_mapping=metadata.tables[0].slot_mapping,
         block_stride=case.key_cache.stride(0),
         ends=metadata.ends,
+        causal=causal,
     )
     return paged_attention(
         case.query,

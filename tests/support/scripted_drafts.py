@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
@@ -13,33 +12,24 @@ from proa_engine.step.hidden_drafts import HiddenDrafts
 Script = Callable[[tuple[int, ...], int], int]  # a request's tokens and the drafter's choice -> the draft token
 
 
-class ScriptedDrafts(HiddenDrafts):
-    """Drafts by `script`. `choices` are what the drafter would have proposed, by a request's tokens before."""
-
-    script: Script
-    choices: dict[tuple[int, ...], int]
-
-    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
-        drafted = []
-        own = super()._choose(logits, slots, positions, random, temperatures).tolist()
-        for slot, position, choice in zip(slots.tolist(), positions.tolist(), own, strict=True):
-            tokens = tuple(self._tables.token_ids[slot, :position].tolist())
-            self.choices[tokens] = choice
-            drafted.append(self.script(tokens, choice))
-        return torch.tensor(drafted)
-
-
 @contextmanager
 def scripted_drafts(script: Script) -> Iterator[dict[tuple[int, ...], int]]:
-    """Engines that are built meanwhile draft by `script`. Yields `ScriptedDrafts.choices` of all of them."""
+    """Draft by `script` meanwhile. Yields what the drafter would have proposed, by a request's tokens before."""
     choices: dict[tuple[int, ...], int] = {}
+    choose = HiddenDrafts._choose
 
-    def make(*arguments: Any, **options: Any) -> ScriptedDrafts:
-        drafts = ScriptedDrafts(*arguments, **options)
-        drafts.script, drafts.choices = script, choices
-        return drafts
+    def scripted(
+        drafts: HiddenDrafts, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor
+    ) -> Tensor:
+        drafted = []
+        own = choose(drafts, logits, slots, positions, random, temperatures).tolist()
+        for slot, position, choice in zip(slots.tolist(), positions.tolist(), own, strict=True):
+            tokens = tuple(drafts._tables.token_ids[slot, :position].tolist())
+            choices[tokens] = choice
+            drafted.append(script(tokens, choice))
+        return torch.tensor(drafted)
 
-    with mock.patch("proa_engine.worker.make_model_runner.HiddenDrafts", make):
+    with mock.patch.object(HiddenDrafts, "_choose", scripted):
         yield choices
 
 

@@ -91,6 +91,20 @@ QWEN35_35B_A3B = (
         "shared_expert_intermediate_size": 512,
     }
 )
+DFLASH_QWEN35_35B_A3B = _fields("DFlashDraftModel", 2048, 6144, 32, 4, 248320, head_dim=128) | {
+    "model_type": "qwen3",
+    "block_size": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 2048,
+    "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 2, 3]},
+}
+DSPARK_QWEN3_06B = _fields("Qwen3DSparkModel", 1024, 3072, 16, 8, 151936, head_dim=128) | {
+    "model_type": "qwen3",
+    "block_size": 7,
+    "mask_token_id": 151669,
+    "target_layer_ids": [0, 1],
+    "markov_rank": 256,
+}
 LFM2_8B_A1B = _fields("Lfm2MoeForCausalLM", 2048, 7168, 32, 8, 65536) | {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "conv", "full_attention"],
@@ -158,5 +172,6 @@ def stored_as(model: Fields, quantization: dict[str, Any]) -> Fields:
 
 
 def make_shape_model(folder: Path, fields: Fields) -> Path:
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
     return folder

@@ -2,74 +2,43 @@
 right; greedy and sampled, asynchronous or not, with hits, chunks and preemption, at every limit, with adapters and on
 two ranks. And the built-in model's drafter is right as often as it was when it was trained."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import FinishReason, PoolingParams, PoolingTask, SamplingParams
 from proa_engine import LLM, LoRARequest
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.step.decode_graphs import graph_shapes
-from proa_engine.step.hidden_drafts import HiddenDrafts
-from proa_engine.worker.worker import Worker
+from proa_engine.step.hidden_drafts import LayerDrafts
 from support.builtin_questions import greedy_questions
 from support.cache_families import make_cache_family
+from support.draft_requests import (
+    BLOCK,
+    CONFIG,
+    SETTINGS,
+    assert_same,
+    prompt,
+    replayed,
+    requests,
+    settings_of,
+    whole,
+)
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
 from support.host_rounds import HOST, rounds
 from support.mtp_models import make_mtp_model
 from support.oracle_drafts import CHANGING
 from support.prompt_embeds import embedded, input_embeddings
-from support.runner import FakeCapture
 from support.scripted_drafts import scripted_drafts, seven_of_ten
 from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
 
-BLOCK = 8
-CONFIG: dict[str, Any] = {"max_model_len": 160, "block_size": BLOCK, "max_num_batched_tokens": 48, "block_seed": 4}
 _METHODS = {1: "greedy", 3: "auto", 5: "probabilistic"}  # by K
-# K, asynchronous, prefix cache, blocks: all requests need some 400
-SETTINGS = [
-    (1, True, True, 2000),
-    (3, True, True, 60),
-    (5, False, True, 2000),
-    (5, True, False, 60),
-    (3, False, False, 2000),
-]
-
-
-def prompt(index: int) -> list[int]:
-    """Prompts of up to 100 tokens. Three of four share their first tokens with others."""
-    shared = [(index % 4) * 11 + place % 29 for place in range(40)]
-    return shared[: 40 * (index % 4 > 0)] + [(index * 31 + place * 7) % BYTES for place in range(3 + 9 * (index % 7))]
-
-
-def requests() -> list[EngineCoreRequest]:
-    styles: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.7, "logprobs": 2},
-        {"temperature": 1.0, "top_p": 0.9},
-        {"temperature": 0.0, "repetition_penalty": 1.3, "prompt_logprobs": 1},
-    ]
-    return [
-        request(
-            str(index),
-            prompt(index),
-            SamplingParams(
-                max_tokens=None if index % 9 == 8 else 20 + index % 5,
-                key=index,
-                ignore_eos=True,
-                **styles[index % len(styles)],
-            ),
-        )
-        for index in range(20)
-    ]
 
 
 def drafts(folder: Path, num_speculative_tokens: int = 3, **options: Any) -> SpeculativeConfig:
@@ -98,31 +67,9 @@ def expected(plain: Engine) -> dict[str, Result]:
     return run(plain, requests())
 
 
-def whole(results: Mapping[str, Result], wanted: Sequence[EngineCoreRequest]) -> dict[str, list[int]]:
-    """Prompt and output of each request."""
-    return {each.request_id: [*each.prompt_token_ids, *results[each.request_id].token_ids] for each in wanted}
-
-
-def assert_same(actual: Mapping[str, Result], expected: Mapping[str, Result]) -> None:
-    assert tokens(actual) == tokens(expected)
-    for name, result in expected.items():
-        assert actual[name].finish_reason is result.finish_reason
-        assert [part.token_id for part in actual[name].logprobs] == [part.token_id for part in result.logprobs]
-        assert len(actual[name].prompt_logprobs) == len(result.prompt_logprobs)
-
-
-def features(engine: Engine) -> HiddenDrafts:
-    (found,) = (each for each in engine.executor._worker.model_runner._batch.features if isinstance(each, HiddenDrafts))
+def features(engine: Engine) -> LayerDrafts:
+    (found,) = (each for each in engine.executor._worker.model_runner._batch.features if isinstance(each, LayerDrafts))
     return found
-
-
-def settings_of(*, is_async: bool, has_hits: bool, num_blocks: int) -> dict[str, Any]:
-    return {
-        "async_scheduling": is_async,
-        "enable_prefix_caching": has_hits,
-        "num_gpu_blocks_override": num_blocks,
-        "max_num_seqs": 12,
-    }
 
 
 @pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
@@ -188,17 +135,6 @@ def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
         assert_same(run(engine, requests()), expected)
         assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
         assert engine.core.stats().spec_decode_num_accepted_tokens > 40
-
-
-@contextmanager
-def replayed(num_drafts: int) -> Iterator[FakeCapture]:
-    """Engines that are built meanwhile replay steps of decodes with up to four rows."""
-    shapes, capture = graph_shapes(4, num_drafts), FakeCapture()
-    with (
-        mock.patch.object(Worker, "_graph_shapes", return_value=shapes),
-        mock.patch.object(Worker, "_graph_capture", return_value=capture),
-    ):
-        yield capture
 
 
 @pytest.mark.parametrize("schedule", [None, CHANGING])

@@ -10,6 +10,7 @@ import torch
 
 from proa_engine.kernels.attention.paged_attention import paged_attention
 from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.attention.store_kv import CacheRows
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.layers.attention_metadata import AttentionStep
@@ -17,7 +18,7 @@ from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.norm import NormOptions, ShardedNorm
 from proa_engine.layers.parallel import LayerContext, ParallelContext
-from proa_engine.layers.rotary import RopeConfig
+from proa_engine.layers.rotary import RopeConfig, Rotation
 from proa_engine.layers.shares import HeadShares, share_heads
 from proa_engine.layers.weights import Projection, Slice, Weights
 
@@ -49,6 +50,7 @@ class AttentionOptions:
     norm_values: bool = False  # values are normalised as q and k, without weights
     values_are_keys: bool = False  # there is no v_proj: values are the keys before their norm and rotation
     only_reads: bool = False  # it has no keys and values of its own, but reads the cache of an earlier layer
+    causal: bool = True  # False: a token also attends to those behind it among the step's tokens of its request
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
     input_size: int | None = None  # values of a token that the projections of q, k and v read; None: hidden_size
@@ -133,7 +135,7 @@ class Attention:
             self.norms = q_weight, k_weight, norm.eps
         self.norm_values = options.norm_values
         self.values_are_keys = options.values_are_keys and not options.only_reads
-        self.only_reads = options.only_reads
+        self.only_reads, self.causal = options.only_reads, options.causal
         if self.only_reads:
             for name in ("k_proj", "v_proj", "k_norm", "v_norm"):  # checkpoints have them all the same
                 (weights / name).leave()
@@ -146,36 +148,13 @@ class Attention:
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, `input_size`] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
-        metadata, inputs = step.metadata, step.inputs(cache, self.rotary, self.window)
-        qkv, gate = self.qkv(x), None
-        if self.gate_size:
-            qkv, gate = qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
-        if self.whole_norms is not None:
-            qkv = self._with_norms(qkv, *self.whole_norms)
-        if self.values_are_keys:
-            qkv = torch.cat((qkv, qkv[:, -self.num_kv_heads * self.head_dim :]), dim=-1)
-        key_cache, value_cache = cache.tensors
-        scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
-        rotation, rows, written = inputs.rotation, inputs.rows, cache
+        metadata, inputs = step.metadata, step.inputs(cache, self.rotary, self.window, causal=self.causal)
+        rows, written = inputs.rows, cache
         if self.only_reads:
             written = _without_heads(cache)
             rows = step.cache_rows(written)
-        written_keys, written_values = written.tensors
-        query = rotate_and_cache(
-            qkv.view(qkv.shape[0], -1, self.head_dim),
-            self.norms,
-            rotation.cos,
-            rotation.sin,
-            written_keys,
-            written_values,
-            inputs.table.slot_mapping,
-            rows,
-            scales,
-            interleaved=self.interleaved,
-            norm_values=self.norm_values,
-        )
-        if rotation.query_scale is not None:
-            query = query.mul_(rotation.query_scale)
+        query, gate = self._write(x, written, inputs.table.slot_mapping, inputs.rotation, rows)
+        scales, (key_cache, value_cache) = self._scales(cache), cache.tensors
         out = paged_attention(
             query,
             key_cache,
@@ -197,6 +176,43 @@ class Attention:
         if gate is not None:
             out = out.div_(gate.neg().exp_().add_(1))  # times the sigmoid; with exp, because of the bits on a CPU
         return self.output(out)
+
+    def store(self, x: Activation, cache: LayerCache, step: AttentionStep) -> None:
+        """Write the keys and values of x [T, `input_size`] to `cache`. Queries are computed too and dropped: they come
+        with keys and values in one product."""
+        slots = step.metadata.tables[cache.table].slot_mapping
+        self._write(x, cache, slots, step.rotation(self.rotary), step.cache_rows(cache))
+
+    def _write(
+        self, x: Activation, cache: LayerCache, slots: torch.Tensor, rotation: Rotation, rows: CacheRows | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rotated queries [T, heads, head_dim] and what the output's gate is computed from, if it has one."""
+        (key_cache, value_cache), qkv, gate = cache.tensors, self.qkv(x), None
+        if self.gate_size:
+            qkv, gate = qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
+        if self.whole_norms is not None:
+            qkv = self._with_norms(qkv, *self.whole_norms)
+        if self.values_are_keys:
+            qkv = torch.cat((qkv, qkv[:, -self.num_kv_heads * self.head_dim :]), dim=-1)
+        query = rotate_and_cache(
+            qkv.view(qkv.shape[0], -1, self.head_dim),
+            self.norms,
+            rotation.cos,
+            rotation.sin,
+            key_cache,
+            value_cache,
+            slots,
+            rows,
+            self._scales(cache),
+            interleaved=self.interleaved,
+            norm_values=self.norm_values,
+        )
+        if rotation.query_scale is not None:
+            query = query.mul_(rotation.query_scale)
+        return query, gate
+
+    def _scales(self, cache: LayerCache) -> tuple[float, float]:
+        return self.cache_scales if cache.tensors[0].dtype == FP8 else (1.0, 1.0)
 
     def _with_norms(self, qkv: torch.Tensor, q_norm: ShardedNorm, k_norm: ShardedNorm) -> torch.Tensor:
         kv_size = self.num_kv_heads * self.head_dim

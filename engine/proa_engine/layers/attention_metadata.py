@@ -142,13 +142,15 @@ class AttentionStep:
         made: T = self._made[key]
         return made
 
-    def inputs(self, cache: LayerCache, rotary: RotaryTable, window: int | None) -> AttentionInputs:
+    def inputs(
+        self, cache: LayerCache, rotary: RotaryTable, window: int | None, *, causal: bool = True
+    ) -> AttentionInputs:
         return self.once(
-            ("inputs", cache.layout, rotary, window),
+            ("inputs", cache.layout, rotary, window, causal),
             lambda: AttentionInputs(
                 self.metadata.tables[cache.table],
                 self.rotation(rotary),
-                self.plan(cache, window),
+                self.plan(cache, window, causal=causal),
                 self.cache_rows(cache),
             ),
         )
@@ -156,12 +158,12 @@ class AttentionStep:
     def rotation(self, table: RotaryTable) -> Rotation:
         return self.once(("rotation", table), lambda: table(self.positions))
 
-    def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
+    def plan(self, cache: LayerCache, window: int | None, *, causal: bool = True) -> AttentionPlan:
         """The plan of layers with this block table, window and layout of the cache.
 
         On a GPU a plan depends on the number of KV heads only, so tables and layouts share it.
         """
-        return self._plan(cache, cache.tensors[0].shape, window)
+        return self._plan(cache, cache.tensors[0].shape, window, causal=causal)
 
     def latent_plan(self, cache: LayerCache, num_heads: int) -> AttentionPlan:
         """The plan of latent layers with this block table, whose rank has `num_heads` heads."""
@@ -177,10 +179,12 @@ class AttentionStep:
         groups = head_groups(num_heads)
         return plan_decodes(seq_lens, metadata.num_decodes, groups, None, metadata.decode_width)
 
-    def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
+    def _plan(
+        self, cache: LayerCache, cache_shape: torch.Size, window: int | None, *, causal: bool = True
+    ) -> AttentionPlan:
         metadata, table = self.metadata, self.metadata.tables[cache.table]
         return self.once(
-            ("plan", window, cache.layout if self.positions.is_cpu else cache_shape[1]),
+            ("plan", window, causal, cache.layout if self.positions.is_cpu else cache_shape[1]),
             lambda: plan_attention(
                 metadata.query_start_loc,
                 metadata.seq_lens,
@@ -193,6 +197,7 @@ class AttentionStep:
                 slot_mapping=table.slot_mapping,
                 block_stride=cache.tensors[0].stride(0),
                 ends=metadata.ends,
+                causal=causal,
             ),
         )
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from proa_engine.core.types import NewRequestData, RowOutput, SchedulerOutput, StateSteps
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.step.decode_graphs import GraphShape
-from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.slots import Edits
-from proa_engine.step.staging import IntArray, Packer
+from proa_engine.step.staging import DraftCopy, IntArray, Packer
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from proa_engine.kernels.sampling.drafts import NONE, accept_drafts, propose_ngr
 from proa_engine.kernels.sampling.sampling_params import MIN_TEMPERATURE
 from proa_engine.step.columns import Columns, Computed, Rows, Samples, StepLayout, StepOutputs, StepPart, TokenRows
 from proa_engine.step.decode_graphs import GraphShape, pad_rows
-from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.slots import Edits, SlotTables
-from proa_engine.step.staging import Packer
+from proa_engine.step.staging import DraftCopy, Packer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""HiddenDrafts: speculative decoding with a drafter that reads the model's hidden states, on the device alone.
+"""HiddenDrafts: speculative decoding with a drafter that reads the model's hidden states, on the device alone;
+LayerDrafts: with one layer that proposes one token after another. `block_drafts` has the other kind.
 
 Entries of the drafter are those of `models.drafters.base`. The end of a step computes those of all its tokens
-(`observe`), whose next tokens are known by then: of the prompt, or sampled. What the last one returns stays with its
-slot. The beginning of the next step proposes from it as many tokens as the plan has room for (`propose`): no draft is
-computed for a request that has ended, and the block tables are those of the step that verifies the drafts. Entries of
-drafts, and of tokens behind rejected ones, are overwritten when the request reaches their positions, as the model's
-keys are. So chunks, preemption and prefix hits need no rule: an entry needs one state alone.
+(`observe`), whose next tokens are known by then: of the prompt, or sampled. The beginning of the next step proposes as
+many tokens as the plan has room for (`propose`): no draft is computed for a request that has ended, and the block
+tables are those of the step that verifies the drafts. Entries of drafts, and of tokens behind rejected ones, are
+overwritten when the request reaches their positions, as the model's keys are. So chunks, preemption and prefix hits
+need no rule: an entry needs one state alone.
 
 Where decodes are replayed as graphs, one has the proposals and the model's layers, and a second one the entries,
 because the tokens are sampled and accepted between the two. Padding rows read slot 0 and write a slot of their own.
@@ -15,7 +16,7 @@ and drops the last block of every prefix hit. Here such a block is kept whole: i
 behind it in another request, which can lower the share of accepted drafts and changes no output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +44,9 @@ from proa_engine.step.columns import (
     TokenRows,
 )
 from proa_engine.step.decode_graphs import GraphShape
-from proa_engine.step.draft_copy import DraftCopy
 from proa_engine.step.drafts import DraftColumns, DraftPart
 from proa_engine.step.slots import Edits, SlotTables
-from proa_engine.step.staging import Packer
+from proa_engine.step.staging import DraftCopy, Packer
 
 _DECAY = 0.999  # of the counts of `HiddenDrafts._matches`, by step with drafts
 
@@ -107,36 +107,26 @@ class HiddenDraftPart(StepPart):
                 output.drafts = output.drafts._replace(matches=by_way)
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenDraftOptions:
+    max_drafts: int
+    ways: Sequence[Way]
+    params: Tensor  # the slots' sampling parameters (`sampling_params`)
+    state_size: int  # values of a state of the model
+    dtype: torch.dtype  # of states
+
+
 class HiddenDrafts(DraftColumns):
-    """Drafts by slot, and what each slot's next draft is computed from."""
+    """Drafts by slot. A kind of drafter is a derived class with `logits` and `observe`."""
 
     follows_decodes = True
 
-    def __init__(
-        self,
-        tables: SlotTables,
-        max_drafts: int,
-        drafter: HiddenDrafter,
-        caches: Sequence[LayerCache],
-        *,
-        ways: Sequence[Way],
-        params: Tensor,
-        state_size: int,
-        dtype: torch.dtype,
-    ) -> None:
-        """`caches` are of the drafter's layers, and `params` the slots' sampling parameters (`sampling_params`). The
-        model's states have `state_size` values of type `dtype`."""
-        super().__init__(tables, max_drafts)
-        self._drafter = drafter
-        self._caches = caches
-        self._taps = TapInputs(drafter.taps, state_size, dtype)
+    def __init__(self, tables: SlotTables, taps: tuple[int, ...], options: HiddenDraftOptions) -> None:
+        super().__init__(tables, options.max_drafts)
+        self._taps = TapInputs(taps, options.state_size, options.dtype)
+        self._params, ways = options.params, options.ways
         num_slots, device = tables.num_slots, tables.device
         self._padding = num_slots  # the slot that padding rows write
-        # [slots + 1, read_size]: what the entry behind a request's last one reads
-        self._carry = torch.zeros(num_slots + 1, drafter.read_size, dtype=dtype, device=device)
-        # [slots + 1] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
-        self._has_carry = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self._params = params
         self._factors = torch.tensor([way.factor for way in ways], dtype=torch.float64, device=device)
         self._ranges = torch.tensor(TEMPERATURES, dtype=torch.float64, device=device)
         # [slots + 1, ways] int64: what each way proposes as the first draft token of the step
@@ -145,9 +135,24 @@ class HiddenDrafts(DraftColumns):
         self._matches = torch.zeros(len(RANGES), len(ways), dtype=torch.float64, device=device)
         self._graph_taps = torch.empty(0, device=device)  # what graphs leave for the drafter; they share it
 
-    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        super().add(request, slot, edits)
-        edits.write(self._has_carry, (slot,), (0,))
+    def logits(
+        self, slots: Tensor, lengths: Tensor, room: Tensor, num_drafts: int, drafted: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """Yield the logits [rows, vocab_size] of `num_drafts` places, each when `drafted` has the draft tokens [rows]
+        int64 of those before. `room` [rows] are the numbers of draft tokens that the rows can have; other places have
+        any logits."""
+        raise NotImplementedError
+
+    def observe(
+        self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
+    ) -> None:
+        """Compute the entries of a step's tokens, behind which are those at `next_positions` [tokens] of the token
+        table. `slots` are the rows', `homes` those that they write, and `hidden` is the model's result."""
+        raise NotImplementedError
+
+    def room(self, slots: Tensor, counts: Tensor) -> Tensor:
+        """Return how many draft tokens each of these rows of `counts` tokens can have, [rows] int64."""
+        return counts - 1
 
     def lay_out(self, rows: Rows, packer: Packer) -> TapInputs | None:
         return self._taps if self._taps.layers else None
@@ -191,13 +196,12 @@ class HiddenDrafts(DraftColumns):
             return
         slots, _, counts = rows.index_select(1, drafting)
         homes = self._homes(slots, counts)
-        lengths, has_carry = self._lengths.index_select(0, slots), self._has_carry.index_select(0, slots)
-        room = (counts - 1) * has_carry
-        read = self._carry.index_select(0, slots)
+        lengths, room = self._lengths.index_select(0, slots), self.room(slots, counts)
         temperatures = self._params[:, TEMPERATURE].index_select(0, slots)
         best = self._matches.argmax(dim=1).index_select(0, self._range_of(temperatures))  # [rows with drafts]
-        for place in range(num_drafts):
-            logits, positions = self._drafter.compute_logits(read).float(), lengths + place
+        before: list[Tensor] = []
+        for place, row_logits in enumerate(self.logits(slots, lengths, room, num_drafts, before)):
+            logits, positions = row_logits.float(), lengths + place
             if place or not random.numel():
                 drafted = self._choose(logits, slots, positions, random, temperatures * self._factors[best])
                 by_way = drafted[:, None].expand(-1, len(self._factors))
@@ -209,10 +213,8 @@ class HiddenDrafts(DraftColumns):
                 self._first.index_copy_(0, homes, by_way)
             drafted = torch.where(room > place, drafted, NONE)
             self._drafts[:, place].index_copy_(0, homes, drafted)
-            drafted = drafted.clamp(min=0)
-            self._write_token(slots, positions, drafted, counts - 1 > place)
-            if place + 1 < num_drafts:
-                read = self._enter(slots, positions, read, drafted, room > place + 1)
+            before.append(drafted.clamp(min=0))
+            self._write_token(slots, positions, before[-1], counts - 1 > place)
 
     def compare(self, slots: Tensor, token_ids: Tensor) -> Tensor:
         """Count which ways would have proposed `token_ids` [rows] int64, the first sample of each row: 1 for those,
@@ -223,22 +225,10 @@ class HiddenDrafts(DraftColumns):
         self._matches.mul_(_DECAY).index_add_(0, ranges, matches.double())
         return matches.long()
 
-    def observe(
-        self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
-    ) -> None:
-        """Compute the entries of a step's tokens, behind which are those at `next_positions` [tokens] of the token
-        table, and keep what those of the rows' last true tokens return. `slots` are the rows', `homes` those that they
-        write, and `hidden` is the model's result."""
-        metadata = forward.metadata
-        states = metadata.taps.states if metadata.taps.layers else hidden
-        # -1 stands for a prompt's embedding. Behind a pooled request's last token is any.
-        next_ids = self._tables.flat_token_ids.index_select(0, next_positions).clamp(min=0).long()
-        positions = forward.positions if forward.positions.dim() == 1 else forward.positions[0]
-        entries = self._drafter(self._drafter.combine(states), next_ids, positions, self._caches, metadata)
-        num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
-        last = metadata.query_start_loc[1:] - 1 - num_behind
-        self._carry.index_copy_(0, homes, entries.index_select(0, last))
-        self._has_carry.index_fill_(0, homes, 1)
+    def states_of(self, forward: ForwardInputs, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a step's layers left for the drafter, and the positions of its tokens, [tokens] int64."""
+        taps, positions = forward.metadata.taps, forward.positions
+        return taps.states if taps.layers else hidden, positions if positions.dim() == 1 else positions[0]
 
     def _homes(self, slots: Tensor, counts: Tensor) -> Tensor:
         """Return the slots that rows of `counts` tokens write."""
@@ -273,6 +263,52 @@ class HiddenDrafts(DraftColumns):
         own = slots * self._tables.token_width + (self._lengths.index_select(0, slots) - 1).clamp(min=0)
         places = torch.where(has_room, places, own)
         flat.index_copy_(0, places, torch.where(has_room, token_ids.int(), flat.index_select(0, places)))
+
+
+class LayerDrafts(HiddenDrafts):
+    """With a `HiddenDrafter`. What the entry of a request's last token returns stays with its slot: the next draft is
+    computed from it."""
+
+    def __init__(
+        self, tables: SlotTables, drafter: HiddenDrafter, caches: Sequence[LayerCache], options: HiddenDraftOptions
+    ) -> None:
+        """`caches` are of the drafter's layers."""
+        super().__init__(tables, drafter.taps, options)
+        self._drafter, self._caches = drafter, caches
+        num_slots, device = tables.num_slots, tables.device
+        # [slots + 1, read_size]: what the entry behind a request's last one reads
+        self._carry = torch.zeros(num_slots + 1, drafter.read_size, dtype=options.dtype, device=device)
+        # [slots + 1] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
+        self._has_carry = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        super().add(request, slot, edits)
+        edits.write(self._has_carry, (slot,), (0,))
+
+    def room(self, slots: Tensor, counts: Tensor) -> Tensor:
+        return super().room(slots, counts) * self._has_carry.index_select(0, slots)
+
+    def logits(
+        self, slots: Tensor, lengths: Tensor, room: Tensor, num_drafts: int, drafted: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        read = self._carry.index_select(0, slots)
+        for place in range(num_drafts):
+            if place:
+                read = self._enter(slots, lengths + place - 1, read, drafted[-1], room > place)
+            yield self._drafter.compute_logits(read)
+
+    def observe(
+        self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
+    ) -> None:
+        """Also keep what the entries of the rows' last true tokens return."""
+        metadata, (states, positions) = forward.metadata, self.states_of(forward, hidden)
+        # -1 stands for a prompt's embedding. Behind a pooled request's last token is any.
+        next_ids = self._tables.flat_token_ids.index_select(0, next_positions).clamp(min=0).long()
+        entries = self._drafter(self._drafter.combine(states), next_ids, positions, self._caches, metadata)
+        num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
+        last = metadata.query_start_loc[1:] - 1 - num_behind
+        self._carry.index_copy_(0, homes, entries.index_select(0, last))
+        self._has_carry.index_fill_(0, homes, 1)
 
     def _enter(self, slots: Tensor, ends: Tensor, read: Tensor, token_ids: Tensor, is_needed: Tensor) -> Tensor:
         """Return what the entries of the last of each row's `ends` tokens return, behind which `token_ids` are. Rows

@@ -1,10 +1,11 @@
-"""Staging: copy one step's host arrays to the device in a single transfer.
+"""Staging: copy one step's host arrays to the device in a single transfer; DraftCopy: copy draft tokens to the host.
 
-All arrays are int64, so that one buffer holds them; floats are stored as the bits of float64. An array is identified by
-its staged index: its place in the order of `Packer.add`.
+All staged arrays are int64, so that one buffer holds them; floats are stored as the bits of float64. An array is
+identified by its staged index: its place in the order of `Packer.add`.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from proa_engine.kernels.sampling.drafts import NONE
+
 IntArray = npt.NDArray[np.int64]
+_Read = Callable[[], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +131,40 @@ class Staging:
         on_device = staged.to(self._device, non_blocking=True, copy=True)
         copied.record()
         return on_device
+
+
+class DraftCopy:
+    """The copy to the host of the draft tokens of a step's `rows` under a grammar, while the step's layers run: the
+    masks of the samples behind draft tokens depend on these. `started` is done once `start` was called."""
+
+    def __init__(self, rows: Sequence[int], slots: int) -> None:
+        """`slots`: staged index, of the rows' slots."""
+        self.rows = rows
+        self.slots = slots
+        self.started: Future[_Read] = Future()
+
+    def start(self, draft_ids: Tensor) -> None:
+        """Copy `draft_ids` [rows, drafts] int64, which has NONE behind each row's last one. Call it on the stream that
+        proposes them."""
+        self.started.set_result(_copy(draft_ids))
+
+    def by_row(self) -> dict[int, list[int]]:
+        """Return each row's draft tokens, after waiting for the device. Call it when `started` is done."""
+        rows = zip(self.rows, self.started.result()(), strict=True)
+        return {row: [token_id for token_id in ids if token_id != NONE] for row, ids in rows}
+
+
+def _copy(tensor: Tensor) -> _Read:
+    if tensor.is_cpu:
+        values = tensor.tolist()
+        return lambda: values
+    on_host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[list[int]]:
+        copied.synchronize()
+        values: list[list[int]] = on_host.tolist()
+        return values
+
+    return read

@@ -7,22 +7,23 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import WAYS
-from proa_engine.layers.cache_layers import CacheLayer
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.memory.cache_plan import CacheMemory, CachePlan, allocate_caches
 from proa_engine.memory.kv_cache import CacheSizes, num_kept_tokens, num_parameters
 from proa_engine.models.base import AudioReader, CausalLM, CrossReader, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
 from proa_engine.step.audio import AudioColumns, AudioWriter
+from proa_engine.step.block_drafts import BlockDrafts
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.step.device_thread import SMALL_STEP, SmallSteps
 from proa_engine.step.drafts import NgramDrafts
-from proa_engine.step.hidden_drafts import HiddenDrafts
+from proa_engine.step.hidden_drafts import HiddenDraftOptions, HiddenDrafts, LayerDrafts
 from proa_engine.step.image_attention import attention_columns
 from proa_engine.step.input_batch import InputBatch
 from proa_engine.step.logprobs import PromptLogprobColumns
@@ -66,7 +67,7 @@ class LoadedModel:
     model: CausalLM
     heads: PoolingHeads
     loras: LoraAdapters | None  # None: requests have no adapters
-    drafter: HiddenDrafter | NoDrafter
+    drafter: HiddenDrafter | BlockDrafter | NoDrafter
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
         """What each layer keeps on this rank: of the model, then of the drafter."""
@@ -187,19 +188,15 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
         features.append(AudioColumns(tables, writer, plan.caches.cross_tokens))
     if config.enable_prompt_embeds and model_config.stage.is_first:
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
-    if not isinstance(loaded.drafter, NoDrafter):
-        features.append(
-            HiddenDrafts(
-                tables,
-                config.num_speculative_tokens,
-                loaded.drafter,
-                memory.drafter_layers,
-                ways=WAYS[config.speculative_config.draft_sample_method] if config.speculative_config else (),
-                params=sampling.params,
-                state_size=model_config.hidden_size,
-                dtype=placement.dtype,
-            )
+    if config.drafter:
+        options = HiddenDraftOptions(
+            max_drafts=config.num_speculative_tokens,
+            ways=WAYS[config.drafter.draft_sample_method],
+            params=sampling.params,
+            state_size=model_config.hidden_size,
+            dtype=placement.dtype,
         )
+        features.append(_drafts(tables, loaded.drafter, memory.drafter_layers, options))
     elif config.speculative_config is not None:
         features.append(NgramDrafts(tables, config.speculative_config))
     if plan.caches.state_bytes:
@@ -207,6 +204,18 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
     if loaded.loras is not None:
         features.append(LoraColumns(tables, loaded.loras))
     return InputBatch(tables, sampling, features)
+
+
+def _drafts(
+    tables: SlotTables,
+    drafter: HiddenDrafter | BlockDrafter | NoDrafter,
+    caches: Sequence[LayerCache],
+    options: HiddenDraftOptions,
+) -> HiddenDrafts:
+    if isinstance(drafter, BlockDrafter):
+        return BlockDrafts(tables, drafter, caches, options)
+    assert not isinstance(drafter, NoDrafter), "it was found and loaded"
+    return LayerDrafts(tables, drafter, caches, options)
 
 
 def _encoders(model: CausalLM, config: ModelConfig) -> dict[int, MediaEncoder]:

@@ -14,6 +14,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.drafters.load import FoundDrafter
 from proa_engine.observability.worker_spans import NoWorkerTracer
 from proa_engine.option_groups import KvTiers
 from proa_engine.ranks.distributed import Rendezvous
@@ -69,6 +70,9 @@ class MetaWorker(Worker):
 
     def _read_model_config(self) -> ModelConfig:
         return with_one_layer_of_each_kind(super()._read_model_config())
+
+    def _find_drafter(self, model: ModelConfig) -> FoundDrafter | None:
+        return super()._find_drafter(super()._read_model_config())  # it may read states behind layers that are left out
 
     def _join(self, rendezvous: Rendezvous, store: Store | None) -> tuple[ParallelContext, StageLinks]:
         size = self._config.parallel.tensor_parallel_size

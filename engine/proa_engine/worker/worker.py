@@ -116,7 +116,7 @@ class Worker:
             auto_config.limit_torch_threads(config.parallel.ranks_per_node)
         self._folder = resolve_model_of(config)
         model = self.model_config = self._read_model_config()
-        self._drafter = find_drafter(config, model)
+        self._drafter = self._find_drafter(model)
         split = model.expert_split(config.parallel.tensor_parallel_size)
         if self._rank == 0 and split is not None and (split.num_ranks > 1 or config.parallel.enable_expert_parallel):
             self._log(str(split))
@@ -269,6 +269,9 @@ class Worker:
 
     def _resolve_device(self) -> torch.device:
         return auto_config.resolve_device(self._config.device, self._rank % self._config.parallel.ranks_per_node)
+
+    def _find_drafter(self, model: ModelConfig) -> FoundDrafter | None:
+        return find_drafter(self._config, model)
 
     def _read_model_config(self) -> ModelConfig:
         """Return the configuration of the model as this rank runs it; it has at least `max_model_len` positions."""

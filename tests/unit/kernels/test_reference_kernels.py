@@ -47,6 +47,14 @@ def test_padding_does_not_attend_to_keys_before_the_first_token_of_a_decode(wind
     torch.testing.assert_close(attend(case, window, decode_width=5), case.expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_a_block_of_tokens_attends_to_all_of_it(block_size: int) -> None:
+    """The rows begin with 0 to 4 tokens of padding, and are computed token by token or together."""
+    lens = [(1, 40), (3, 900), (2, 2), (5, 31), (5, 700)]
+    case = padded_case(attention_case(lens, block_size=block_size, num_kv_heads=4, head_dim=64, causal=False), 5)
+    torch.testing.assert_close(attend(case, decode_width=5, causal=False), case.expected, atol=2e-5, rtol=0)
+
+
 def test_a_long_prompt_is_worked_off_in_slices() -> None:
     case = attention_case([(1500, 2000)], num_heads=8, num_kv_heads=2, head_dim=8)
     torch.testing.assert_close(attend(case), case.expected, atol=2e-5, rtol=0)

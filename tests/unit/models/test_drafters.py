@@ -19,7 +19,7 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
 from support.drafters import Form, write_eagle3
@@ -58,7 +58,7 @@ def load(target: Path, folder: Path) -> tuple[CausalLM, HiddenDrafter]:
     model = load_model(target, config, **CPU)
     options = read_drafter(SpeculativeConfig(method="eagle3", model=str(folder)), folder, config)
     drafter = load_drafter(FoundDrafter(folder, options), config, model, **CPU)
-    assert not isinstance(drafter, NoDrafter)
+    assert not isinstance(drafter, NoDrafter | BlockDrafter)
     return model, drafter
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
-from proa_engine.models.drafters.base import HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
 from support.mtp_models import FAMILIES, make_library_mtp, make_mtp_model, parts_of
@@ -31,7 +31,7 @@ def load(folder: Path, drafter_folder: Path | None = None) -> HiddenDrafter:
     speculative = replace(MTP, model=str(drafter_folder)) if drafter_folder else MTP
     found = FoundDrafter(drafter_folder or folder, read_drafter(speculative, drafter_folder or folder, config))
     drafter = load_drafter(found, config, model, **CPU, report=lambda text: None)
-    assert not isinstance(drafter, NoDrafter)
+    assert not isinstance(drafter, NoDrafter | BlockDrafter)
     return drafter
 
 

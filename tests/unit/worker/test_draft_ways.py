@@ -12,7 +12,7 @@ from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling.sampling_reference import sample
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
-from proa_engine.step.hidden_drafts import HiddenDrafts
+from proa_engine.step.hidden_drafts import HiddenDraftOptions, LayerDrafts
 from proa_engine.step.slots import SlotTables
 
 VOCAB_SIZE, NUM_SLOTS, LENGTH = 50, 4, 6
@@ -54,7 +54,7 @@ RANDOM = torch.tensor([slot for slot, temperature in enumerate(TEMPERATURES) if 
 ROWS = torch.stack((SLOTS, torch.full((NUM_SLOTS,), LENGTH + 9), torch.full((NUM_SLOTS,), 3)))
 
 
-def make_drafts(method: str) -> HiddenDrafts:
+def make_drafts(method: str) -> LayerDrafts:
     """With a request of `LENGTH` tokens in each slot, at its temperature."""
     tables = SlotTables(
         max_num_seqs=NUM_SLOTS, max_model_len=32, block_size=4, vocab_size=VOCAB_SIZE, device=torch.device("cpu")
@@ -62,9 +62,8 @@ def make_drafts(method: str) -> HiddenDrafts:
     params = torch.zeros(NUM_SLOTS, columns.NUM_COLUMNS, dtype=torch.float64)
     params[:, columns.TEMPERATURE] = torch.tensor(TEMPERATURES, dtype=torch.float64)
     params[:, columns.KEY_LO] = SLOTS + 7
-    drafts = HiddenDrafts(
-        tables, 2, EqualDrafter(), (), ways=WAYS[method], params=params, state_size=VOCAB_SIZE, dtype=torch.float32
-    )
+    options = HiddenDraftOptions(2, WAYS[method], params, VOCAB_SIZE, torch.float32)
+    drafts = LayerDrafts(tables, EqualDrafter(), (), options)
     drafts._carry[:NUM_SLOTS] = LOGITS
     drafts._has_carry.fill_(1)
     drafts._lengths.fill_(LENGTH)

@@ -1,6 +1,7 @@
 """Paged attention (Kwon et al. 2023) for decodes, split along the context (flash-decoding).
 
-A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens that a step verifies. Grid: (kv_heads,
+A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens that a step verifies, or the block for
+which draft tokens are proposed, whose tokens also attend to those behind them. Grid: (kv_heads,
 items, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
 programs without an item return. Programs start in the order of the grid, so all heads of the longest items start first.
 A program computes all query heads of one KV head and as many query tokens as fit into its tile, so that K and V are
@@ -120,7 +121,8 @@ def decode_attention(
 ) -> None:
     """Write rows 0 … plan.num_rows * plan.width of out [T, heads, D] from the same rows of query [T, heads, D].
 
-    Zeros for padding: query tokens before their request's beginning, and those without a slot if the plan has slots.
+    Zeros for padding: query tokens before their request's beginning, and those without a slot if the plan has slots. If
+    the plan is not causal, only for those of a row without tokens.
     """
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -159,6 +161,7 @@ def decode_attention(
         WIDTH=plan.width,
         QUERIES=queries,
         WINDOW=plan.window or 0,
+        CAUSAL=plan.causal,
         SOFT_CAP=cap,
         BLOCK_M=block_m,
         MERGE_ROWS=merge_rows,
@@ -207,6 +210,7 @@ def decode_attention_kernel(
     WIDTH: tl.constexpr,  # query tokens of a row
     QUERIES: tl.constexpr,  # of them in a program
     WINDOW: tl.constexpr,  # 0: no window
+    CAUSAL: tl.constexpr,  # False: a row's query tokens attend to all of its tokens; there is no window
     SOFT_CAP: tl.constexpr,  # see `attend_tile`
     BLOCK_M: tl.constexpr,
     MERGE_ROWS: tl.constexpr,  # at least QUERIES * GROUP, at most BLOCK_M, whose other rows hold nothing
@@ -248,7 +252,7 @@ def decode_attention_kernel(
             maximum,
             total,
             acc,
-            position if WIDTH > 1 else None,
+            position if WIDTH > 1 and CAUSAL else None,
             None,
             tile,
             first,

@@ -31,6 +31,7 @@ class DecodePlan:
     num_rows: int
     width: int
     window: int | None
+    causal: bool  # False: all query tokens of a row attend to all of its tokens
     slot_mapping: torch.Tensor | None  # [num_rows * width] int64; -1: padding. None: none but before a row's beginning
     # [6, max_items] int32: row (-1: no item), first token, end of the tokens, length and first item of the row, and its
     # number of items
@@ -49,6 +50,8 @@ def plan_decodes(
     window: int | None,
     width: int = 1,
     slot_mapping: torch.Tensor | None = None,
+    *,
+    causal: bool = True,
 ) -> DecodePlan:
     """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each. The
     rows' tokens together must be fewer than 2**31.
@@ -62,6 +65,7 @@ def plan_decodes(
         num_rows=num_rows,
         width=width,
         window=window,
+        causal=causal,
         slot_mapping=None if window is None or width == 1 else slot_mapping,
         items=torch.empty(6, max_items, dtype=torch.int32, device=device),
         arrived=torch.empty(num_rows * num_kv_heads * width, dtype=torch.int32, device=device),

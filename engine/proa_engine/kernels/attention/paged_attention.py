@@ -43,6 +43,7 @@ def plan_attention(
     slot_mapping: torch.Tensor | None = None,
     block_stride: int | None = None,
     ends: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> AttentionPlan:
     """Plan a step for the layers with this window (in tokens; None: no window).
 
@@ -50,16 +51,20 @@ def plan_attention(
     bits as a decode and in any chunk of any batch. On a CPU it always has, and computes wider decodes as prefills.
     `slot_mapping` [T] int64 is needed if wider decodes have a window: keys before the first token with a slot may be
     gone. `block_stride`: elements from one block of a cache to the next; None: it is contiguous. `ends`: as for
-    `paged_attention`.
+    `paged_attention`. Not `causal`: all tokens of a request attend to its last one, in batches of decodes, without a
+    window and whatever `batch_invariant` says.
     """
+    assert causal or (not window and num_decodes == seq_lens.shape[0])
     slot_mapping = None if decode_width == 1 else slot_mapping
     if seq_lens.is_cpu:
+        if not causal:
+            ends = seq_lens.repeat_interleave(query_start_loc.diff())
         return plan_reference(
             query_start_loc, seq_lens, block_table, cache_shape, window, slot_mapping, block_stride, ends
         )
-    if batch_invariant:
+    if batch_invariant and causal:
         return InvariantPlan(slot_mapping)
-    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width, slot_mapping)
+    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width, slot_mapping, causal=causal)
 
 
 def paged_attention(

@@ -1,12 +1,15 @@
-"""HiddenDrafter: the interface of layers that read a model's hidden states and propose the tokens that follow.
+"""The interfaces of layers that read a model's hidden states and propose the tokens that follow: HiddenDrafter, one
+layer that proposes one token after another, and BlockDrafter, layers that propose a block of tokens at once.
 
-An entry of a drafter is made of the state of token i and of token i + 1. It lies in the drafter's caches where the
-model's keys of token i lie in the model's. What a call returns of it has the logits of token i + 2, and stands for the
-state of token i + 1 in the next entry while there is none: so one layer proposes any number of tokens.
+An entry of a `HiddenDrafter` is made of the state of token i and of token i + 1. It lies in the drafter's caches where
+the model's keys of token i lie in the model's. What a call returns of it has the logits of token i + 2, and stands for
+the state of token i + 1 in the next entry while there is none: so one layer proposes any number of tokens.
+
+An entry of a `BlockDrafter` is made of the state of token i alone, and lies at the same place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 
@@ -19,14 +22,22 @@ from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.quantization.methods import linear_method
 from proa_engine.models.quantization.read import read_quantization
 
-LIBRARY_TYPE = "speculators_model_type"  # a field of every config.json of the library `speculators`
+LIBRARY_TYPE: Final = "speculators_model_type"  # a field of every config.json of the library `speculators`
 
 
-class HiddenDrafter(Protocol):
+class Drafter(Protocol):
     """One rank's shard of a drafter with loaded weights. Stateless, as `CausalLM` is."""
 
     taps: tuple[int, ...]  # which states it reads, as `Taps.layers`; empty: the model's hidden states
 
+    def cache_layers(self) -> tuple[CacheLayer, ...]: ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each of this rank's weights once, also those that it shares with the model."""
+        ...
+
+
+class HiddenDrafter(Drafter, Protocol):
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         """What the model has left for the drafter, `Taps.states` or hidden states [T, …] -> what entries read,
         [T, `read_size`]."""
@@ -57,15 +68,48 @@ class HiddenDrafter(Protocol):
         the drafter does not know."""
         ...
 
-    def cache_layers(self) -> tuple[CacheLayer, ...]: ...
 
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """Yield each of this rank's weights once, also those that it shares with the model."""
+@runtime_checkable
+class BlockDrafter(Drafter, Protocol):
+    mask_token_id: int  # stands for each token that is proposed, behind the request's last one
+    samples_last: bool  # the first draft token is read off the request's last token, else off the first mask
+
+    def observe(
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+        /,
+    ) -> None:
+        """Write the entries of T tokens to `caches`, of the states that the model has left, as in
+        `HiddenDrafter.combine`."""
+        ...
+
+    def draft(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+        /,
+    ) -> torch.Tensor:
+        """Return what has the logits of decodes' tokens, [T, hidden_size]: of each request's last token and of masks.
+        Writes their keys and values where the entries of these tokens will lie."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> logits [R, vocabulary of the drafter], the same on every rank."""
+        ...
+
+    def follow(self, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """logits [R, vocabulary of the drafter] of the tokens behind `token_ids` [R] int64 -> [R, vocab_size of the
+        model]; -inf for tokens that the drafter does not know."""
         ...
 
 
 class NoDrafter:
-    """In place of a `HiddenDrafter` where nothing reads the model's states."""
+    """In place of a `Drafter` where nothing reads the model's states."""
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
         return ()
@@ -75,7 +119,7 @@ class NoDrafter:
 
 
 class DrafterOptions(Protocol):
-    """Declares a `HiddenDrafter`: what its config.json says."""
+    """Declares a drafter: what its config.json says."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -87,7 +131,7 @@ class DrafterOptions(Protocol):
         """Whether it has no use for a checkpoint's tensor."""
         ...
 
-    def make(self, weights: Weights, model: DecoderForCausalLM, context: LayerContext) -> HiddenDrafter:
+    def make(self, weights: Weights, model: DecoderForCausalLM, context: LayerContext) -> HiddenDrafter | BlockDrafter:
         """Load it. `model` has the embedding and the LM head that the checkpoint may lack."""
         ...
 

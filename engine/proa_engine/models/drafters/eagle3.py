@@ -10,8 +10,7 @@ one behind three layers of the model.
 Checkpoints have one of two forms: the original one (`LlamaForCausalLMEagle3`) and that of the library `speculators`.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,29 +20,28 @@ from proa_engine.kernels.products.gpu_linear import make_linear
 from proa_engine.layers.attention import AttentionOptions, QkNorm
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
-from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
 from proa_engine.layers.mlp import GatedMLPOptions
 from proa_engine.layers.norm import NormOptions, RMSNorm
-from proa_engine.layers.parallel import LayerContext, ParallelContext
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import LinearMethod, Weights
 from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of
-from proa_engine.models.drafters.base import LIBRARY_TYPE, check_sizes, own_linear_method
-
-LogitsLayer = Callable[[torch.Tensor], torch.Tensor]
+from proa_engine.models.drafters.base import LIBRARY_TYPE, own_linear_method
+from proa_engine.models.drafters.parts import (
+    DrafterSizes,
+    DraftHead,
+    fields_of,
+    make_embedding,
+    read_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Options:
-    """Sizes are full sizes, before sharding."""
-
     layer: str  # the name of the layer's tensors
     taps: tuple[int, ...]
-    hidden_size: int
-    target_hidden_size: int
-    vocab_size: int  # of the model
-    draft_vocab_size: int
+    sizes: DrafterSizes
     attention: AttentionOptions
     mlp: GatedMLPOptions
     norm: NormOptions
@@ -52,6 +50,10 @@ class Eagle3Options:
     norms_of_taps: bool  # a norm for each
     norm_output: bool  # the next entries read the normed output
     linear_method: LinearMethod
+
+    @property
+    def hidden_size(self) -> int:
+        return self.sizes.hidden_size
 
     def is_unread(self, name: str) -> bool:
         return name == "t2d" or name.endswith(".rotary_emb.inv_freq")  # which of the model's ids the drafter has
@@ -62,8 +64,7 @@ class Eagle3Options:
 
 def read_eagle3(config: Mapping[str, Any], target: ModelConfig, quantization: str | None) -> Eagle3Options:
     """Read a drafter's config.json in either form. Raises ValueError, naming the field, for what is not supported."""
-    is_library = LIBRARY_TYPE in config
-    fields: Mapping[str, Any] = config["transformer_layer_config"] if is_library else config
+    is_library, fields = LIBRARY_TYPE in config, fields_of(config)
     read_fields.require(config, LIBRARY_TYPE, ("eagle3",))
     read_fields.require(fields, "model_type", ("llama", "qwen3"))
     read_fields.require(fields, "num_hidden_layers", (1,))
@@ -71,24 +72,17 @@ def read_eagle3(config: Mapping[str, Any], target: ModelConfig, quantization: st
         raise ValueError("layer_types sliding_attention is not supported in a drafter; supported: full_attention")
     aux = config.get("eagle_config") or {}
     read_fields.require(aux, "use_aux_hidden_state", (True,))
-    hidden_size, num_layers = fields["hidden_size"], len(target.layers)
-    target_size = config.get("target_hidden_size") or hidden_size
-    vocab_size = fields["vocab_size"]
-    check_sizes(target, target_size, vocab_size)
     taps = config.get("eagle_aux_hidden_state_layer_ids") or aux.get("eagle_aux_hidden_state_layer_ids")
+    num_layers = len(target.layers)
     taps = tuple(taps or (2, num_layers // 2, num_layers - 3))
-    if not all(0 <= tap <= num_layers for tap in taps):
-        raise ValueError(f"it reads states before the layers {list(taps)}, and the model has {num_layers} layers")
+    sizes = read_sizes(config, target, taps)
     norm = read_fields.norm(fields)
     qk_norm = QkNorm(norm) if fields.get("model_type") == "qwen3" else None
     return Eagle3Options(
         layer="layers.0" if is_library else "midlayer",
         taps=taps,
-        hidden_size=hidden_size,
-        target_hidden_size=target_size,
-        vocab_size=vocab_size,
-        draft_vocab_size=config.get("draft_vocab_size") or vocab_size,
-        attention=read_fields.attention(fields, qk_norm=qk_norm, input_size=2 * hidden_size),
+        sizes=sizes,
+        attention=read_fields.attention(fields, qk_norm=qk_norm, input_size=2 * sizes.hidden_size),
         mlp=read_fields.gated_mlp(fields),
         norm=norm,
         norm_before_residual=config.get("norm_before_residual", is_library),
@@ -105,12 +99,13 @@ class Eagle3Drafter:
     def __init__(
         self, weights: Weights, model: DecoderForCausalLM, context: LayerContext, options: Eagle3Options
     ) -> None:
-        size, parallel = options.hidden_size, context.parallel
+        sizes, parallel = options.sizes, context.parallel
+        size = sizes.hidden_size
         self.taps = options.taps
         self.read_size = size
         self.batch_invariant = model.batch_invariant
-        states_size = len(options.taps) * options.target_hidden_size
-        count, width = (1, states_size) if options.norm_before_fc else (len(options.taps), options.target_hidden_size)
+        states_size = len(options.taps) * sizes.target_hidden_size
+        count, width = (1, states_size) if options.norm_before_fc else (len(options.taps), sizes.target_hidden_size)
         names = ["input_norm"] if options.norm_before_fc else [f"fc_norm.{number}" for number in range(count)]
         has_norms = options.norm_before_fc or options.norms_of_taps
         self.state_norms = [RMSNorm(weights / name, width, options.norm) for name in names if has_norms]
@@ -123,15 +118,8 @@ class Eagle3Drafter:
         self.mlp = options.mlp.make(layer, context)
         self.norm = RMSNorm(weights / "norm", size, norm)
         self.norm_before_residual, self.norm_output = options.norm_before_residual, options.norm_output
-        self.embedding = model.embedding
-        if weights.has("embed_tokens.weight") or size != options.target_hidden_size:
-            rows = take_vocab_share(weights / "embed_tokens", options.vocab_size, size, parallel)
-            self.embedding = VocabParallelEmbedding(rows, parallel)
-        has_own_ids = options.draft_vocab_size != options.vocab_size or weights.has("d2t")
-        has_own_head = has_own_ids or size != options.target_hidden_size or weights.has("lm_head.weight")
-        self.lm_head: LogitsLayer = _own_head(weights, parallel, options) if has_own_head else model.compute_logits
-        if has_own_ids:
-            self.lm_head = DraftVocabulary(self.lm_head, weights, options)
+        self.embedding = make_embedding(weights, model, sizes, parallel)
+        self.lm_head = DraftHead(weights, model, sizes, parallel)
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         if self.state_norms:
@@ -165,25 +153,3 @@ class Eagle3Drafter:
 
     def parameters(self) -> Iterator[torch.Tensor]:
         yield from {id(tensor): tensor for tensor in tensors_of(self)}.values()
-
-
-class DraftVocabulary:
-    """Logits of a drafter's own vocabulary, at the ids that its tokens have in the model's."""
-
-    def __init__(self, lm_head: LogitsLayer, weights: Weights, options: Eagle3Options) -> None:
-        """The checkpoint has differences between the ids; without them they are the same."""
-        self.lm_head = lm_head
-        self.vocab_size = options.vocab_size
-        self.ids = torch.arange(options.draft_vocab_size, device=weights.source.device)
-        if weights.has("d2t"):
-            self.ids += weights.take("d2t", (options.draft_vocab_size,), dtype=torch.int64)
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
-        logits = hidden.new_full((hidden.shape[0], self.vocab_size), -math.inf)
-        return logits.index_copy_(1, self.ids, self.lm_head(hidden))
-
-
-def _own_head(weights: Weights, parallel: ParallelContext, options: Eagle3Options) -> LMHead:
-    rows = take_vocab_share(weights / "lm_head", options.draft_vocab_size, options.hidden_size, parallel)
-    return LMHead(rows, options.draft_vocab_size, parallel, batch_invariant=False)

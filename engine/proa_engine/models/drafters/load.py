@@ -15,7 +15,8 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.digest import WeightsDigest
-from proa_engine.models.drafters.base import LIBRARY_TYPE, DrafterOptions, HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import LIBRARY_TYPE, BlockDrafter, DrafterOptions, HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.block import read_block
 from proa_engine.models.drafters.eagle3 import read_eagle3
 from proa_engine.models.drafters.mtp import read_library_mtp, read_mtp
 from proa_engine.models.weight_sources import CheckpointWeights, RandomWeights, tensor_names
@@ -58,6 +59,8 @@ def read_drafter(config: SpeculativeConfig, folder: Path, target: ModelConfig) -
         fields = read_config(folder)
         if config.method == "eagle3":
             return read_eagle3(fields, target, config.quantization)
+        if config.method != "mtp":
+            return read_block(fields, target, config)
         if LIBRARY_TYPE in fields:
             return read_library_mtp(fields, target, config.quantization)
         return read_mtp(target, tensor_names(folder))
@@ -81,7 +84,7 @@ def load_drafter(
     seed: int = 0,
     report: Callable[[str], None],
     digest: WeightsDigest | None = None,
-) -> HiddenDrafter | NoDrafter:
+) -> HiddenDrafter | BlockDrafter | NoDrafter:
     """Build this rank's shard of the drafter of `model`. The other arguments are those of `load_model`."""
     if not found:
         return NoDrafter()
