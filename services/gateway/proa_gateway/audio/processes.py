@@ -125,50 +125,50 @@ class _Program:
 
     @classmethod
     async def start(cls, max_memory: int) -> "_Program":
-        """`max_memory`: bytes of address space of each process. Raises `AudioProgramFailed`."""
+        """`max_memory`: bytes of address space of each process. Raises `AudioProcessFailed` and `OSError`."""
         variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proa_gateway.audio.child", str(max_memory)),
-                stdin=theirs.fileno(),
-                stdout=DEVNULL,
-                env=variables | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # not ended by the terminal's Ctrl-C, before the gateway has drained
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "proa_gateway.audio.child", str(max_memory)),
+                    stdin=theirs.fileno(),
+                    stdout=DEVNULL,
+                    env=variables | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,  # not ended by the terminal's Ctrl-C, before the gateway has drained
+                )
+            except BaseException:
+                control.close()
+                raise
         program = cls(process, control)
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await asyncio.get_running_loop().sock_recv(control, HEAD_SIZE)
             if not ready:
-                raise AudioProgramFailed(f"it ended with status {await process.wait()} when it started")
+                raise AudioProcessFailed(f"it ended with status {await process.wait()} when it started")
         except TimeoutError:
             await program.close()
-            raise AudioProgramFailed(f"it did not start in {START_SECONDS:.0f} s") from None
+            raise AudioProcessFailed(f"it did not start in {START_SECONDS:.0f} s") from None
         except BaseException:
             await program.close()
             raise
         return program
 
     async def fork(self) -> AudioProcess:
-        """Raises `AudioProgramFailed`."""
+        """Raises `AudioProcessFailed` and `OSError`."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 socket.send_fds(self._control, [pack_control(Control.FORK)], [theirs.fileno()])
                 process = AudioProcess(*await asyncio.open_connection(sock=ours))
-            except BaseException as error:
+            except BaseException:
                 ours.close()
-                if isinstance(error, OSError):
-                    raise AudioProgramFailed(str(error)) from error
                 raise
         try:
             await process.wait_for_start()
-        except BaseException as error:
+        except BaseException:
             process.close()
-            if isinstance(error, AudioProcessFailed):
-                raise AudioProgramFailed(f"a process did not start: {error}") from error
             raise
         return process
 
@@ -204,7 +204,10 @@ class AudioProcesses:
     @asynccontextmanager
     async def process(self) -> AsyncIterator[AudioProcess]:
         """A process for one file, killed on exit. Raises `AudioProgramFailed`."""
-        program, process = await self._fork()
+        try:
+            program, process = await self._fork()
+        except (AudioProcessFailed, OSError) as error:
+            raise AudioProgramFailed(str(error)) from error
         try:
             yield process
         except AudioProcessFailed:
@@ -237,7 +240,7 @@ class AudioProcesses:
         program = await self._started_program()
         try:
             return program, await program.fork()
-        except AudioProgramFailed as error:  # it has ended
+        except (AudioProcessFailed, OSError) as error:  # it has ended
             _log.warning("the program that decodes audio is replaced: %s", error)
             self._on_failure()
             if self._program is program:
