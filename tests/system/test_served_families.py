@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Ministral3ForCausalLM": ("ministral3", {}),
     "Mistral3ForConditionalGeneration": ("ministral3", {}),
     "MiMoForCausalLM": ("qwen2", {}),
+    "MiniCPMForCausalLM": ("llama", {"scale_emb": 1, "scale_depth": 2**0.5, "dim_model_base": 64}),
     "MistralForCausalLM": ("mistral", {}),
     "MixtralForCausalLM": ("mixtral", {}),
     "NemotronHForCausalLM": ("nemotron_h", {}),

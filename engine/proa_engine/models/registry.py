@@ -31,6 +31,7 @@ MODULES = {
     "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen",
+    "MiniCPMForCausalLM": "granite",
     "Ministral3ForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "llama",
     "MistralForCausalLM": "llama",
@@ -57,6 +58,11 @@ MODULES = {
     "SmolLM3ForCausalLM": "llama",
     "WhisperForConditionalGeneration": "whisper",
 }
+# Further names of Llama, whose checkpoints differ from its in nothing but the biases of attention.
+OTHER_NAMES = dict.fromkeys(
+    ("AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM", "LLaMAForCausalLM", "XverseForCausalLM"),
+    "LlamaForCausalLM",
+)
 REQUIRED_FIELDS = ("hidden_size", "num_hidden_layers")  # that all of them read, without a default
 # Encoders that `transformers` runs, for pooled requests.
 ENCODERS = (
@@ -88,6 +94,8 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
     Raises ValueError if it is not supported, or if two packages add one architecture. Does not import torch.
     """
     name, known = _first_architecture(config), {*MODULES, *_plugins()}
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name], Form.CAUSAL_LM
     if name in known:
         return name, Form.CAUSAL_LM
     for form in (Form.EMBEDDING, Form.CLASSIFIER, Form.REWARD, Form.PROCESS_REWARD):
@@ -133,7 +141,7 @@ def _similar(name: str) -> str | None:
 
 
 def _plugins() -> dict[str, Plugin]:
-    return plugins_of(Group.MODELS, built_in={*MODULES, *ENCODERS, COLBERT})
+    return plugins_of(Group.MODELS, built_in={*MODULES, *OTHER_NAMES, *ENCODERS, COLBERT})
 
 
 def is_encoder(architecture: str) -> bool:

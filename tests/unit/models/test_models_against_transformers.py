@@ -1,5 +1,6 @@
 """The same folder gives the same logits in Proa and in transformers, in float32, for each architecture and option."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.loader import load_model
+from proa_engine.models.registry import OTHER_NAMES
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
@@ -222,6 +224,39 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
                 part.append(hidden)
         for part, logits in zip(parts, expected, strict=True):
             torch.testing.assert_close(ours.compute_logits(torch.cat(part)), logits, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_further_name_of_llama_gives_its_logits(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, attention_bias=True)
+    expected = prompt_logits(folder)
+    edit_config(folder, architectures=[name], model_type="of another library", attention_bias=None, bias=True)
+    assert torch.equal(prompt_logits(folder), expected)
+
+
+def test_minicpm_is_granite_with_factors_that_follow_from_its_sizes(tmp_path: Path) -> None:
+    factors = {"embedding_multiplier": 12.0, "residual_multiplier": 0.7, "logits_scaling": 4.0}
+    folder = make_tiny_model(tmp_path, "granite", num_hidden_layers=4, attention_multiplier=0.25, **factors)
+    expected = prompt_logits(folder)
+    dropped = dict.fromkeys((*factors, "attention_multiplier"))
+    sizes = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
+    edit_config(folder, architectures=["MiniCPMForCausalLM"], model_type="minicpm", **dropped, **sizes)
+    assert torch.equal(prompt_logits(folder), expected)
+    edit_config(folder, sparse_config={"topk": 64})
+    with pytest.raises(ValueError, match="sparse_config"):
+        load(folder)
+
+
+def prompt_logits(folder: Path) -> torch.Tensor:
+    model = load(folder)
+    return model.compute_logits(PagedModel(model).prefill(list(range(30))))
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Set fields of config.json; None: remove them."""
+    path = folder / "config.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
 def test_an_own_lm_head_is_kept_though_the_configuration_ties_it(

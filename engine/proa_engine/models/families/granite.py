@@ -1,4 +1,5 @@
-"""Granite 3 and 4 of IBM: factors of the embeddings, the attention scores, the residuals and the logits."""
+"""Granite 3 and 4 of IBM, and MiniCPM: factors of the embeddings, the attention scores, the residuals and the
+logits."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,29 @@ class GraniteForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         return _with_factors(fields, equal_layers(fields, **_factors_of_layers(fields)))
+
+
+class MiniCPMForCausalLM(DecoderForCausalLM):
+    """MiniCPM: Granite 3 with factors that follow from the numbers of layers and of hidden values (Hu et al. 2024)."""
+
+    defaults: ClassVar[read.Fields] = {
+        "dim_model_base": 1,
+        "scale_depth": 1,
+        "scale_emb": 1,
+        "tie_word_embeddings": True,
+    }
+
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        read.require(fields, "num_experts", (0,))
+        read.require(fields, "sparse_config", ())
+        factors = {
+            "attention_multiplier": read.head_dim(fields) ** -0.5,
+            "embedding_multiplier": fields["scale_emb"],
+            "logits_scaling": fields["hidden_size"] / fields["dim_model_base"],
+            "residual_multiplier": fields["scale_depth"] / fields["num_hidden_layers"] ** 0.5,
+        }
+        return GraniteForCausalLM.read_options({**fields, **factors})
 
 
 class GraniteMoeHybridForCausalLM(DecoderForCausalLM):

@@ -33,11 +33,12 @@ def equal_layers(
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """Llama 2 and 3 (also Proa's built-in model): biases only if the config sets them."""
+    """Llama 2 and 3 (also Proa's built-in model): biases only if the config sets them (InternLM: by `bias`)."""
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        return equal_layers(fields)
+        bias = fields.get("attention_bias", fields.get("bias", False))
+        return equal_layers(fields, qkv_bias=bias, output_bias=bias)
 
 
 class MistralForCausalLM(DecoderForCausalLM):
