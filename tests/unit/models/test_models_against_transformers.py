@@ -235,7 +235,7 @@ def test_a_further_name_of_llama_gives_its_logits(name: str, tmp_path: Path) -> 
 
 
 def test_minicpm_is_granite_with_factors_that_follow_from_its_sizes(tmp_path: Path) -> None:
-    factors = {"embedding_multiplier": 12.0, "residual_multiplier": 0.7, "logits_scaling": 4.0}
+    factors: dict[str, Any] = {"embedding_multiplier": 12.0, "residual_multiplier": 0.7, "logits_scaling": 4.0}
     folder = make_tiny_model(tmp_path, "granite", num_hidden_layers=4, attention_multiplier=0.25, **factors)
     expected = prompt_logits(folder)
     dropped = dict.fromkeys((*factors, "attention_multiplier"))
