@@ -83,19 +83,23 @@ def least_bytes(
     """The bytes of the decoder's weights in memory, at least: without the LM head, image encoders, and layers behind
     the last one. Floating-point numbers are converted to `dtype`, one of `EngineConfig.dtype`. On a GPU they are
     converted to 8 bits if the engine quantizes them, and quantized matrices are held as they are stored; on a CPU these
-    are held dequantized, without their scales and zeros."""
-    of_float = _BYTES[dtype]
+    are held dequantized, without their scales and zeros, and what float16 can hold is (`kernels.products.linear`): all
+    of 16 bits, and some numbers of 4 bits with their scales."""
+    of_float, of_half = _BYTES[dtype], 2
     formats = [quantization.format, *(rule.format for rule in quantization.rules)]
     dequantizes = on_cpu and not any(isinstance(each, PluginFormat) for each in formats)
     if dequantizes:
         bits = max((each.bits for each in formats if isinstance(each, GptqFormat | PackQuantizedFormat)), default=4)
-        item_bytes: dict[str, float] = {"I8": 4, "F8_E4M3": 4, "U8": 8, "I32": 32 // bits * of_float}
+        item_bytes: dict[str, float] = {"I8": 4, "F8_E4M3": 4, "U8": 2 * of_half}
+        item_bytes["I32"] = 32 // bits * (of_half if bits == 4 else of_float)
         item_bytes |= dict.fromkeys(BLOCKS, of_float)
     else:
         of_float = 1 if isinstance(quantization.format, OnlineFp8Format) else of_float
         integers = {kind: bits / 8 for kind, bits in INTEGER_BITS.items()}
         item_bytes = {**ITEM_BYTES, **dict.fromkeys(BLOCKS, of_float), **integers}
     item_bytes |= dict.fromkeys(FLOATS, of_float)
+    if on_cpu:
+        item_bytes |= dict.fromkeys(("F16", "BF16"), of_half)
     total = sum(
         tensor.size * item_bytes.get(tensor.dtype, 0)
         for name, tensor in _of_decoder(tensors, fields)
