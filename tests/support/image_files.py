@@ -1,6 +1,7 @@
 """Files of images with random pixels, and how models read them."""
 
 import base64
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -9,7 +10,7 @@ from PIL import Image
 
 from proa.contract import ImageInput
 
-# As Qwen3-VL and Gemma 3 read images, with smaller limits.
+# As Qwen3-VL, Mistral 3, Gemma 4 and Gemma 3 read images, with smaller limits.
 KEEPS_SHAPE = ImageInput(
     token_id=5,
     token="<image>",
@@ -19,6 +20,8 @@ KEEPS_SHAPE = ImageInput(
     max_pixels=256 * 256,
     resample=Image.Resampling.BICUBIC,
 )
+LONGEST_SIDE = replace(KEEPS_SHAPE, min_pixels=0, max_pixels=0, max_side=200, unit=28)
+FILLED = replace(KEEPS_SHAPE, min_pixels=0, max_pixels=70 * 48**2, unit=48, fills=True)
 SQUARE = ImageInput(
     token_id=5,
     token="<soft>",

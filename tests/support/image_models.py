@@ -18,6 +18,8 @@ from support.tiny_models import EOS_TOKEN_ID, MIXTURES, VOCAB_SIZE, write_tokeni
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+MISTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+GEMMA4_TOKENS = ("<|image>", "<image|>", "<|image|>")
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
@@ -53,12 +55,21 @@ _VISION: dict[str, Any] = {
 }
 
 
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.1,
+}
+
+
 def make_image_model(
     folder: Path, model_type: str, seed: int = 0, *, patch: int = 8, side: int = 128, **overrides: Any
 ) -> Path:
-    """Write a model of `qwen2_5_vl`, `qwen3_vl`, `qwen3_5`, a mixture of experts of the last two (`…_moe`), or `gemma3`
-    to `folder`; returns it. `patch` is in pixels. Qwen's read images of at most `side` * `side` pixels. `overrides` are
-    fields of `text_config`."""
+    """Write a model of `qwen2_5_vl`, `qwen3_vl`, `qwen3_5`, a mixture of experts of the last two (`…_moe`), `gemma3`,
+    `gemma4` or `mistral3` to `folder`; returns it. `patch` is in pixels. All but Gemma's read images of at most `side`
+    * `side` pixels. `overrides` are fields of `text_config`."""
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     fields = _fields(model_type, patch)
@@ -70,6 +81,11 @@ def make_image_model(
         for name, parameter in model.named_parameters():  # what starts as constants, make it matter
             if parameter.dim() == 1 or name.endswith("mm_input_projection_weight"):
                 parameter.data += 0.1 * torch.randn(parameter.shape)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("_min", "_max")):  # limits of products
+                buffer.fill_(-1.5 if name.endswith("_min") else 1.5)
+            elif "vision_tower.std_" in name:
+                buffer.copy_(torch.randn(buffer.shape))
     model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
     model.save_pretrained(folder)
     if model_type == "qwen3_vl_moe":
@@ -119,37 +135,47 @@ def greedy_chat(
 def _inputs(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
     from transformers import AutoTokenizer
 
-    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    config = json.loads((folder / "config.json").read_text())
+    model_type, patch = config["model_type"], config["vision_config"]["patch_size"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text: Any = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    is_gemma = model_type == "gemma3"
-    placeholder, token = (GEMMA_TOKENS[0], GEMMA_TOKENS[2]) if is_gemma else (QWEN_TOKENS[2],) * 2
+    added = _tokens(model_type)
     features: dict[str, torch.Tensor] = {}
     if images:
-        found = _processor_class(model_type).from_pretrained(folder)(list(images), return_tensors="pt")
-        kept = ("pixel_values",) if is_gemma else ("pixel_values", "image_grid_thw")
-        features = {name: found[name] for name in kept}
-    counts = [16] * len(images) if is_gemma else [int(grid.prod()) // 4 for grid in features.get("image_grid_thw", ())]
+        found = _processor_class(model_type).from_pretrained(folder)(
+            list(images), return_tensors="pt", **({"patch_size": 2 * patch} if model_type == "mistral3" else {})
+        )
+        kept = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
+        features = {name: torch.as_tensor(found[name]) for name in kept if name in found}
+    if model_type == "gemma3":
+        placeholder, token, types = added[0], added[2], "token_type_ids"
+        expanded = [f"\n\n{added[0]}{added[2] * 16}{added[1]}\n\n"] * len(images)
+    elif model_type == "gemma4":
+        placeholder, token, types = added[2], added[2], "mm_token_type_ids"
+        counts = [int((each[:, 0] >= 0).sum()) // 4 for each in features.get("image_position_ids", ())]
+        expanded = [added[0] + token * count + added[1] for count in counts]
+    elif model_type == "mistral3":
+        placeholder, token, types = added[0], added[0], ""
+        sizes = [(size // (2 * patch)).tolist() for size in features.get("image_sizes", ())]
+        expanded = [added[1].join([added[0] * columns] * rows) + added[2] for rows, columns in sizes]
+    else:
+        placeholder, token, types = added[2], added[2], "mm_token_type_ids"
+        expanded = [token * (int(grid.prod()) // 4) for grid in features.get("image_grid_thw", ())]
     first, *others = text.split(placeholder)
-    before, after = ("\n\n<start_of_image>", "<end_of_image>\n\n") if is_gemma else ("", "")
-    text = first + "".join(before + token * count + after + other for count, other in zip(counts, others, strict=True))
+    text = first + "".join(image + other for image, other in zip(expanded, others, strict=True))
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
     token_id: Any = tokenizer.convert_tokens_to_ids(token)
-    types = ids.eq(token_id).long()
-    return {"input_ids": ids, "token_type_ids" if is_gemma else "mm_token_type_ids": types, **features}
+    return {"input_ids": ids, **({types: ids.eq(token_id).long()} if types else {}), **features}
+
+
+def _tokens(model_type: str) -> tuple[str, ...]:
+    others = {"gemma3": GEMMA_TOKENS, "gemma4": GEMMA4_TOKENS, "mistral3": MISTRAL_TOKENS}
+    return others.get(model_type, QWEN_TOKENS)
 
 
 def _fields(model_type: str, patch: int) -> dict[str, Any]:
     if model_type == "gemma3":
-        siglip = {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 8 * patch,
-            "patch_size": patch,
-            "initializer_range": 0.1,
-        }
+        siglip = _ENCODER | {"image_size": 8 * patch, "patch_size": patch}
         text = _TEXT | {"vocab_size": VOCAB_SIZE + 3, "sliding_window": 24, "query_pre_attn_scalar": 16}
         text |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
         ids = {"boi_token_index": VOCAB_SIZE, "eoi_token_index": VOCAB_SIZE + 1, "image_token_index": VOCAB_SIZE + 2}
@@ -159,6 +185,20 @@ def _fields(model_type: str, patch: int) -> dict[str, Any]:
             "mm_tokens_per_image": 16,
             "tie_word_embeddings": False,
         } | ids
+    if model_type == "gemma4":
+        sizes = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": patch, "pooling_kernel_size": 2}
+        clipped = _ENCODER | sizes | {"position_embedding_size": 160, "use_clipped_linears": True, "standardize": True}
+        text = _TEXT | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        text |= {"sliding_window": 24, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "pad_token_id": 3}
+        text |= {"vocab_size": VOCAB_SIZE + 3, "vocab_size_per_layer_input": VOCAB_SIZE + 3}
+        text |= {"use_bidirectional_attention": "vision"}
+        ids = {"boi_token_id": VOCAB_SIZE, "eoi_token_id": VOCAB_SIZE + 1, "image_token_id": VOCAB_SIZE + 2}
+        return {"text_config": text, "vision_config": clipped, "tie_word_embeddings": False} | ids
+    if model_type == "mistral3":
+        pixtral = _ENCODER | {"model_type": "pixtral", "patch_size": patch}
+        text = _TEXT | {"model_type": "ministral3", "vocab_size": VOCAB_SIZE + len(MISTRAL_TOKENS)}
+        ids = {"image_token_index": VOCAB_SIZE, "spatial_merge_size": 2}
+        return {"text_config": text, "vision_config": pixtral, "tie_word_embeddings": False} | ids
     text = _TEXT | MIXTURES.get(_MIXTURES.get(model_type, ""), {}) | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": model_type != "qwen2_5_vl"}
     vision: dict[str, Any] = _VISION | {"patch_size": patch}
@@ -185,11 +225,11 @@ def _fields(model_type: str, patch: int) -> dict[str, Any]:
 
 def _write_tokenizer(folder: Path, model_type: str) -> None:
     write_tokenizer(folder)
-    is_gemma = model_type == "gemma3"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(list(GEMMA_TOKENS if is_gemma else QWEN_TOKENS))
+    tokenizer.add_special_tokens(list(_tokens(model_type)))
     tokenizer.save(str(folder / "tokenizer.json"))
-    image = "<start_of_image>" if is_gemma else "<|vision_start|><|image_pad|><|vision_end|>"
+    names = {"gemma3": "<start_of_image>", "gemma4": "<|image|>", "mistral3": "[IMG]"}
+    image = names.get(model_type, "<|vision_start|><|image_pad|><|vision_end|>")
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE.replace("IMAGE", image)}))
 
@@ -198,6 +238,11 @@ def _image_processor(model_type: str, patch: int, side: int) -> Any:
     if model_type == "gemma3":
         size = {"height": 8 * patch, "width": 8 * patch}
         return _processor_class(model_type)(size=size, image_seq_length=16)
+    if model_type == "gemma4":
+        return _processor_class(model_type)(patch_size=patch, pooling_kernel_size=2, max_soft_tokens=70)
+    if model_type == "mistral3":
+        size = {"longest_edge": side}
+        return _processor_class(model_type)(size=size, patch_size={"height": patch, "width": patch})
     mean = [0.5, 0.5, 0.5]
     return _processor_class(model_type)(
         patch_size=patch,
@@ -211,6 +256,13 @@ def _image_processor(model_type: str, patch: int, side: int) -> Any:
 
 def _processor_class(model_type: str) -> Any:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    return Gemma3ImageProcessorPil if model_type == "gemma3" else Qwen2VLImageProcessorPil
+    others = {
+        "gemma3": Gemma3ImageProcessorPil,
+        "gemma4": Gemma4ImageProcessorPil,
+        "mistral3": PixtralImageProcessorPil,
+    }
+    return others.get(model_type, Qwen2VLImageProcessorPil)

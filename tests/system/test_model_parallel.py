@@ -80,13 +80,11 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "phi 4": ("phi3", {}),
     "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
 }
-WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3")
+WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3")
 # The text models of checkpoints with images, of audio in prompts, of MiMo and MiniCPM are those of these families.
 TEXT_OF_OTHERS = {
-    "Gemma4ForConditionalGeneration",
     "MiMoForCausalLM",
     "MiniCPMForCausalLM",
-    "Mistral3ForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
 }
 IN_TESTS_OF_AUDIO = {"WhisperForConditionalGeneration"}

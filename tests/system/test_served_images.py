@@ -28,10 +28,11 @@ from support.image_models import chat_tokens, greedy_chat, make_image_model
 from support.processes import engine_process, free_port, gateway_process, wait_for_models
 from support.scrape import Scrape
 
-SEEDS = {"qwen3_vl": 0, "qwen3_5": 1, "gemma3": 3}  # with which images decide the tokens
+SEEDS = {"qwen3_vl": 0, "qwen3_5": 1, "gemma3": 3, "gemma4": 0, "mistral3": 0}  # with which images decide the tokens
 REPLICATED = "qwen"
 PARALLEL = "tp2"  # of two ranks
 ENGINES = {REPLICATED: "qwen3_vl", PARALLEL: "qwen3_vl", "qwen35": "qwen3_5", "gemma": "gemma3"}  # by served name
+ENGINES |= {"gemma4": "gemma4", "mistral": "mistral3"}
 NUM_TOKENS = 24
 LONG = 800  # tokens of a stream during which an engine is killed, on a busy machine
 ARGUMENTS = (

@@ -50,6 +50,7 @@ class AttentionOptions:
     norm_values: bool = False  # values are normalised as q and k, without weights
     values_are_keys: bool = False  # there is no v_proj: values are the keys before their norm and rotation
     only_reads: bool = False  # it has no keys and values of its own, but reads the cache of an earlier layer
+    within_images: bool = True  # tokens of images attend to all of their image, where the model's do
     causal: bool = True  # False: a token also attends to those behind it among the step's tokens of its request
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
@@ -136,6 +137,7 @@ class Attention:
         self.norm_values = options.norm_values
         self.values_are_keys = options.values_are_keys and not options.only_reads
         self.only_reads, self.causal = options.only_reads, options.causal
+        self.within_images = options.within_images
         if self.only_reads:
             for name in ("k_proj", "v_proj", "k_norm", "v_norm"):  # checkpoints have them all the same
                 (weights / name).leave()
@@ -148,7 +150,8 @@ class Attention:
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, `input_size`] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
-        metadata, inputs = step.metadata, step.inputs(cache, self.rotary, self.window, causal=self.causal)
+        metadata = step.metadata
+        inputs = step.inputs(cache, self.rotary, self.window, causal=self.causal, within_images=self.within_images)
         rows, written = inputs.rows, cache
         if self.only_reads:
             written = _without_heads(cache)
@@ -168,7 +171,7 @@ class Attention:
             window=self.window,
             sinks=self.sinks,
             soft_cap=self.soft_cap,
-            ends=metadata.ends,
+            ends=inputs.ends,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])

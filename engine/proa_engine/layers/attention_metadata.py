@@ -124,6 +124,7 @@ class AttentionInputs:
     rotation: Rotation
     plan: AttentionPlan
     rows: CacheRows | None  # as from `AttentionStep.cache_rows`
+    ends: torch.Tensor | None  # as `AttentionMetadata.ends`
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +144,31 @@ class AttentionStep:
         return made
 
     def inputs(
-        self, cache: LayerCache, rotary: RotaryTable, window: int | None, *, causal: bool = True
+        self, cache: LayerCache, rotary: RotaryTable, window: int | None, *, causal: bool, within_images: bool
     ) -> AttentionInputs:
+        """`within_images`: tokens of images attend as `AttentionMetadata.ends` says."""
         return self.once(
-            ("inputs", cache.layout, rotary, window, causal),
+            ("inputs", cache.layout, rotary, window, causal, within_images),
             lambda: AttentionInputs(
                 self.metadata.tables[cache.table],
                 self.rotation(rotary),
-                self.plan(cache, window, causal=causal),
+                self.plan(cache, window, causal=causal, within_images=within_images),
                 self.cache_rows(cache),
+                self.metadata.ends if within_images else None,
             ),
         )
 
     def rotation(self, table: RotaryTable) -> Rotation:
         return self.once(("rotation", table), lambda: table(self.positions))
 
-    def plan(self, cache: LayerCache, window: int | None, *, causal: bool = True) -> AttentionPlan:
-        """The plan of layers with this block table, window and layout of the cache.
+    def plan(
+        self, cache: LayerCache, window: int | None, *, causal: bool = True, within_images: bool = True
+    ) -> AttentionPlan:
+        """The plan of layers with this block table, window and layout of the cache. The flags are those of `inputs`.
 
         On a GPU a plan depends on the number of KV heads only, so tables and layouts share it.
         """
-        return self._plan(cache, cache.tensors[0].shape, window, causal=causal)
+        return self._plan(cache, cache.tensors[0].shape, window, causal=causal, within_images=within_images)
 
     def latent_plan(self, cache: LayerCache, num_heads: int) -> AttentionPlan:
         """The plan of latent layers with this block table, whose rank has `num_heads` heads."""
@@ -180,11 +185,17 @@ class AttentionStep:
         return plan_decodes(seq_lens, metadata.num_decodes, groups, None, metadata.decode_width)
 
     def _plan(
-        self, cache: LayerCache, cache_shape: torch.Size, window: int | None, *, causal: bool = True
+        self,
+        cache: LayerCache,
+        cache_shape: torch.Size,
+        window: int | None,
+        *,
+        causal: bool = True,
+        within_images: bool = True,
     ) -> AttentionPlan:
         metadata, table = self.metadata, self.metadata.tables[cache.table]
         return self.once(
-            ("plan", window, causal, cache.layout if self.positions.is_cpu else cache_shape[1]),
+            ("plan", window, causal, within_images, cache.layout if self.positions.is_cpu else cache_shape[1]),
             lambda: plan_attention(
                 metadata.query_start_loc,
                 metadata.seq_lens,
@@ -196,7 +207,7 @@ class AttentionStep:
                 batch_invariant=self.batch_invariant,
                 slot_mapping=table.slot_mapping,
                 block_stride=cache.tensors[0].stride(0),
-                ends=metadata.ends,
+                ends=metadata.ends if within_images else None,
                 causal=causal,
             ),
         )

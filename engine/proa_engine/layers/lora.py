@@ -14,9 +14,8 @@ from proa_engine.kernels.silu_and_mul import activate_as
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
 # Parts of models whose decoder is not all: encoders, and what fits their outputs to the decoder.
-ENCODERS = frozenset(
-    ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio")
-)
+AUDIO_ENCODERS = frozenset(("audio_tower", "embed_audio"))
+ENCODERS = AUDIO_ENCODERS | {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 
 from proa_engine.layers.weights import Weights
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+RowFunction = Callable[[torch.Tensor], torch.Tensor]  # of each row alone
+# Of the colors of the images that CLIP was trained with, as of those of other encoders.
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class Dense:
@@ -31,7 +34,7 @@ class Dense:
 class FeedForward:
     """down(activation(up(x)))"""
 
-    def __init__(self, up: Dense, down: Dense, activation: Activation) -> None:
+    def __init__(self, up: Dense, down: Dense, activation: RowFunction) -> None:
         self.up, self.down, self.activation = up, down, activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,11 +46,17 @@ class GatedFeedForward:
     """down(activation(gate(x)) * up(x))"""
 
     def __init__(
-        self, weights: Weights, size: int, inner_size: int, activation: Activation, *, bias: bool = False
+        self,
+        weights: Weights,
+        size: int,
+        inner_size: int,
+        activation: RowFunction,
+        dense: Callable[[Weights, int, int], RowFunction],
     ) -> None:
-        self.gate = Dense(weights / "gate_proj", size, inner_size, bias=bias)
-        self.up = Dense(weights / "up_proj", size, inner_size, bias=bias)
-        self.down = Dense(weights / "down_proj", inner_size, size, bias=bias)
+        """`dense` makes a product from its weights and its numbers of inputs and outputs."""
+        self.gate = dense(weights / "gate_proj", size, inner_size)
+        self.up = dense(weights / "up_proj", size, inner_size)
+        self.down = dense(weights / "down_proj", inner_size, size)
         self.activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -83,6 +92,11 @@ class PatchEmbedding:
         """pixels [height, width, 3] uint8 -> [patches, size] float32"""
         x = patchify(normalised(pixels, self.mean, self.std, self.scale), self.patch_size, self.merge)
         return F.linear(x, self.weight, self.bias)
+
+
+def frequencies(theta: float, count: int, device: torch.device) -> torch.Tensor:
+    """theta ** (-n / count) for n below `count`, [count] float32."""
+    return 1.0 / theta ** (torch.arange(count, device=device) / count)
 
 
 class AxialRotation:
@@ -133,19 +147,25 @@ class Windows:
         return x[self.order.argsort()]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    windows: Sequence[tuple[int, int]] = (),
+    scale: float | None = None,
+) -> torch.Tensor:
     """Attention of all patches of an image, or of all frames of an audio, to each other; or within each of `windows`,
-    of which there are, in order, so many with so many patches.
+    of which there are, in order, so many with so many patches. `scale`: of the scores; None: 1 / sqrt(head_dim).
 
     q, k and v [N, heads, head_dim] -> [N, heads * head_dim]
     """
     windows = windows or ((1, len(q)),)
     groups = zip(*(each.split([count * size for count, size in windows]) for each in (q, k, v)), strict=True)
-    results = [
-        F.scaled_dot_product_attention(*(each.unflatten(0, window).transpose(1, 2) for each in group))
-        for group, window in zip(groups, windows, strict=True)
-    ]
-    return torch.cat([each.transpose(1, 2).flatten(2).flatten(0, 1) for each in results])
+    results = []
+    for group, window in zip(groups, windows, strict=True):
+        query, key, value = (each.unflatten(0, window).transpose(1, 2) for each in group)
+        results.append(F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2))
+    return torch.cat([each.flatten(0, 1) for each in results])
 
 
 def normalised(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, scale: float) -> torch.Tensor:

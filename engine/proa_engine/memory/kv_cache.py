@@ -307,7 +307,8 @@ def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
     least = -(-image_input.min_pixels // image_input.unit**2)
     num_tokens = min(max(num_tokens, least), image_input.max_tokens)
     rows = isqrt(num_tokens)
-    return rows * image_input.unit, num_tokens // rows * image_input.unit
+    columns = (num_tokens + 1) // rows - 1 if image_input.row_end else num_tokens // rows
+    return rows * image_input.unit, columns * image_input.unit
 
 
 def encoder_cache_bytes(

@@ -20,7 +20,8 @@ class ImageConfig:
     # The decoder rotates by three positions a token. Those of an image's tokens are its first token's position plus
     # (0, row, column) of their squares; the token after it has the position of its first one plus max(rows, columns).
     has_three_positions: bool = False
-    attends_within: bool = False  # an image's tokens attend to all of it, so one step computes them
+    # An image's tokens attend to all of it where `AttentionOptions.within_images` says so; one step computes them.
+    attends_within: bool = False
 
 
 class ImageEncoderOptions(Protocol):

@@ -21,6 +21,11 @@ class ImageFiles:
         processor = (read_json(folder / "processor_config.json") or {}).get("image_processor")
         return cls(processor or read_json(folder / "preprocessor_config.json") or {}, added_tokens(folder))
 
+    def resample(self, default: int) -> int:
+        """Pillow's number of the filter for resizing. `default`: where the processor's file has none."""
+        number = self.processor.get("resample")
+        return default if number is None else number
+
     def pixel_scaling(self, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScaling:
         """`mean` and `std` count where the processor's file has none. Raises ValueError, naming the field, for a
         processor that does not resize, rescale and normalise."""

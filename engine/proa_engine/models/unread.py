@@ -4,7 +4,7 @@ Any other tensor that no layer takes is an error, because a model without it com
 warns of such tensors, except those that a model's class lists (`_keys_to_ignore_on_load_unexpected`).
 """
 
-from proa_engine.layers.lora import ENCODERS
+from proa_engine.layers.lora import AUDIO_ENCODERS, ENCODERS
 from proa_engine.models.config import ModelConfig
 
 
@@ -27,6 +27,7 @@ def why_unread(name: str, config: ModelConfig, decoder: str, head: str) -> str |
         return "logits, where no tokens are generated"
     if name.startswith("score.") and config.pooling.labels:
         return "taken by load_pooling_heads, which refuses what it does not take"
-    if config.is_text_part and not ENCODERS.isdisjoint(name.split(".")[:2]):
+    encoders = ENCODERS if config.is_text_part else AUDIO_ENCODERS
+    if not config.audios and not encoders.isdisjoint(name.split(".")[:2]):
         return "of an encoder of images or sound, which are not read"
     return None

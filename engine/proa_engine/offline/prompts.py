@@ -8,12 +8,11 @@ import binascii
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, TypeGuard
 
 from proa.contract import Audio, AudioInput, EmbeddingType, Image, ImageInput, PromptEmbeds
 from proa.image.limits import ImageLimits
-from proa.image.placeholders import expand_placeholders, place_media
+from proa.image.placeholders import expand_placeholders, expand_token_ids, place_media
 from proa_engine.offline.audio import audios_of, prepare_audios
 from proa_engine.tokenizer import ChatOptions, Tokenizer
 
@@ -66,16 +65,6 @@ def prepare(images: Sequence[object], image_input: ImageInput) -> list[Image]:
         else prepare_pillow(image, image_input)
         for image in images
     ]
-
-
-def expand_token_ids(token_ids: Sequence[int], num_tokens: Sequence[int], image_token_id: int) -> list[int]:
-    """`token_ids` with each image's, or each audio's, token as often as it has tokens, if it is there once for each;
-    else as they are."""
-    if token_ids.count(image_token_id) != len(num_tokens):
-        return list(token_ids)
-    counts = iter(num_tokens)
-    repeated = ([each] * (next(counts) if each == image_token_id else 1) for each in token_ids)
-    return list(chain.from_iterable(repeated))
 
 
 def _plain_part(part: Any, images: list[object]) -> Any:
@@ -180,7 +169,7 @@ class PromptTokenizer:
             return TokenizedPrompt(None, list(content))
         model = self._required_input(images)
         prepared = prepare(images, model)
-        token_ids = expand_token_ids(content, [image.num_tokens for image in prepared], model.token_id)
+        token_ids = expand_token_ids(content, prepared, model)
         return TokenizedPrompt(None, token_ids, place_media(token_ids, prepared, model))
 
     def _with_audios(self, prompt: Prompt, content: object, audios: Sequence[object]) -> TokenizedPrompt:
@@ -189,14 +178,13 @@ class PromptTokenizer:
         if not self._audio_input:
             raise ValueError("the model reads no audio")
         model, prepared = self._audio_input, prepare_audios(audios, self._audio_input)
-        counts = [audio.num_tokens for audio in prepared]
         if are_token_ids(content):
-            token_ids = list(content) if model.cross_attention else expand_token_ids(content, counts, model.token_id)
+            token_ids = list(content) if model.cross_attention else expand_token_ids(content, prepared, model)
             text = None
         elif isinstance(content, str):
             expanded = text = content
             if not model.cross_attention:
-                expanded = expand_placeholders(content, counts, model)
+                expanded = expand_placeholders(content, prepared, model)
             token_ids = self._tokenize_text(expanded, [], add_special_tokens=not model.cross_attention).token_ids
         else:
             raise ValueError(f"a prompt must have prompt or prompt_token_ids, got {reprlib.repr(prompt)}")
@@ -221,7 +209,7 @@ class PromptTokenizer:
             return TokenizedPrompt(text, self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         model = self._required_input(images)
         prepared = prepare(images, model)
-        expanded = expand_placeholders(text, [image.num_tokens for image in prepared], model)
+        expanded = expand_placeholders(text, prepared, model)
         token_ids = self._tokenizer.encode(expanded, add_special_tokens=add_special_tokens)
         return TokenizedPrompt(text, token_ids, place_media(token_ids, prepared, model))
 

@@ -53,20 +53,28 @@ class ImageInput:
     placeholder: str  # what the chat template writes for an image; `prefix`, tokens and `suffix` replace it
     prefix: str = ""
     suffix: str = ""
+    row_end_id: int = 0  # stands between two rows of an image's tokens, if `row_end` is set
+    row_end: str = ""  # its text; empty: nothing stands there
     unit: int  # pixels; heights and widths are multiples of it
-    side: int = 0  # height and width of every image; 0: images keep their shape, within the two limits
+    side: int = 0  # height and width of every image; 0: images keep their shape, within limits
+    max_side: int = 0  # of the longer side, before it is rounded up; 0: the limits are those of pixels
     min_pixels: int = 0
     max_pixels: int = 0
+    fills: bool = False  # images grow or shrink to `max_pixels`, and their sides are rounded down
     resample: int  # Pillow's number of the filter
 
     @property
     def max_tokens(self) -> int:
         """Number of tokens of the largest image."""
-        return (self.side**2 or self.max_pixels) // self.unit**2
+        if side := self.side or self.max_side:
+            side = -(-side // self.unit) * self.unit
+            return self.num_tokens(side, side)
+        return self.max_pixels // self.unit**2
 
     def num_tokens(self, height: int, width: int) -> int:
         """Return the number of tokens of an image of this size in pixels."""
-        return (height // self.unit) * (width // self.unit)
+        rows, columns = height // self.unit, width // self.unit
+        return rows * columns + (rows - 1 if self.row_end else 0)
 
 
 def media_keys(media: Sequence[Image | Audio], start: int, end: int) -> tuple[bytes, ...]:

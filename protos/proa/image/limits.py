@@ -25,8 +25,10 @@ class ImageLimits:
 
 
 def resized(height: int, width: int, input: ImageInput) -> tuple[int, int]:
-    """Height and width in pixels: `side`, or Qwen2-VL's "smart resize": the multiples of `unit` that are nearest to the
-    image's shape, within `min_pixels` and `max_pixels`. Raises `ImageError` for an image that is far too long."""
+    """Height and width in pixels, multiples of `unit`: `side`; or those of the image, whose longer side is first shrunk
+    to `max_side`, rounded up; or those of its shape with `max_pixels`, rounded down (`fills`); or Qwen2-VL's "smart
+    resize": the nearest to the image's shape within `min_pixels` and `max_pixels`. Raises `ImageError` for an image
+    that is far too long."""
     if input.side:
         return input.side, input.side
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
@@ -34,6 +36,17 @@ def resized(height: int, width: int, input: ImageInput) -> tuple[int, int]:
             f"the image is {width} x {height} pixels, its longer side may be at most {MAX_ASPECT_RATIO} times the other"
         )
     unit = input.unit
+    if input.max_side:
+        ratio = max(1.0, max(height, width) / input.max_side)
+        height, width = (max(1, math.floor(size / ratio)) for size in (height, width))
+        return -(-height // unit) * unit, -(-width // unit) * unit
+    if input.fills:
+        scale = math.sqrt(input.max_pixels / (height * width))
+        rows, columns = (math.floor(scale * size / unit) for size in (height, width))
+        if not rows or not columns:
+            count = min(max(height, width) // min(height, width), input.max_tokens)
+            rows, columns = (1, count) if width > height else (count, 1)
+        return rows * unit, columns * unit
     # Python's `round` as in the reference: a half goes to the even number.
     rounded = round(height / unit) * unit, round(width / unit) * unit
     if rounded[0] * rounded[1] > input.max_pixels:

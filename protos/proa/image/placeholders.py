@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 from proa.contract import Audio, AudioInput, Image, ImageInput
@@ -9,20 +10,47 @@ from proa.contract import Audio, AudioInput, Image, ImageInput
 T = TypeVar("T", Image, Audio)
 
 
-def expand_placeholders(text: str, num_tokens: Sequence[int], input: ImageInput | AudioInput) -> str:
+def token_ids_of(media: Image | Audio, input: ImageInput | AudioInput) -> list[int]:
+    """The ids of the tokens that an image or an audio has in a prompt."""
+    ids = [input.token_id] * media.num_tokens
+    if isinstance(media, Image) and isinstance(input, ImageInput) and input.row_end:
+        columns = media.width // input.unit
+        ids[columns :: columns + 1] = [input.row_end_id] * (media.height // input.unit - 1)
+    return ids
+
+
+def _text_of(media: Image | Audio, input: ImageInput | AudioInput) -> str:
+    """The text of these tokens."""
+    if isinstance(media, Image) and isinstance(input, ImageInput) and input.row_end:
+        return input.row_end.join([input.token * (media.width // input.unit)] * (media.height // input.unit))
+    return input.token * media.num_tokens
+
+
+def expand_placeholders(text: str, media: Sequence[Image | Audio], input: ImageInput | AudioInput) -> str:
     """The prompt with each placeholder replaced by the tokens of its image or audio. Raises `ValueError` unless there
     is one placeholder for each."""
     first, *others = text.split(input.placeholder)
-    if len(others) != len(num_tokens):
+    if len(others) != len(media):
         raise ValueError(
             f"the prompt has {len(others)} times {input.placeholder!r}, which stands for an {_name(input)}, "
-            f"but {len(num_tokens)} {_name(input)}s"
+            f"but {len(media)} {_name(input)}s"
         )
     expanded = [
-        input.prefix + input.token * count + input.suffix + other
-        for count, other in zip(num_tokens, others, strict=True)
+        input.prefix + _text_of(each, input) + input.suffix + other for each, other in zip(media, others, strict=True)
     ]
     return first + "".join(expanded)
+
+
+def expand_token_ids(
+    token_ids: Sequence[int], media: Sequence[Image | Audio], input: ImageInput | AudioInput
+) -> list[int]:
+    """`token_ids` with the tokens of each image, or of each audio, in place of its token, if this is there once for
+    each; else as they are."""
+    if token_ids.count(input.token_id) != len(media):
+        return list(token_ids)
+    remaining = iter(media)
+    expanded = (token_ids_of(next(remaining), input) if each == input.token_id else [each] for each in token_ids)
+    return list(chain.from_iterable(expanded))
 
 
 def place_media(token_ids: Sequence[int], media: Sequence[T], input: ImageInput | AudioInput) -> tuple[T, ...]:
@@ -32,7 +60,7 @@ def place_media(token_ids: Sequence[int], media: Sequence[T], input: ImageInput 
     end = 0
     for each in media:
         offset = _find(token_ids, input.token_id, end)
-        if offset is None or not _is_run(token_ids, offset, each.num_tokens, input.token_id):
+        if offset is None or list(token_ids[offset : offset + each.num_tokens]) != token_ids_of(each, input):
             raise ValueError(f"the prompt has fewer {input.token!r} than its {_name(input)}s have tokens")
         end = offset + each.num_tokens
         placed.append(replace(each, offset=offset))
@@ -50,7 +78,3 @@ def _find(token_ids: Sequence[int], token_id: int, start: int) -> int | None:
         return token_ids.index(token_id, start)
     except ValueError:
         return None
-
-
-def _is_run(token_ids: Sequence[int], offset: int, num_tokens: int, token_id: int) -> bool:
-    return token_ids[offset : offset + num_tokens].count(token_id) == num_tokens

@@ -1,10 +1,12 @@
 """Where images stand in a prompt's text and tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from proa.contract import Image
 from proa.image.limits import hash_image
-from proa.image.placeholders import expand_placeholders, place_media
+from proa.image.placeholders import expand_placeholders, expand_token_ids, place_media
 from support.image_files import KEEPS_SHAPE, SQUARE
 
 IMAGE = KEEPS_SHAPE.token_id
@@ -22,17 +24,30 @@ def prepared(num_tokens: int) -> Image:
 
 
 def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
-    assert expand_placeholders("a<image>b<image>", (2, 1), KEEPS_SHAPE) == "a<image><image>b<image>"
+    images = prepared(2), prepared(1)
+    assert expand_placeholders("a<image>b<image>", images, KEEPS_SHAPE) == "a<image><image>b<image>"
 
 
 def test_the_prefix_and_the_suffix_surround_an_image() -> None:
-    assert expand_placeholders("a<start>b", (2,), SQUARE) == "a\n\n<start><soft><soft><end>\n\nb"
+    assert expand_placeholders("a<start>b", [prepared(2)], SQUARE) == "a\n\n<start><soft><soft><end>\n\nb"
 
 
-@pytest.mark.parametrize("num_tokens", [(), (1, 1)])
-def test_each_image_needs_a_placeholder(num_tokens: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("num_images", [0, 2])
+def test_each_image_needs_a_placeholder(num_images: int) -> None:
     with pytest.raises(ValueError, match="1 times '<image>'"):
-        expand_placeholders("a<image>b", num_tokens, KEEPS_SHAPE)
+        expand_placeholders("a<image>b", [prepared(1)] * num_images, KEEPS_SHAPE)
+
+
+def test_rows_of_an_images_tokens_may_have_a_token_between_them() -> None:
+    input = replace(KEEPS_SHAPE, row_end="<row>", row_end_id=8)
+    image = replace(prepared(1), height=3 * 32, width=2 * 32, num_tokens=input.num_tokens(3 * 32, 2 * 32))
+    row, ids = "<image><image>", [IMAGE, IMAGE, 8, IMAGE, IMAGE, 8, IMAGE, IMAGE]
+    assert expand_placeholders("a<image>b", [image], input) == f"a{row}<row>{row}<row>{row}b"
+    assert expand_token_ids([1, IMAGE, 2], [image], input) == [1, *ids, 2]
+    (placed,) = place_media([1, *ids, 2], [image], input)
+    assert (placed.offset, placed.num_tokens) == (1, 8)
+    with pytest.raises(ValueError, match="fewer"):
+        place_media([1, *ids[:5], IMAGE, *ids[5:], 2], [image], input)
 
 
 def test_images_get_the_offsets_of_their_tokens() -> None:

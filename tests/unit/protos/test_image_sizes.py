@@ -25,6 +25,22 @@ def test_an_image_keeps_its_shape_within_the_limits(size: tuple[int, int], expec
     assert resized(*size, KEEPS_SHAPE) == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((1, 1), (32, 32)), ((256, 100), (256, 128)), ((1024, 300), (256, 96)), ((3, 600), (32, 256))],
+)
+def test_an_image_may_have_a_limit_of_its_longer_side(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert resized(*size, replace(KEEPS_SHAPE, min_pixels=0, max_pixels=0, max_side=256)) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((1, 1), (256, 256)), ((300, 600), (160, 352)), ((2000, 1000), (352, 160)), ((2, 390), (32, 2048))],
+)
+def test_an_image_may_fill_the_limit_of_pixels(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert resized(*size, replace(KEEPS_SHAPE, min_pixels=0, fills=True)) == expected
+
+
 def test_an_image_of_a_square_input_gets_its_side() -> None:
     assert resized(1, 10_000, SQUARE) == (224, 224)
 

@@ -112,6 +112,10 @@ def test_sizes_of_images_are_within_the_models_limits() -> None:
     assert image_of(config.input, 1000) == (10 * UNIT, 10 * UNIT)
     assert image_of(replace(config.input, min_pixels=16 * UNIT**2), 1) == (4 * UNIT, 4 * UNIT)
     assert image_of(replace(config.input, side=8), 1000) == (8, 8)
+    rows = replace(config.input, row_end="<row>", min_pixels=0, max_pixels=0, max_side=10 * UNIT - 1)
+    assert rows.max_tokens == 109
+    assert image_of(rows, 1000) == (10 * UNIT, 10 * UNIT)
+    assert all(rows.num_tokens(*image_of(rows, count)) <= count for count in range(1, 109))
 
 
 def test_kept_images_and_the_largest_one_take_memory() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from proa.contract import Audio, AudioInput, EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
 from proa.contract.audio import SAMPLE_BYTES
 from proa.contract.request import HASH_BYTES
+from proa.image.placeholders import token_ids_of
 
 # Each step compares all words of several tokens with the end of the output, each padded to the longest word's length.
 MAX_BAD_WORDS = 1024  # words of several tokens
@@ -153,7 +154,7 @@ def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
                 f"{limits.max_image_tokens}; make the image smaller, or start the engine with a larger "
                 "--encoder-cache-size and --max-num-batched-tokens"
             )
-        _check_place(name, image, end, request, limits.images.token_id)
+        _check_place(name, image, end, request, token_ids_of(image, limits.images))
         end = image.end
 
 
@@ -177,7 +178,7 @@ def check_audios(request: EngineCoreRequest, limits: ModelLimits) -> None:
                 f"{limits.max_audio_tokens}; make it shorter, or start the engine with a larger --encoder-cache-size "
                 "and --max-num-batched-tokens"
             )
-        _check_place(name, audio, end, request, limits.audios.token_id)
+        _check_place(name, audio, end, request, token_ids_of(audio, limits.audios))
         end = audio.end
 
 
@@ -225,7 +226,12 @@ def _check_image(name: str, image: Image, images: ImageInput) -> None:
         raise ValueError(f"height and width of {name} must be multiples of {images.unit} pixels, got {height}x{width}")
     if images.side and (height, width) != (images.side, images.side):
         raise ValueError(f"{name} must have {images.side}x{images.side} pixels, got {height}x{width}")
-    if not images.side and not images.min_pixels <= height * width <= images.max_pixels:
+    if images.max_side and max(height, width) >= images.max_side + images.unit:
+        raise ValueError(
+            f"the sides of {name} must have at most {images.max_side} pixels, rounded up to multiples of "
+            f"{images.unit}, got {height}x{width}"
+        )
+    if images.max_pixels and not images.min_pixels <= height * width <= images.max_pixels:
         raise ValueError(
             f"{name} must have {images.min_pixels} to {images.max_pixels} pixels, got {height}x{width} = "
             f"{height * width}"
@@ -270,16 +276,19 @@ def _check_audio(name: str, audio: Audio, audios: AudioInput) -> None:
         raise ValueError(f"{name} of {audio.num_samples} samples has {num_tokens} tokens, got {audio.num_tokens}")
 
 
-def _check_place(name: str, media: Image | Audio, end: int, request: EngineCoreRequest, token_id: int) -> None:
-    """Check that an image or an audio has its tokens in the prompt, behind those before `end`."""
+def _check_place(
+    name: str, media: Image | Audio, end: int, request: EngineCoreRequest, expected: Sequence[int]
+) -> None:
+    """Check that an image or an audio has the `expected` tokens in the prompt, behind those before `end`."""
     if media.offset < end or media.end > len(request.prompt_token_ids):
         raise ValueError(
             f"{name} has the prompt's tokens from {media.offset} to {media.end - 1}, which must follow the "
             f"{name.split()[0]} before it and be inside the prompt of {len(request.prompt_token_ids)} tokens"
         )
-    others = set(request.prompt_token_ids[media.offset : media.end]) - {token_id}
-    if others:
-        raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
+    own = list(request.prompt_token_ids[media.offset : media.end])
+    if own != expected:
+        token_id, other = next(pair for pair in zip(expected, own, strict=True) if pair[0] != pair[1])
+        raise ValueError(f"the prompt has the token {other} in the place of a token {token_id} of {name}")
 
 
 def _check_bad_words(words: Sequence[Sequence[int]], limits: ModelLimits) -> None:

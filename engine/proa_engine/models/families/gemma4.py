@@ -1,6 +1,7 @@
-"""Gemma 4 (text): Gemma 3 whose full layers have heads of another size and may take values from the keys.
+"""Gemma 4: Gemma 3 whose full layers have heads of another size and may take values from the keys.
 
-The last layers may read the caches of earlier ones. Of checkpoints with other inputs, only the text model is loaded.
+The last layers may read the caches of earlier ones. Images' tokens attend to all of their image only in the larger
+models, and there in layers with windows. Audio is not read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions, ModelConfig
-from proa_engine.models.decoder import DecoderForCausalLM, text_weights
+from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder, text_weights
+from proa_engine.models.families.gemma4_vision import read_gemma4_vision
 
 _PER_LAYER_INPUT = "each layer has an input that is made of the token"
 
@@ -196,6 +198,7 @@ class PerLayerInputs:
 class Gemma4Options(DecoderOptions):
     per_layer_size: int  # inputs that a token has for each layer; 0: none
     per_layer_vocab_size: int
+    pad_token_id: int
 
 
 class Gemma4ForCausalLM(DecoderForCausalLM):
@@ -219,7 +222,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        read.require(fields, "use_bidirectional_attention", ("vision",))  # which changes nothing for text
+        read.require(fields, "use_bidirectional_attention", ("vision",))
         norm, mlp = read.norm(fields), read.gated_mlp(fields)
         wide = read.gated_mlp(fields, inner_size=2 * mlp.inner_size) if fields.get("use_double_wide_mlp") else mlp
         layers = [
@@ -241,6 +244,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
             undivided=_undivided(fields),
             per_layer_size=fields["hidden_size_per_layer_input"],
             per_layer_vocab_size=fields["vocab_size_per_layer_input"],
+            pad_token_id=fields.get("pad_token_id") or 0,
         )
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
@@ -249,6 +253,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         options = config.decoder
         assert isinstance(options, Gemma4Options)
         assert isinstance(options.norm, NormOptions)
+        self.pad_token_id = options.pad_token_id
         if options.per_layer_size:
             inner, _ = text_weights(weights)
             self.per_layer_inputs = PerLayerInputs(
@@ -265,6 +270,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, AttentionStep]:
         x, _ = super().begin(inputs, positions, metadata)
+        if metadata.media:  # its tokens have the inputs of padding
+            inputs = inputs.index_fill(0, metadata.media.rows, self.pad_token_id)
         per_layer = () if self.per_layer_inputs is None else self.per_layer_inputs(inputs, x).unbind()
         return x, Gemma4Step(metadata, positions, self.batch_invariant, per_layer_inputs=iter(per_layer))
 
@@ -283,8 +290,16 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         return tuple(layers)
 
 
-class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """Gemma 4 with encoders of other inputs, which are not loaded."""
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM, ImageReadingDecoder):
+    """Gemma 4 with an image encoder."""
+
+    defaults: ClassVar[read.Fields] = {
+        **Gemma4ForCausalLM.defaults,
+        "boi_token_id": 255_999,
+        "eoi_token_id": 258_882,
+        "image_token_id": 258_880,
+    }
+    read_images = staticmethod(read_gemma4_vision)
 
 
 def _attention(fields: read.Fields) -> list[AttentionOptions]:
@@ -300,6 +315,7 @@ def _attention(fields: read.Fields) -> list[AttentionOptions]:
             rope=read.rope(layer, fields["rope_parameters"][kind]),
             window=window,
             scale=1.0,
+            within_images=kind == "sliding_attention",
             qk_norm=QkNorm(norm),
             norm_values=True,
             values_are_keys=bool(fields.get("attention_k_eq_v")) and kind == "full_attention",

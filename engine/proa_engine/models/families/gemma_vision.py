@@ -157,7 +157,6 @@ def _image_input(fields: Fields, files: ImageFiles, patch_size: int) -> ImageInp
     token_id = fields["image_token_index"]
     begin = files.tokens.get(fields["boi_token_index"], "<start_of_image>")
     end = files.tokens.get(fields["eoi_token_index"], "<end_of_image>")
-    resample = processor.get("resample")
     return ImageInput(
         token_id=token_id,
         token=files.tokens.get(token_id, "<image_soft_token>"),
@@ -166,5 +165,5 @@ def _image_input(fields: Fields, files: ImageFiles, patch_size: int) -> ImageInp
         suffix=f"{end}\n\n",
         unit=side // tokens_per_side,
         side=side,
-        resample=BILINEAR if resample is None else resample,
+        resample=files.resample(BILINEAR),
     )

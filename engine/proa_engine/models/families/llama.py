@@ -8,8 +8,9 @@ from proa_engine.layers.experts import SeparateExperts
 from proa_engine.layers.mlp import MoEOptions, RouterOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
-from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
 from proa_engine.models.decoder_layer import PRE_NORM, FeedForwardOptions, LayerOptions, NormNames
+from proa_engine.models.families.pixtral_vision import read_pixtral_vision
 
 
 def equal_layers(
@@ -50,16 +51,17 @@ class MistralForCausalLM(DecoderForCausalLM):
 
 
 class Ministral3ForCausalLM(MistralForCausalLM):
-    """Ministral 3: Mistral whose queries grow with the logarithm of their position (a field of `rope_parameters`).
-
-    Of checkpoints that also read images, only the text model is loaded.
-    """
+    """Ministral 3: Mistral whose queries grow with the logarithm of their position (a field of `rope_parameters`)."""
 
     defaults: ClassVar[read.Fields] = {"rms_norm_eps": 1e-5}
 
 
-class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
-    """Ministral 3, or Mistral Small 3, with an image encoder, which is not loaded."""
+class Mistral3ForConditionalGeneration(ImageReadingDecoder):
+    """Ministral 3, or Mistral Small 3, with an image encoder."""
+
+    defaults: ClassVar[read.Fields] = {**Ministral3ForCausalLM.defaults, "image_token_index": 10}
+    read_options = staticmethod(MistralForCausalLM.read_options)
+    read_images = staticmethod(read_pixtral_vision)
 
 
 class MixtralForCausalLM(DecoderForCausalLM):

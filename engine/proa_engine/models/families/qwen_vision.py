@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from proa.contract import ImageInput
 from proa_engine.layers.norm import LayerNormOptions, NormOptions
 from proa_engine.layers.vision import (
+    CLIP_MEAN,
+    CLIP_STD,
     AxialRotation,
     Dense,
     FeedForward,
@@ -19,6 +21,7 @@ from proa_engine.layers.vision import (
     PixelScaling,
     Windows,
     attend,
+    frequencies,
     gelu_tanh,
     in_tiles,
     rotate,
@@ -35,8 +38,6 @@ IMAGE_TOKEN = "<|image_pad|>"
 # Where a folder has no file of an image processor: those of `transformers`.
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 1280
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = 3
 
 
@@ -138,9 +139,8 @@ class QwenVisionEncoder:
         if options.grid:
             self.positions = PatchPositions(weights / "pos_embed", options)
         quarter = options.hidden_size // options.num_heads // 4
-        steps = torch.arange(quarter, device=weights.source.device) / quarter
-        frequencies = 1.0 / options.rope_theta**steps
-        self.rotation = AxialRotation(frequencies, frequencies, merge=options.merge)
+        turns = frequencies(options.rope_theta, quarter, weights.source.device)
+        self.rotation = AxialRotation(turns, turns, merge=options.merge)
         self.blocks = [QwenVisionBlock(weights / "blocks" / str(number), options) for number in range(options.depth)]
         self.merger = Merger(weights / "merger", options, norms_squares=False)
         lists = weights / "deepstack_merger_list"
@@ -200,7 +200,7 @@ class QwenVisionBlock:
         mlp = weights / "mlp"
         self.mlp: GatedFeedForward | FeedForward
         if options.form.is_gated:
-            self.mlp = GatedFeedForward(mlp, size, inner, F.silu, bias=True)
+            self.mlp = GatedFeedForward(mlp, size, inner, F.silu, Dense)
         else:
             up, down = Dense(mlp / "linear_fc1", size, inner), Dense(mlp / "linear_fc2", inner, size)
             self.mlp = FeedForward(up, down, gelu_tanh)
@@ -285,7 +285,6 @@ def _image_input(fields: Fields, files: ImageFiles, unit: int) -> ImageInput:
     size: dict[str, Any] = processor.get("size") or {}
     token_id = fields["image_token_id"]
     token = files.tokens.get(token_id, IMAGE_TOKEN)
-    resample = processor.get("resample")
     return ImageInput(
         token_id=token_id,
         token=token,
@@ -293,7 +292,7 @@ def _image_input(fields: Fields, files: ImageFiles, unit: int) -> ImageInput:
         unit=unit,
         min_pixels=processor.get("min_pixels") or size.get("shortest_edge") or MIN_PIXELS,
         max_pixels=processor.get("max_pixels") or size.get("longest_edge") or MAX_PIXELS,
-        resample=BICUBIC if resample is None else resample,
+        resample=files.resample(BICUBIC),
     )
 
 

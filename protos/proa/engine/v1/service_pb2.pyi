@@ -226,7 +226,7 @@ class KvTransfer(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., ports: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class ImageInput(_message.Message):
-    __slots__ = ("token_id", "token", "placeholder", "prefix", "suffix", "unit", "side", "min_pixels", "max_pixels", "resample")
+    __slots__ = ("token_id", "token", "placeholder", "prefix", "suffix", "unit", "side", "min_pixels", "max_pixels", "resample", "row_end_id", "row_end", "max_side", "fills")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PLACEHOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,10 @@ class ImageInput(_message.Message):
     MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
     RESAMPLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIDE_FIELD_NUMBER: _ClassVar[int]
+    FILLS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     token: str
     placeholder: str
@@ -247,7 +251,11 @@ class ImageInput(_message.Message):
     min_pixels: int
     max_pixels: int
     resample: int
-    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., unit: _Optional[int] = ..., side: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., resample: _Optional[int] = ...) -> None: ...
+    row_end_id: int
+    row_end: str
+    max_side: int
+    fills: bool
+    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., unit: _Optional[int] = ..., side: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., resample: _Optional[int] = ..., row_end_id: _Optional[int] = ..., row_end: _Optional[str] = ..., max_side: _Optional[int] = ..., fills: _Optional[bool] = ...) -> None: ...
 
 class AudioInput(_message.Message):
     __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper")

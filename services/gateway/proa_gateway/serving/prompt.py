@@ -88,9 +88,7 @@ class PromptMedia:
         """The rendered prompt with the tokens of its images or audios. Raises `InvalidRequest` if it has a placeholder
         too many, as one in a message's text, or the chat template left out an image or an audio."""
         try:
-            return expand_placeholders(
-                text, [each.num_tokens for each in self.media.images or self.media.audios], self.input
-            )
+            return expand_placeholders(text, self.media.images or self.media.audios, self.input)
         except ValueError as error:
             raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
 
