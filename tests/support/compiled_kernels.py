@@ -184,8 +184,8 @@ def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot) -> None:
             prefill = prefill_step(sorted(lengths), groups, params, lora)
             names = list(prefill.num_scheduled_tokens)
             prefill.grammar_rows = [0]
-            drafted = decode_step(names[:1], min(lengths), 1 + num_drafts)
-            for step in (prefill, decode_step(names, 1), decode_step(names[:3], 2), drafted):
+            drafted = [decode_step(names[:count], min(lengths), 1 + num_drafts) for count in (1, 3)]  # replayed, or not
+            for step in (prefill, decode_step(names, 1), decode_step(names[:3], 2), *drafted):
                 inputs = runner.prepare_inputs(step)
                 assert inputs is not None
                 runner.execute_model(inputs)

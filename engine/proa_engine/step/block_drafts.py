@@ -33,7 +33,8 @@ class BlockDrafts(HiddenDrafts):
         self, slots: Tensor, lengths: Tensor, room: Tensor, num_drafts: int, drafted: Sequence[Tensor]
     ) -> Iterator[Tensor]:
         tables, first = self._tables, 0 if self._drafter.samples_last else 1  # place of the first draft in the block
-        width, has_room = num_drafts + first, (room > 0).long()
+        # Equally wide for any number of drafts: each width is a variant of kernels, compiled when it is first launched.
+        width, has_room = self._drafts.shape[1] + first, (room > 0).long()
         counts = (room + first) * has_room
         rows = torch.stack((slots, (lengths - 1) * has_room + counts, counts))
         inputs = decode_inputs(

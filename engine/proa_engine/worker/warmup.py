@@ -162,7 +162,8 @@ class WarmUp:
             self._run_constrained(params)
 
     def run_every_tiling(self) -> None:
-        """Run prompts of every power of two tokens, and that many prompts of one token, to the most of each.
+        """Run prompts of every power of two tokens, and that many prompts of one token, which then get drafts, to the
+        most of each.
 
         Matrix products, those of the logits too, are tiled by their number of rows, and the tiling changes within a
         doubling.
@@ -173,6 +174,7 @@ class WarmUp:
             self._run_alone(self._long_prompts(num_tokens), self._simplest)
         for count in dict.fromkeys(min(num_tokens, self._max_num_seqs) for num_tokens in counts):
             self._run_alone([1] * count, self._simplest)
+            self._run_drafts(count, self._simplest)
 
     def _time_pair(self, token: float) -> float:
         """Return the seconds in which a token attends to one token before it. `token`: seconds of a token."""
