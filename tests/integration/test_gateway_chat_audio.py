@@ -12,7 +12,7 @@ import pytest
 from proa.contract import AudioInput, AudioLayer, hash_audio
 from proa.contract.pb import to_pb
 from proa.engine.v1 import service_pb2
-from proa_gateway.audio.memory import AudioMemory
+from proa_gateway.audio.memory import HeldSamples
 from proa_gateway.images.config import ImageOptions, PromptLimit
 from support.audio_files import Samples, encode, tone
 from support.chat_images import (
@@ -107,7 +107,7 @@ async def test_decoding_does_not_outlast_the_time_of_its_request(
     async def wait(*_: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(AudioMemory, "wait_and_hold", wait)
+    monkeypatch.setattr(HeldSamples, "take", wait)
     body = {"model": "fake", "messages": [user(audio_part(0.3))]}
     headers = {"x-request-timeout": "0.05"}
     response = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)

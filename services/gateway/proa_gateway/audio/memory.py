@@ -14,30 +14,47 @@ class AudioMemory:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._most_decoding = max_bytes - max_bytes // 4  # with what decoding takes; the rest is for files that arrive
+        self._num_decoding = 0  # files
         self._turn = asyncio.Lock()  # of those that wait to begin, first come, first served
         self._waiting: set[asyncio.Event] = set()  # set when bytes are released
         self.num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
         """Of a file that arrives: they leave room to decode one of them. Raises `Overloaded` if there is none."""
-        if not self._has_room(num_bytes + DECODING_BYTES):
+        if self.num_bytes + num_bytes + DECODING_BYTES > self._max_bytes:
             raise self._error()
         self.num_bytes += num_bytes
 
-    async def wait_and_hold(self, num_bytes: int, seconds: float) -> None:
-        """Raises `Overloaded` if there is no room after `seconds`."""
+    @asynccontextmanager
+    async def decoding(self, num_bytes: int, seconds: float) -> AsyncIterator[None]:
+        """Hold bytes for a file that is decoded in this context, and not release them. One file can always be decoded.
+        Raises `Overloaded` if there is no room after `seconds`."""
+
+        def has_room() -> bool:
+            limit = self._most_decoding if self._num_decoding else self._max_bytes
+            return self.num_bytes + num_bytes <= limit
+
         try:
             async with asyncio.timeout(seconds), self._turn:
-                await self._wait_until(lambda: self._has_room(num_bytes))
+                await self._wait_until(has_room)
                 self.num_bytes += num_bytes
+                self._num_decoding += 1
         except TimeoutError:
             raise self._error() from None
+        try:
+            yield
+        finally:
+            self._num_decoding -= 1
 
     async def wait_for_spare(self, num_bytes: Callable[[], int]) -> None:
-        """Wait until so many bytes, which may become fewer, fit without the last quarter, which is left to files that
-        have not begun."""
-        limit = self._max_bytes - self._max_bytes // 4
-        await self._wait_until(lambda: not (more := num_bytes()) or self.num_bytes + more <= limit)
+        """Wait until there is room for so many bytes, which may become fewer, and no file waits to be decoded."""
+
+        def has_room() -> bool:
+            more = num_bytes()
+            return not more or (not self._turn.locked() and self.num_bytes + more <= self._most_decoding)
+
+        await self._wait_until(has_room)
 
     def release(self, num_bytes: int) -> None:
         """Negative: hold bytes for which there is room."""
@@ -64,9 +81,6 @@ class AudioMemory:
         finally:
             self._waiting.remove(released)
 
-    def _has_room(self, num_bytes: int) -> bool:
-        return self.num_bytes + num_bytes <= self._max_bytes
-
     def _error(self) -> Overloaded:
         return Overloaded(f"The server is at its limit of {self._max_bytes} bytes of audio.", limit="audios")
 
@@ -83,13 +97,13 @@ class HeldSamples:
     async def decoding(self, num_bytes: int, window_bytes: int, seconds: float) -> AsyncIterator[None]:
         """Hold the bytes that decoding a file takes until exit, and reserve one window: so files that have begun never
         wait for each other. Raises `Overloaded` if there is no room after `seconds`."""
-        await self._memory.wait_and_hold(num_bytes + window_bytes, seconds)
-        self._reserved = self.num_bytes + window_bytes
-        try:
-            yield
-        finally:
-            num_unused, self._reserved = max(self._reserved - self.num_bytes, 0), 0
-            self._memory.release(num_bytes + num_unused)
+        async with self._memory.decoding(num_bytes + window_bytes, seconds):
+            self._reserved = self.num_bytes + window_bytes
+            try:
+                yield
+            finally:
+                num_unused, self._reserved = max(self._reserved - self.num_bytes, 0), 0
+                self._memory.release(num_bytes + num_unused)
 
     async def take(self, num_bytes: int) -> None:
         """Of a window; beside unfinished ones of the request, only if there is enough memory."""

@@ -203,26 +203,36 @@ async def test_a_file_waits_until_there_is_memory_for_a_process_and_a_window() -
         assert await waiting == [RATE // 2]
 
 
-async def test_windows_beside_unfinished_ones_leave_a_quarter_of_the_memory_to_other_files() -> None:
-    memory = AudioMemory(DECODING_BYTES)
-    window = DECODING_BYTES // 8
+async def test_windows_beside_unfinished_ones_leave_a_quarter_of_the_memory_to_files_that_arrive() -> None:
+    part, memory = DECODING_BYTES, AudioMemory(8 * DECODING_BYTES)
     with memory.request() as held:
-        async with held.decoding(DECODING_BYTES // 2, window, 1):
-            await held.take(window)
-            await held.take(window)
-            third = asyncio.create_task(held.take(window))
+        async with held.decoding(part, part, 1):
+            for _ in range(5):
+                await held.take(part)
+            last = asyncio.create_task(held.take(part))
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert not third.done()
-            with memory.request() as other:
-                async with other.decoding(window, window, 1):
-                    await other.take(window)
-                    with pytest.raises(Overloaded):
-                        memory.hold(1)  # of a file that arrives
-            held.release(window)
-            await third
-        assert memory.num_bytes == held.num_bytes == 2 * window
+            memory.hold(part)
+            held.release(part)
+            assert not last.done()
+            with pytest.raises(Overloaded):
+                memory.hold(part + 1)
+            memory.release(part)
+            await last
+        assert memory.num_bytes == held.num_bytes == 5 * part
     assert memory.num_bytes == 0
+
+
+async def test_one_file_is_decoded_however_many_arrive() -> None:
+    memory = AudioMemory(2 * DECODING_BYTES)
+    memory.hold(DECODING_BYTES)
+    with memory.request() as first, memory.request() as second:
+        async with first.decoding(DECODING_BYTES, 0, 1):
+            with pytest.raises(Overloaded):
+                async with second.decoding(1, 0, 0.01):
+                    pass
+        async with second.decoding(DECODING_BYTES, 0, 1):
+            assert memory.num_bytes == 2 * DECODING_BYTES
 
 
 async def test_a_request_that_is_cancelled_while_its_file_is_decoded_ends_the_process() -> None:
