@@ -54,6 +54,7 @@ class AudioLoader:
         self.options = options
         self.metrics = metrics
         self.memory = memory
+        self._is_installed = all(map(find_spec, EXTRA))  # once: it reads folders
         self._processes = AudioProcesses(
             options.audio_processes, options.process_memory, metrics.observe_audio_process_failure
         )
@@ -62,7 +63,7 @@ class AudioLoader:
         """Yield the file's windows in order, each of which counts in `held` as the bytes of its samples. The process
         has ended when the last one is yielded. Raises `InvalidRequest` for a file that cannot be used, `Overloaded`,
         and `UnsupportedTask` if the gateway lacks the extra."""
-        if not all(map(find_spec, EXTRA)):
+        if not self._is_installed:
             message = (
                 "This gateway reads no audio files, its extra is not installed: pip install 'proa-gateway[audio]'."
             )
