@@ -140,7 +140,8 @@ class Engine:
 
 def test_a_session_gets_a_place_with_its_second_turn_if_there_is_room() -> None:
     engine = Engine()
-    assert not engine.run(path("a", 40)).session.is_resident
+    first = engine.run(path("a", 40)).session
+    assert (first.is_resident, len(first.path), first.num_blocks) == (False, 0, 40)  # its blocks are not kept
     assert engine.run(path("a", 42)).session.is_resident
     engine.run(path("b", 60))
     assert not engine.run(path("b", 62)).session.is_resident

@@ -130,7 +130,7 @@ class Places:
         least = _next_growth(sessions)
         if not self.ended_size:
             return least
-        turns = [max(self.ended_size - len(each.path), 0.0) / max(each.means.growth, 0.1) for each in sessions]
+        turns = [max(self.ended_size - each.num_blocks, 0.0) / max(each.means.growth, 0.1) for each in sessions]
         longest = max(turns)
         return max(
             least, *(self._growth_after(longest * point / _POINTS, sessions, turns) for point in range(1, _POINTS + 1))
@@ -140,7 +140,7 @@ class Places:
     def _growth_after(time: float, sessions: Sequence[Session], turns: Iterable[float]) -> float:
         """Blocks that sessions have more after `time` turns. `turns`: after how many each ends."""
         return sum(
-            time * each.means.growth if time < end else -len(each.path)
+            time * each.means.growth if time < end else -each.num_blocks
             for each, end in zip(sessions, turns, strict=True)
         )
 

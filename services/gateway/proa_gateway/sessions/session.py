@@ -42,9 +42,10 @@ class Home(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """`path`: the blocks of its last prompt, and of the output once that has ended if it has a place. `num_blocks`: of
-    both. `marks`: last blocks of its prompts, the newest last. `home`: where it has a place. `parent`: the session that
-    called it as a sub-agent, as far as their ids tell. Times are those of one monotonic clock."""
+    """`path`: the blocks of its last prompt, and of the output once that has ended, while it has a place: without one,
+    thousands of prompts would hold 50 bytes a block. `num_blocks`: of both, always. `marks`: last blocks of its
+    prompts, the newest last. `home`: where it has a place. `parent`: the session that called it as a sub-agent, as far
+    as their ids tell. Times are those of one monotonic clock."""
 
     means: Means
     client_id: str | None = None  # if it is the first one with it
@@ -70,10 +71,8 @@ class Session:
         return self.parent is not None and self.parent.is_resident
 
     def move(self, path: Sequence[bytes]) -> None:
-        """It has another path now, which mostly continues the old one."""
-        if self.home is None:
-            self.path = path
-        else:
+        """It has another path now, which mostly continues the old one. Without effect if it has no place."""
+        if self.home is not None:
             self.home.move(self, path)
 
     def leave(self) -> None:
