@@ -48,6 +48,7 @@ def metrics_adapter(release: Release, tmp_path: Path) -> Iterator[None]:
 
 def test_a_pool_scales_up_with_its_queue(release: Release, metrics_adapter: None) -> None:
     release.install(
+        gateway__queue__timeoutSeconds="300",  # on a slow machine the queue is longer than the default 60 s
         engines__builtin__autoscaling__enabled="true",
         engines__builtin__autoscaling__maxReplicas="2",
         engines__builtin__autoscaling__target="1",
