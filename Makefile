@@ -12,6 +12,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 SOAK_ARGS ?=
+SPEECH_ARGS ?=
 MINUTES ?= 5
 AGAINST ?= main
 STAGES ?=
@@ -91,6 +92,10 @@ agents: setup ## Codex, Claude Code, OpenCode, Qwen Code and openai-agents in pi
 quantizers: setup ## what the quantizers write, against their own perplexity (QUANTIZERS_ARGS); installs them into build/quantizers
 	PYTHONPATH=tests:. python tests/peers/quantizers.py $(QUANTIZERS_ARGS)
 
+test-speech: setup ## Whisper tiny.en and base against transformers on recordings, and an hour of speech (SPEECH_ARGS="--minutes 3"); fetches them once (241 MB) into build/real-speech
+	@scripts/real-model --speech build/real-speech
+	PYTHONPATH=tests OMP_NUM_THREADS=1 python tests/peers/speech.py $(SPEECH_ARGS)
+
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:services/cli:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
@@ -165,4 +170,4 @@ clean: ## remove the environment, the tools and all caches; build/ is kept
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run real-model bench soak chaos browser clients agents quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments pages lock e2e size clean help
+.PHONY: run real-model bench soak chaos browser clients agents quantizers images release cluster-up train evaluate setup test test-all tools unit system real test-speech test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs llm-arguments pages lock e2e size clean help

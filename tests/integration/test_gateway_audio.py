@@ -384,6 +384,24 @@ async def test_verbose_json_has_segments_with_times_of_the_whole_audio(
     assert (rules.no_timestamps_id, rules.end_id, rules.max_initial_index) == (ids()["<|notimestamps|>"], EOS, 50)
 
 
+async def test_what_a_model_has_not_written_of_a_window_is_read_again(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    """It ends with the start of a segment: OpenAI's Whisper goes on from there."""
+
+    def reply(request: core_pb2.EngineCoreRequest) -> Reply:
+        is_whole = request.audios[0].num_samples > RATE
+        return Reply(timed("<|0.00|>", " One", "<|1.00|>", "<|1.00|>") if is_whole else timed("<|0.20|>", " more"))
+
+    engine.script = reply
+    body = (await post(gateway, LONG, response_format="verbose_json", language="de")).json()
+    assert body["text"] == " ".join(["One more"] * 5)
+    starts = [0.0, 1.75, 3.55, 5.35, 7.15]
+    times = [(each["seek"], each["start"]) for each in body["segments"]]
+    assert times == [time for start in starts for time in ((100 * start, start), (100 * start + 100, start + 1.2))]
+    assert len(sent(engine)) == 10
+
+
 async def test_subtitles_are_plain_text_in_their_formats(engine: FakeEngine, gateway: RunningGateway) -> None:
     engine.script = lambda request: Reply(SAID)
     srt = await post(gateway, response_format="srt", language="de")
@@ -420,6 +438,25 @@ async def test_unlikely_text_is_sampled_again_at_higher_temperatures(
     assert sum(bool(each.audios[0].samples) for each in engine.requests) == 1
     metrics = (await gateway.http.get("/metrics")).text
     assert (f'windows_total{{outcome="retried"}} {attempts - 1}.0' in metrics) == (attempts > 1)
+
+
+async def test_of_texts_that_are_all_unlikely_one_that_does_not_repeat_itself_is_kept(
+    engine: FakeEngine, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcription, "MIN_LOGPROB", 0.0)
+    monkeypatch.setattr(transcription, "MAX_NO_SPEECH", 1.0)
+
+    def reply(request: core_pb2.EngineCoreRequest) -> Reply:
+        temperature = round(request.sampling_params.temperature, 1)
+        repeats = temperature != 0.4
+        return Reply(
+            timed(f" At {temperature}."),
+            core_pb2.FINISH_REASON_REPETITION if repeats else core_pb2.FINISH_REASON_STOP,
+        )
+
+    engine.script = reply
+    assert (await post(gateway, language="de")).json()["text"] == "At 0.4."
+    assert len(sent(engine)) == 6
 
 
 async def test_streams_and_given_temperatures_have_one_attempt(engine: FakeEngine, gateway: RunningGateway) -> None:

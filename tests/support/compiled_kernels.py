@@ -130,6 +130,7 @@ MORE_CASES = [
     Case("LFM2-8B-A1B n-gram", models.LFM2_8B_A1B, _NGRAM),
     Case("Nemotron-3-Nano", models.NEMOTRON_3_NANO),
     Case("Nemotron-3-Nano fp8", models.NEMOTRON_3_NANO, {"quantization": "fp8"}),
+    Case("Whisper large-v3-turbo", models.WHISPER_TURBO),
     Case("Granite-4.0-H-Tiny", models.GRANITE_4_TINY),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
     Case("Qwen3-30B-A3B fp8 blocks, whole experts", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS), _FOUR_RANKS),

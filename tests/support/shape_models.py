@@ -137,6 +137,24 @@ GRANITE_4_TINY = _fields("GraniteMoeHybridForCausalLM", 1536, 512, 12, 4, 100352
     "mamba_d_state": 128,
 }
 
+WHISPER_TURBO = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "is_encoder_decoder": True,
+    "activation_function": "gelu",
+    "d_model": 1280,
+    "num_mel_bins": 128,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 20,
+    "decoder_ffn_dim": 5120,
+    "max_target_positions": 448,
+    "vocab_size": 51866,
+    "decoder_start_token_id": 50258,
+    "eos_token_id": 50257,
+}
+
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}

@@ -12,7 +12,6 @@ from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequ
 from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text, srt, verbose_json, vtt
 from proa_gateway.apis.audio.transcription import Transcription
 from proa_gateway.apis.audio.whisper import ENGLISH, Task, WhisperRequest, whisper_request
-from proa_gateway.apis.audio.windows import Timestamps
 from proa_gateway.audio.loader import AudioFile, AudioLoader
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest, MissingField, UnsupportedTask
@@ -127,21 +126,17 @@ class TranscriptionJob(Job):
             while not transcription.has_ended:
                 await transcription.more()
         _, logprobs = transcription.take()
-        await writer.send(self._content(transcription, renderer, logprobs, running.prepared.model))
+        await writer.send(self._content(transcription, renderer, logprobs))
 
     def _content(
-        self,
-        transcription: Transcription,
-        renderer: TranscriptRenderer,
-        logprobs: Sequence[TokenLogprobs],
-        model: ServedModel,
+        self, transcription: Transcription, renderer: TranscriptRenderer, logprobs: Sequence[TokenLogprobs]
     ) -> Content:
         text = str(transcription.text)
-        if not self.request.has_timestamps:
+        times = self.whisper.times
+        if times is None:
             is_text = self.request.response_format == "text"
             return plain_text(text) if is_text else renderer.json(text, logprobs, self.usage)
-        timestamps = _timestamps(model)
-        segments = [each for window in transcription.windows for each in window.segments(timestamps)]
+        segments = [each for window in transcription.windows for each in window.segments(times)]
         match self.request.response_format:
             case "srt":
                 return srt(segments)
@@ -203,12 +198,3 @@ def _attempts(
             params.repetition_detection = REPETITION
         attempts.append(params)
     return attempts
-
-
-def _timestamps(model: ServedModel) -> Timestamps:
-    """Of a model that writes them."""
-    audios = model.info.audios
-    assert audios is not None
-    assert audios.whisper is not None
-    assert audios.whisper.timestamp_begin_id is not None
-    return Timestamps(audios.whisper.timestamp_begin_id, audios.max_samples / audios.sampling_rate / audios.max_tokens)

@@ -10,14 +10,14 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from proa.contract import Audio, EngineCoreOutput, SamplingParams, TokenLogprobs, hash_audio
+from proa.contract.audio import SAMPLE_BYTES
 from proa.text import TextStream
 from proa_gateway.apis.audio.languages import WITHOUT_SPACES
 from proa_gateway.apis.audio.render import JoinedText, TranscriptUsage
 from proa_gateway.apis.audio.whisper import WhisperRequest
-from proa_gateway.apis.audio.windows import WindowText
+from proa_gateway.apis.audio.windows import Attempt, WindowText
 from proa_gateway.audio.loader import AudioFile, AudioLoader, WindowOutcome
 from proa_gateway.audio.memory import HeldSamples
-from proa_gateway.audio.processes import Window
 from proa_gateway.engines.generation import Generation
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.text import EngineSequence, OutputProcessor
@@ -27,7 +27,6 @@ from proa_gateway.serving.job import Running
 UNFINISHED_WINDOWS: Final = 8
 """Windows of one audio that are decoded and whose text is not complete: 16 MB of samples of 30 s each."""
 # Those of OpenAI's Whisper: a text is tried again at a higher temperature, or there is no speech.
-MAX_COMPRESSION: Final = 2.4
 MIN_LOGPROB: Final = -1.0
 MAX_NO_SPEECH: Final = 0.6
 
@@ -163,12 +162,13 @@ class Transcription:
                     text = WindowText(start, duration, self._changed.set)
                     self._unread.append(text)
                     if window.samples:
-                        audio = await _audio(window)
+                        audio = await _audio(window.samples)
                         if not self._whisper.language:
                             await self._find_language(audio)
                         windows.create_task(self._transcribe(audio, text, held))
                     else:
                         self._end(text, "silent")
+                        self._slots.release()
                     if not window.is_last:
                         await self._slots.acquire()
             span.set_attribute("proa.audio.seconds", self.usage.seconds)
@@ -177,27 +177,45 @@ class Transcription:
         self._whisper = self._whisper.in_language((await self._probe(audio)).received[0])
 
     async def _transcribe(self, audio: Audio, text: WindowText, held: HeldSamples) -> None:
-        """With several attempts, try until the text is likely or the audio has no speech."""
+        """The text of a window; with timestamps maybe of several parts of it, one after the other."""
         if self._whisper.language in WITHOUT_SPACES:
             self.text.separator = ""
+        rest = audio
+        while True:
+            await self._read(rest, text)
+            time = text.unread_from(self._whisper.times) if self._whisper.times else None
+            if time is None:
+                break
+            following = text.following(time)
+            self._unread.insert(self._unread.index(text) + 1, following)
+            self._end(text, "accepted")
+            rest, text = await _audio(rest.samples[SAMPLE_BYTES * round(time * self._file.sampling_rate) :]), following
+        held.release(len(audio.samples))
+        self._end(text, "accepted")
+        self._slots.release()
+
+    async def _read(self, audio: Audio, text: WindowText) -> None:
+        """With several attempts, try until the text is likely or the audio has no speech. If no text is likely, the
+        one with the highest log probability is kept, of those that do not repeat themselves if there are any: the text
+        of the highest temperature, which OpenAI's Whisper keeps, is mostly noise."""
         no_speech_prob = (await self._probe(audio)).no_speech_prob if len(self._attempts) > 1 else 0.0
+        unlikely: list[Attempt] = []
         for params in self._attempts:
             await self._generate(audio, text, params)
             text.scores = text.score(params.temperature, no_speech_prob)
-            has_no_speech = no_speech_prob > MAX_NO_SPEECH and text.scores.avg_logprob < MIN_LOGPROB
-            if params is self._attempts[-1] or has_no_speech or _is_likely(text):
-                break
-            self._loader.metrics.observe_window("retried")
-            text.clear()
-        if has_no_speech:
-            text.clear()
-        held.release(len(audio.samples))
-        self._end(text, "accepted")
+            is_likely = text.scores.avg_logprob >= MIN_LOGPROB and not text.repeats
+            if is_likely or len(self._attempts) == 1:
+                return
+            unlikely.append(text.clear())
+            if no_speech_prob > MAX_NO_SPEECH and unlikely[-1].scores.avg_logprob < MIN_LOGPROB:
+                return
+            if params is not self._attempts[-1]:
+                self._loader.metrics.observe_window("retried")
+        text.restore(max(unlikely, key=lambda attempt: (not attempt.repeats, attempt.scores.avg_logprob)))
 
     def _end(self, text: WindowText, outcome: WindowOutcome) -> None:
         self._loader.metrics.observe_window(outcome)
         text.end()
-        self._slots.release()
 
     async def _probe(self, audio: Audio) -> _Probe:
         ending = _Ending(self._running.generation)
@@ -236,15 +254,9 @@ class Transcription:
         await ending.has_ended.wait()
 
 
-def _is_likely(text: WindowText) -> bool:
-    scores = text.scores
-    repeats = text.finish_reason == "repetition" or scores.compression_ratio > MAX_COMPRESSION
-    return scores.avg_logprob >= MIN_LOGPROB and not repeats
-
-
-async def _audio(window: Window) -> Audio:
-    hash = await asyncio.to_thread(hash_audio, window.samples)
-    return Audio(hash=hash, num_samples=window.num_samples, samples=window.samples)
+async def _audio(samples: bytes) -> Audio:
+    hash = await asyncio.to_thread(hash_audio, samples)
+    return Audio(hash=hash, num_samples=len(samples) // SAMPLE_BYTES, samples=samples)
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

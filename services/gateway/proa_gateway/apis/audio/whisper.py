@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from proa.contract import SamplingParams, TimestampRules, WhisperPrompts
+from proa_gateway.apis.audio.windows import Timestamps
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.serving.plain_text import marked
@@ -19,20 +20,21 @@ ENGLISH = "en"
 
 @dataclass(frozen=True, slots=True)
 class WhisperRequest:
-    """What the requests for all windows of an audio share. `language`: empty until the model has found it."""
+    """What the requests for all windows of an audio share. `language`: empty until the model has found it. `times`:
+    what timestamps mean; None: the output has none."""
 
     prompts: WhisperPrompts
     before: Sequence[int]  # tokens before `<|startoftranscript|>`
     task: Task
     language: str
-    has_timestamps: bool = False
+    times: Timestamps | None = None
 
     def prompt(self) -> list[int]:
         """The prompt of a window, whose language is known."""
         prompts, start = self.prompts, [*self.before, self.prompts.decoder_start_token_id]
         if prompts.is_multilingual:
             start += [prompts.languages[self.language], prompts.tasks[self.task]]
-        if prompts.no_timestamps_token_id is not None and not self.has_timestamps:
+        if prompts.no_timestamps_token_id is not None and self.times is None:
             start.append(prompts.no_timestamps_token_id)
         return start
 
@@ -40,7 +42,7 @@ class WhisperRequest:
     def num_prompt_tokens(self) -> int:
         """Of a window's prompt."""
         prompts = self.prompts
-        has_last = prompts.no_timestamps_token_id is not None and not self.has_timestamps
+        has_last = prompts.no_timestamps_token_id is not None and self.times is None
         return len(self.before) + 1 + 2 * prompts.is_multilingual + has_last
 
     def timestamps(self, vocab_size: int) -> frozenset[int]:
@@ -69,7 +71,10 @@ class WhisperRequest:
             end_id=min(model.info.eos_token_ids),
             max_initial_index=prompts.max_initial_timestamp_index,
         )
-        return replace(self, has_timestamps=True), rules
+        audios = model.info.audios
+        assert audios is not None
+        seconds = audios.max_samples / audios.sampling_rate / audios.max_tokens
+        return replace(self, times=Timestamps(rules.begin_id, seconds)), rules
 
     def in_language(self, token_id: int) -> "WhisperRequest":
         """The request in the language of this token."""

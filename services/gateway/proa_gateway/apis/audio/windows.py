@@ -3,9 +3,13 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from proa.contract import TokenLogprobs
 from proa_gateway.output.text import Delta, FinishName
+
+MAX_COMPRESSION: Final = 2.4  # of text, as in OpenAI's Whisper
+MIN_REST: Final = 0.1  # seconds at the end of a window that may have a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,17 @@ class Timestamps:
         return (token_id - self.begin_id) * self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A whole output for a window. `parts`: texts and the tokens of timestamps, in order."""
+
+    parts: list[str | int]
+    logprobs: list[TokenLogprobs]
+    token_ids: Sequence[int]
+    scores: Scores
+    repeats: bool  # the same text many times
+
+
 class WindowText:
     """The `DeltaSink` of a window's output. `on_change` is called when there is more of it.
 
@@ -72,13 +87,25 @@ class WindowText:
         self.finish_reason = delta.finish_reason
         self.text(delta.text)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the output has the same text many times."""
+        return self.finish_reason == "repetition" or self.scores.compression_ratio > MAX_COMPRESSION
+
     def marker(self, token_id: int) -> None:
         self._parts.append(token_id)
 
-    def clear(self) -> None:
-        """Forget the output: the window is tried again, or has no speech. None of it was taken."""
+    def clear(self) -> Attempt:
+        """Forget the output, which is returned: the window is tried again, or has no speech. None of it was taken."""
         assert not self._num_taken
+        attempt = Attempt(self._parts, self._logprobs, self.token_ids, self.scores, self.repeats)
         self._parts, self._logprobs, self.token_ids, self.finish_reason = [], [], (), None
+        return attempt
+
+    def restore(self, attempt: Attempt) -> None:
+        """Have the output of an attempt again."""
+        self._parts, self._logprobs, self.token_ids = attempt.parts, attempt.logprobs, attempt.token_ids
+        self.scores = attempt.scores
 
     def end(self) -> None:
         self.has_ended = True
@@ -96,6 +123,19 @@ class WindowText:
         logprobs = [entry.logprob for entry in self._logprobs]
         mean = sum(logprobs) / len(logprobs) if logprobs else 0.0
         return Scores(temperature, mean, compression_ratio(text), no_speech_prob)
+
+    def unread_from(self, timestamps: Timestamps) -> float | None:
+        """Seconds in the window from which on the model has not written what is said; None: it has written all. It
+        then ends its output with the end of one segment and the start of another."""
+        last = self.token_ids[-2:]
+        if len(last) < 2 or min(last) < timestamps.begin_id:
+            return None
+        time = timestamps.seconds_of(last[-1])
+        return time if self.duration - time >= MIN_REST else None
+
+    def following(self, time: float) -> "WindowText":
+        """The text of the part of the window from so many seconds on."""
+        return WindowText(self.start + time, self.duration - time, self._on_change)
 
     def segments(self, timestamps: Timestamps) -> Iterator[Segment]:
         """Yield the segments of an output that has ended. One without an end lasts to the end of the window."""
