@@ -13,16 +13,18 @@ from proa_engine import LLM
 from proa_engine.core.operations import Sleep, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
 from support.adapters import operate
-from support.engine import Engine, build_core
-from support.greedy import Expected, check_tokens
-from support.qwen2_audio_models import (
+from support.audio_prompt_models import (
     AUDIO_TOKEN,
     greedy_with_audio,
     make_qwen2_audio,
-    num_audio_tokens,
+    make_qwen3_asr,
+    qwen2_audio_tokens,
+    qwen3_asr_tokens,
     run_with_audio,
     split,
 )
+from support.engine import Engine, build_core
+from support.greedy import Expected, check_tokens
 from support.whisper_models import RATE, tone
 
 NUM_TOKENS = 8
@@ -90,6 +92,17 @@ def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) ->
     assert (stats.prefix_cache_hits > 0) == (setting != "all off")
 
 
+def test_tokens_behind_seconds_of_audio_equal_those_of_qwen3_asr(tmp_path: Path) -> None:
+    long = tone(4, 2.3)  # two windows of its encoder's attention
+    parts: list[list[int | np.ndarray]] = [[*STEM, long, *text(5)], [*STEM, long, 7, SHORT, *text(3)], [B, *text(4)]]
+    folder = make_qwen3_asr(tmp_path / "qwen3_asr")
+    expected = greedy_with_audio(folder, [split(each, qwen3_asr_tokens) for each in parts], NUM_TOKENS)
+    assert sum(each.num_sure for each in expected) > 0.9 * NUM_TOKENS * len(parts)
+    settings = ALL_ON | {"max_num_batched_tokens": 25}
+    with build_core(folder, max_model_len=100, block_size=4, poison=True, block_seed=1, **settings) as engine:
+        check_tokens(run_with_audio(engine, parts, PARAMS, qwen3_asr_tokens), expected)
+
+
 def test_each_audio_is_encoded_once_and_again_after_sleep(case: Case) -> None:
     with build_core(case.folder, max_model_len=100) as engine:
         for round in range(2):
@@ -112,6 +125,6 @@ def test_the_offline_llm_replaces_placeholders_by_audio(case: Case) -> None:
     (output,) = llm.generate(
         {"prompt": "a<|AUDIO|>b", "multi_modal_data": {"audio": (A, RATE)}}, PARAMS, use_tqdm=False
     )
-    assert list(output.prompt_token_ids or ()) == [ord("a"), *[AUDIO_TOKEN] * num_audio_tokens(A), ord("b")]
+    assert list(output.prompt_token_ids or ()) == [ord("a"), *[AUDIO_TOKEN] * qwen2_audio_tokens(A), ord("b")]
     with pytest.raises(ValueError, match=r"1 times .* which stands for an audio, but 2 audios"):
         llm.generate({"prompt": "<|AUDIO|>", "multi_modal_data": {"audio": [(A, RATE)] * 2}}, use_tqdm=False)

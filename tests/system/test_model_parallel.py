@@ -86,6 +86,7 @@ TEXT_OF_OTHERS = {
     "MiMoForCausalLM",
     "MiniCPMForCausalLM",
     "Qwen2AudioForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
 }
 IN_TESTS_OF_AUDIO = {"WhisperForConditionalGeneration"}
 # Sizes that every format can cut in four, with KV heads on two ranks each.

@@ -11,8 +11,8 @@ from openai import BadRequestError, OpenAI
 
 from proa_engine import LLM, SamplingParams
 from support.audio_files import encode
+from support.audio_prompt_models import make_qwen2_audio
 from support.processes import engine_process, gateway_process, wait_for_models
-from support.qwen2_audio_models import make_qwen2_audio
 from support.whisper_models import RATE, tone
 
 # As Qwen2-Audio's, without the names of roles.

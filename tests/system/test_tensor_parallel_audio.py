@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from proa.contract import SamplingParams
+from support.audio_prompt_models import greedy_with_audio, make_qwen2_audio, run_with_audio, split
 from support.engine import build_core, run
 from support.greedy import check_tokens
-from support.qwen2_audio_models import greedy_with_audio, make_qwen2_audio, run_with_audio, split
 from support.whisper_models import PROMPT, TOKENS, greedy_transcriptions, make_whisper, tone, transcription
 
 NUM_TOKENS = 8

@@ -24,8 +24,7 @@ class LogMel:
         self._filters = mel_filters(num_bands, sampling_rate, fft_size).to(device, torch.float32)
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples [n] float32, of which n is a multiple of `hop`, and more than half of `fft_size` -> features
-        [num_bands, n / hop] float32"""
+        """samples [n] float32, of which n is more than half of `fft_size` -> features [num_bands, n // hop] float32"""
         spectrum = torch.stft(samples[None], self._fft_size, self._hop, window=self._window, return_complex=True)
         power = (spectrum[..., :-1].abs() ** 2).contiguous()  # the last frame is left out, as by Whisper
         mels = (self._filters.T @ power).clamp(min=_FLOOR).log10()[0]

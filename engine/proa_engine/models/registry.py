@@ -45,6 +45,7 @@ MODULES = {
     "Qwen2ForCausalLM": "qwen",
     "Qwen2MoeForCausalLM": "qwen",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl",
+    "Qwen3ASRForConditionalGeneration": "qwen3_asr",
     "Qwen3ForCausalLM": "qwen",
     "Qwen3MoeForCausalLM": "qwen",
     "Qwen3NextForCausalLM": "qwen3_next",

@@ -20,7 +20,7 @@ from proa_engine.models.log_mel import LogMel
 KERNEL = 3
 CONVOLUTIONS = (AudioLayer(kernel=KERNEL, stride=1, padding=1), AudioLayer(kernel=KERNEL, stride=2, padding=1))
 
-_EPS = 1e-5
+EPS = 1e-5
 # Where a folder has no file of a feature extractor, or one without the field: those of `transformers`.
 _EXTRACTOR = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000  # as in transformers
@@ -60,8 +60,13 @@ class WhisperEncoder:
         self.first = _Convolution(weights / "conv1", options.num_bands, size, CONVOLUTIONS[0])
         self.second = _Convolution(weights / "conv2", size, size, CONVOLUTIONS[1])
         self.positions = (weights / "embed_positions").take("weight", (options.num_positions, size))
-        self.layers = [_Layer(weights / "layers" / str(number), options) for number in range(options.depth)]
-        self.norm = LayerNorm(weights / "layer_norm", size, _EPS)
+        self.layers = [
+            EncoderLayer(
+                weights / "layers" / str(number), size, options.inner_size, options.num_heads, has_key_bias=False
+            )
+            for number in range(options.depth)
+        ]
+        self.norm = LayerNorm(weights / "layer_norm", size, EPS)
         self.log_mel = LogMel(
             num_bands=options.num_bands,
             sampling_rate=audio.sampling_rate,
@@ -101,16 +106,18 @@ class _Convolution:
         return F.conv1d(x[None], self.weight, self.bias, self.stride, self.padding)[0]
 
 
-class _Layer:
-    def __init__(self, weights: Weights, options: WhisperEncoderOptions) -> None:
-        size, attention = options.hidden_size, weights / "self_attn"
-        self.num_heads = options.num_heads
-        self.attention_norm = LayerNorm(weights / "self_attn_layer_norm", size, _EPS)
+class EncoderLayer:
+    def __init__(
+        self, weights: Weights, hidden_size: int, inner_size: int, num_heads: int, *, has_key_bias: bool
+    ) -> None:
+        size, attention = hidden_size, weights / "self_attn"
+        self.num_heads = num_heads
+        self.attention_norm = LayerNorm(weights / "self_attn_layer_norm", size, EPS)
         self.query, self.value = Dense(attention / "q_proj", size, size), Dense(attention / "v_proj", size, size)
-        self.key = Dense(attention / "k_proj", size, size, bias=False)
+        self.key = Dense(attention / "k_proj", size, size, bias=has_key_bias)
         self.output = Dense(attention / "out_proj", size, size)
-        self.mlp_norm = LayerNorm(weights / "final_layer_norm", size, _EPS)
-        up, down = Dense(weights / "fc1", size, options.inner_size), Dense(weights / "fc2", options.inner_size, size)
+        self.mlp_norm = LayerNorm(weights / "final_layer_norm", size, EPS)
+        up, down = Dense(weights / "fc1", size, inner_size), Dense(weights / "fc2", inner_size, size)
         self.mlp = FeedForward(up, down, F.gelu)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

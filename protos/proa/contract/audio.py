@@ -86,7 +86,8 @@ class AudioInput:
 
     sampling_rate: int  # samples a second
     hop: int  # samples from one frame to the next
-    pad_to: int  # audio is padded to a multiple of so many samples
+    pad_to: int  # audio is padded to a multiple of so many samples; samples that make no whole frame are left out
+    min_samples: int = 0  # shorter audio is padded to so many
     chunk: int = 0  # frames that pass the layers together; 0: all
     layers: tuple[AudioLayer, ...] = ()  # make tokens of frames
     max_samples: int
@@ -105,7 +106,7 @@ class AudioInput:
 
     def num_tokens(self, num_samples: int) -> int:
         """Return the number of tokens that the model's encoder makes of so many samples."""
-        num_frames = -(-num_samples // self.pad_to) * self.pad_to // self.hop
+        num_frames = -(-max(num_samples, self.min_samples) // self.pad_to) * self.pad_to // self.hop
         num_chunks, rest = divmod(num_frames, self.chunk or num_frames or 1)
         return num_chunks * self._length(self.chunk or num_frames) + self._length(rest)
 

@@ -44,6 +44,12 @@ def test_qwen3_asr_has_three_convolutions_within_a_second() -> None:
     assert lengths(audio_input(HOP, *layers, chunk=100)) == expected.tolist()
 
 
+def test_short_audio_has_the_tokens_of_the_shortest() -> None:
+    layers = (AudioLayer(kernel=3, stride=2, padding=1),) * 3
+    input = AudioInput(sampling_rate=16_000, hop=HOP, pad_to=1, min_samples=8000, layers=layers, max_samples=16_000)
+    assert [input.num_tokens(count) for count in (1, 8000, 8159, 9119, 9120, 9280)] == [7, 7, 7, 7, 8, 8]
+
+
 def test_no_samples_are_no_tokens() -> None:
     assert audio_input(HOP, *CONVOLUTIONS).num_tokens(0) == 0
 

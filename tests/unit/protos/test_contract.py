@@ -135,6 +135,7 @@ AUDIO_INPUT = AudioInput(
     sampling_rate=16000,
     hop=160,
     pad_to=320,
+    min_samples=8000,
     chunk=3000,
     layers=(AudioLayer(kernel=3, stride=2, padding=1),),
     max_samples=480000,

@@ -14,7 +14,7 @@ from proa_engine.layers.weights import Weights
 from proa_engine.models.audio_config import AudioConfig
 from proa_engine.models.base import AudioEncoder
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.decoder import tensors_of
+from proa_engine.models.decoder import DecoderForCausalLM, tensors_of
 from proa_engine.models.families.qwen import Qwen2ForCausalLM
 from proa_engine.models.fields import Fields, require
 from proa_engine.models.image_files import AudioFiles
@@ -68,11 +68,27 @@ class Qwen2AudioEncoder:
         return tensors_of(self)
 
 
-class Qwen2AudioForConditionalGeneration(Qwen2ForCausalLM):
-    """An `AudioReader` if its configuration has an audio encoder, a model of text otherwise. Of several pipeline stages
-    only the first reads audio."""
+class AudioInPrompts(DecoderForCausalLM):
+    """A decoder whose prompts have encoded audio. Of several pipeline stages only the first reads it."""
 
     audio_encoder: AudioEncoder
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
+        super().__init__(config, weights, parallel)
+        if config.audio_encoder and config.stage.is_first:
+            self.audio_encoder = config.audio_encoder.make(weights)
+
+    def begin(
+        self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> tuple[torch.Tensor, AttentionStep]:
+        x, step = super().begin(inputs, positions, metadata)
+        if metadata.media is not None:
+            x.index_copy_(0, metadata.media.rows, metadata.media.embeddings)
+        return x, step
+
+
+class Qwen2AudioForConditionalGeneration(AudioInPrompts, Qwen2ForCausalLM):
+    """An `AudioReader` if its configuration has an audio encoder, a model of text otherwise."""
 
     @staticmethod
     def read_audio(fields: Fields, files: AudioFiles) -> Qwen2AudioEncoderOptions:
@@ -103,16 +119,3 @@ class Qwen2AudioForConditionalGeneration(Qwen2ForCausalLM):
         )
         require(audio, "max_source_positions", (input.max_samples // input.hop // CONVOLUTIONS[1].stride,))
         return Qwen2AudioEncoderOptions(whisper=whisper, output_size=fields["hidden_size"])
-
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        super().__init__(config, weights, parallel)
-        if config.audio_encoder and config.stage.is_first:
-            self.audio_encoder = config.audio_encoder.make(weights)
-
-    def begin(
-        self, inputs: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> tuple[torch.Tensor, AttentionStep]:
-        x, step = super().begin(inputs, positions, metadata)
-        if metadata.media is not None:
-            x.index_copy_(0, metadata.media.rows, metadata.media.embeddings)
-        return x, step

@@ -258,7 +258,7 @@ class ImageInput(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., unit: _Optional[int] = ..., side: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., resample: _Optional[int] = ..., row_end_id: _Optional[int] = ..., row_end: _Optional[str] = ..., max_side: _Optional[int] = ..., fills: _Optional[bool] = ...) -> None: ...
 
 class AudioInput(_message.Message):
-    __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper")
+    __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper", "min_samples")
     SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
     PAD_TO_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class AudioInput(_message.Message):
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     WHISPER_FIELD_NUMBER: _ClassVar[int]
+    MIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     sampling_rate: int
     hop: int
     pad_to: int
@@ -285,7 +286,8 @@ class AudioInput(_message.Message):
     prefix: str
     suffix: str
     whisper: WhisperPrompts
-    def __init__(self, sampling_rate: _Optional[int] = ..., hop: _Optional[int] = ..., pad_to: _Optional[int] = ..., chunk: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[AudioLayer, _Mapping]]] = ..., max_samples: _Optional[int] = ..., cross_attention: _Optional[bool] = ..., token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., whisper: _Optional[_Union[WhisperPrompts, _Mapping]] = ...) -> None: ...
+    min_samples: int
+    def __init__(self, sampling_rate: _Optional[int] = ..., hop: _Optional[int] = ..., pad_to: _Optional[int] = ..., chunk: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[AudioLayer, _Mapping]]] = ..., max_samples: _Optional[int] = ..., cross_attention: _Optional[bool] = ..., token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., whisper: _Optional[_Union[WhisperPrompts, _Mapping]] = ..., min_samples: _Optional[int] = ...) -> None: ...
 
 class AudioLayer(_message.Message):
     __slots__ = ("kernel", "stride", "padding")

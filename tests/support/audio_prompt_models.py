@@ -1,7 +1,8 @@
-"""Tiny Qwen2-Audio models, and their greedy tokens by `transformers` for a prompt with audios of at most a second."""
+"""Tiny models that read audio in their prompts, Qwen2-Audio and Qwen3-ASR, and their greedy tokens by `transformers`
+for a prompt with audios of at most some seconds."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,40 +56,101 @@ def make_qwen2_audio(folder: Path, seed: int = 4) -> Path:
     torch.manual_seed(seed)
     Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=80, chunk_length=1).save_pretrained(folder)
+    return _with_tokenizer(folder, "<|AUDIO|>")
+
+
+def make_qwen3_asr(folder: Path, seed: int = 4) -> Path:
+    """Write the model to `folder`; returns it. Its encoder attends within two seconds."""
+    from transformers import Qwen3ASRConfig, Qwen3ASRFeatureExtractor, Qwen3ASRForConditionalGeneration
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = Qwen3ASRConfig(
+        audio_config={
+            "model_type": "qwen3_asr_encoder",
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "num_mel_bins": 80,
+            "output_dim": 64,
+            "n_window": 50,
+            "n_window_infer": 200,
+            "downsample_hidden_size": 8,
+            "initializer_range": 0.14,
+        },
+        text_config={
+            "model_type": "qwen3",
+            "vocab_size": VOCAB_SIZE + 1,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.14,
+            "bos_token_id": None,
+            "eos_token_id": EOS_TOKEN_ID,
+        },
+        audio_token_id=AUDIO_TOKEN,
+        pad_token_id=EOS_TOKEN_ID,
+        eos_token_id=EOS_TOKEN_ID,
+        initializer_range=0.14,
+    )
+    torch.manual_seed(seed)
+    Qwen3ASRForConditionalGeneration(config).save_pretrained(folder)
+    Qwen3ASRFeatureExtractor(feature_size=80).save_pretrained(folder)
+    return _with_tokenizer(folder, "<|audio_pad|>")
+
+
+def _with_tokenizer(folder: Path, audio_token: str) -> Path:
     write_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(["<|AUDIO|>"])
+    tokenizer.add_special_tokens([audio_token])
     tokenizer.save(str(folder / "tokenizer.json"))
     fields = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": None}))
     return folder
 
 
-def num_audio_tokens(samples: np.ndarray) -> int:
-    """As `Qwen2AudioProcessor` has it."""
+def qwen2_audio_tokens(samples: np.ndarray) -> int:
+    """Their number, as `Qwen2AudioProcessor` has it."""
     num_frames = -(-samples.size // 160)
     return (((num_frames - 1) // 2 + 1) - 2) // 2 + 1
 
 
-def split(parts: Sequence[int | np.ndarray]) -> tuple[list[int], list[np.ndarray]]:
-    """The prompt of tokens and audios, with the tokens of its audios, and the audios."""
+def qwen3_asr_tokens(samples: np.ndarray) -> int:
+    """Their number, as `Qwen3ASRProcessor` has it."""
+    from transformers.models.qwen3_asr.modeling_qwen3_asr import _get_feat_extract_output_lengths
+
+    return int(_get_feat_extract_output_lengths(max(samples.size, 8000) // 160))
+
+
+def split(
+    parts: Sequence[int | np.ndarray], num_tokens: Callable[[np.ndarray], int] = qwen2_audio_tokens
+) -> tuple[list[int], list[np.ndarray]]:
+    """The prompt of tokens and audios, with so many tokens for each of its audios, and the audios."""
     audios = [part for part in parts if isinstance(part, np.ndarray)]
     prompt = list[int]()
     for part in parts:
-        prompt += [part] if isinstance(part, int) else [AUDIO_TOKEN] * num_audio_tokens(part)
+        prompt += [part] if isinstance(part, int) else [AUDIO_TOKEN] * num_tokens(part)
     return prompt, audios
 
 
 def run_with_audio(
-    engine: Engine, prompts: Sequence[Sequence[int | np.ndarray]], params: SamplingParams
+    engine: Engine,
+    prompts: Sequence[Sequence[int | np.ndarray]],
+    params: SamplingParams,
+    num_tokens: Callable[[np.ndarray], int] = qwen2_audio_tokens,
 ) -> list[Sequence[int]]:
     """Return the tokens of each prompt of tokens and audios."""
     input = engine.executor.started.model_config.audios
     assert input is not None
     requests = []
     for index, parts in enumerate(prompts):
-        prompt, arrays = split(parts)
-        audios = [replace(audio_of(each), num_tokens=num_audio_tokens(each)) for each in arrays]
+        prompt, arrays = split(parts, num_tokens)
+        audios = [replace(audio_of(each), num_tokens=num_tokens(each)) for each in arrays]
         placed = place_media(prompt, audios, input.input)
         requests.append(replace(request(str(index), prompt, params), audios=placed))
     results = run(engine, requests)
@@ -100,22 +162,26 @@ def greedy_with_audio(
     folder: Path, cases: Sequence[tuple[Sequence[int], Sequence[np.ndarray]]], num_tokens: int
 ) -> list[Expected]:
     """Of each prompt, with its audios, by itself, in float32, beyond end tokens."""
-    from transformers import Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+    from transformers import AutoFeatureExtractor, AutoModelForMultimodalLM
 
-    extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    model = Qwen2AudioForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    extractor = AutoFeatureExtractor.from_pretrained(folder)
+    model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return [_greedy(model, extractor, list(prompt), audios, num_tokens) for prompt, audios in cases]
 
 
 def _greedy(model: Any, extractor: Any, prompt: list[int], audios: Sequence[np.ndarray], num_tokens: int) -> Expected:
     inputs: dict[str, torch.Tensor] = {}
     if audios:
+        is_whisper = type(extractor).__name__ == "WhisperFeatureExtractor"
         read = extractor(
-            list(audios), sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, padding="max_length"
+            list(audios),
+            sampling_rate=RATE,
+            return_tensors="pt",
+            return_attention_mask=True,
+            padding="max_length" if is_whisper else True,
         )
-        inputs = {"input_features": read.input_features, "feature_attention_mask": read.attention_mask}
+        mask = "feature_attention_mask" if is_whisper else "input_features_mask"
+        inputs = {"input_features": read.input_features, mask: read.attention_mask}
     logits, tokens = list[torch.Tensor](), list(prompt)
     for _ in range(num_tokens):
         ids = torch.tensor([tokens])
