@@ -174,7 +174,8 @@ class WarmUp:
             self._run_alone(self._long_prompts(num_tokens), self._simplest)
         for count in dict.fromkeys(min(num_tokens, self._max_num_seqs) for num_tokens in counts):
             self._run_alone([1] * count, self._simplest)
-            self._run_drafts(count, self._simplest)
+            if self._generates:
+                self._run_drafts(count, GREEDY)
 
     def _time_pair(self, token: float) -> float:
         """Return the seconds in which a token attends to one token before it. `token`: seconds of a token."""
