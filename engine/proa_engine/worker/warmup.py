@@ -245,7 +245,7 @@ class WarmUp:
         self._runner.prepare_inputs(finish_step(["warm-up-0"]))
         return seconds
 
-    def _run_drafts(self, count: int, params: SamplingParams) -> None:
+    def _run_drafts(self, count: int, params: SamplingParams | PoolingParams) -> None:
         """Run decodes with the maximum number of draft tokens, of `count` requests or as many as fit into a step."""
         if self._num_drafts <= 0:
             return
