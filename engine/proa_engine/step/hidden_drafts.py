@@ -27,9 +27,8 @@ from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.launch import INTERPRETED
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.kernels.sampling.drafts import NONE
-from proa_engine.kernels.sampling.draw_tokens import draw_tokens
-from proa_engine.kernels.sampling.sampling_params import KEY_HI, KEY_LO, MIN_TEMPERATURE, TEMPERATURE
-from proa_engine.kernels.sampling.sampling_reference import sample
+from proa_engine.kernels.sampling.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.sampling_params import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from proa_engine.layers.attention_metadata import Taps, decode_metadata
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.drafters.base import HiddenDrafter
@@ -238,23 +237,19 @@ class HiddenDrafts(DraftColumns):
         return torch.bucketize(temperatures, self._ranges, right=True)
 
     def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
-        """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest; in
-        the rows `random` one drawn with the noise of the request's own sample, unless the temperature is 0."""
-        if random.numel() and (not logits.is_cpu or INTERPRETED):
-            params = self._params.index_select(0, slots)
-            params[:, TEMPERATURE] = temperatures
-            rows = torch.arange(len(slots), device=slots.device)
-            return draw_tokens(logits, params, rows, positions, has_limits=False)
-        chosen = logits.argmax(dim=-1)
-        if not random.numel():
-            return chosen
-        temperature = temperatures.index_select(0, random)
-        scaled = logits.index_select(0, random) / temperature.clamp(min=MIN_TEMPERATURE)[:, None].float()
-        params = self._params.index_select(0, slots.index_select(0, random))
-        key_lo, key_hi = (params[:, column].long().int() for column in (KEY_LO, KEY_HI))
-        drawn = sample(scaled, key_lo, key_hi, positions.index_select(0, random).int())
-        likeliest = chosen.index_select(0, random)
-        return chosen.index_copy_(0, random, torch.where(temperature >= MIN_TEMPERATURE, drawn, likeliest))
+        """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest.
+        If any row is `random`, rows with a temperature draw as their requests' samples are drawn, with the same noise
+        and among the tokens that the limits allow."""
+        is_host = logits.is_cpu and not INTERPRETED
+        if not random.numel() or (is_host and not temperatures.any()):
+            return logits.argmax(dim=-1)
+        params = self._params.index_select(0, slots)
+        params[:, TEMPERATURE] = temperatures
+        rows = torch.arange(len(slots), device=slots.device)
+        if is_host:
+            limited = (params[:, TOP_K] < logits.shape[1]) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0)
+            return draw_tokens_reference(logits, params, rows, positions, has_limits=bool(limited.any()))
+        return draw_tokens(logits, params, rows, positions, has_limits=True)  # rows without limits return at once
 
     def _write_token(self, slots: Tensor, positions: Tensor, token_ids: Tensor, has_room: Tensor) -> None:
         """Write a token of each row to the token table. A row without room writes its request's last token again."""

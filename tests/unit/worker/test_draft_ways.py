@@ -54,7 +54,7 @@ RANDOM = torch.tensor([slot for slot, temperature in enumerate(TEMPERATURES) if 
 ROWS = torch.stack((SLOTS, torch.full((NUM_SLOTS,), LENGTH + 9), torch.full((NUM_SLOTS,), 3)))
 
 
-def make_drafts(method: str) -> LayerDrafts:
+def make_drafts(method: str, top_k: int = VOCAB_SIZE) -> LayerDrafts:
     """With a request of `LENGTH` tokens in each slot, at its temperature."""
     tables = SlotTables(
         max_num_seqs=NUM_SLOTS, max_model_len=32, block_size=4, vocab_size=VOCAB_SIZE, device=torch.device("cpu")
@@ -62,6 +62,7 @@ def make_drafts(method: str) -> LayerDrafts:
     params = torch.zeros(NUM_SLOTS, columns.NUM_COLUMNS, dtype=torch.float64)
     params[:, columns.TEMPERATURE] = torch.tensor(TEMPERATURES, dtype=torch.float64)
     params[:, columns.KEY_LO] = SLOTS + 7
+    params[:, columns.TOP_P], params[:, columns.TOP_K] = 1, top_k
     options = HiddenDraftOptions(2, WAYS[method], params, VOCAB_SIZE, torch.float32)
     drafts = LayerDrafts(tables, EqualDrafter(), (), options)
     drafts._carry[:NUM_SLOTS] = LOGITS
@@ -70,23 +71,27 @@ def make_drafts(method: str) -> LayerDrafts:
     return drafts
 
 
-def expected(factor: float, position: int) -> list[int]:
+def expected(factor: float, position: int, top_k: int = VOCAB_SIZE) -> list[int]:
     """What each request would sample at a part of its temperature."""
     tokens = LOGITS.argmax(dim=1).tolist()
+    least = LOGITS.topk(top_k, dim=1).values[:, -1:]
+    allowed = LOGITS.masked_fill(least > LOGITS, -torch.inf)
     for slot, temperature in enumerate(TEMPERATURES):
         if temperature and factor:
-            scaled = LOGITS[slot : slot + 1] / (temperature * factor)
+            scaled = allowed[slot : slot + 1] / (temperature * factor)
             keys = torch.tensor([slot + 7], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
             tokens[slot] = int(sample(scaled, *keys, torch.tensor([position], dtype=torch.int32)))
     return tokens
 
 
-@pytest.mark.parametrize(("method", "factor"), [("greedy", 0.0), ("probabilistic", 1.0)])
-def test_a_fixed_way_proposes_what_the_model_would_sample(method: str, factor: float) -> None:
-    drafts = make_drafts(method)
+@pytest.mark.parametrize(
+    ("method", "factor", "top_k"), [("greedy", 0.0, 50), ("probabilistic", 1.0, 50), ("probabilistic", 1.0, 2)]
+)
+def test_a_fixed_way_proposes_what_the_model_would_sample(method: str, factor: float, top_k: int) -> None:
+    drafts = make_drafts(method, top_k)
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
     for place in range(2):
-        assert drafts._drafts[:NUM_SLOTS, place].tolist() == expected(factor, LENGTH + place)
+        assert drafts._drafts[:NUM_SLOTS, place].tolist() == expected(factor, LENGTH + place, top_k)
     assert drafts._tables.token_ids[:NUM_SLOTS, LENGTH : LENGTH + 2].tolist() == drafts._drafts[:NUM_SLOTS].tolist()
 
 
