@@ -6,7 +6,7 @@ The text of a grammar is `seed length fuel run`: the state is a hash of all toke
 from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proa.contract import EngineCoreRequest, FinishReason, Grammar
@@ -193,3 +193,15 @@ class FakeGrammars:
         cursor = GrammarCursor(grammar, FakeMatcher(grammar.text, self.eos_token_ids))
         assert all(cursor.accept(token_id) for token_id in resumed)
         return cursor
+
+
+def constrained(requests: Sequence[EngineCoreRequest], vocab_size: int) -> tuple[list[EngineCoreRequest], FakeGrammars]:
+    """Two of three requests with a grammar, most of which force tokens; and the grammars, compiled."""
+    wanted = [
+        replace(each, sampling_params=replace(each.sampling_params, grammar=grammar, allowed_token_ids=()))
+        for index, each in enumerate(requests)
+        for grammar in [fake_grammar(index, run=index % 8) if index % 3 else None]
+    ]
+    grammars = FakeGrammars(frozenset(), num_words=-(-vocab_size // 32))
+    grammars.known = {each.sampling_params.grammar.text for each in wanted if each.sampling_params.grammar}
+    return wanted, grammars

@@ -31,6 +31,7 @@ from support.draft_requests import (
 )
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
+from support.fake_grammar import constrained
 from support.host_rounds import HOST, rounds
 from support.mtp_models import make_mtp_model
 from support.oracle_drafts import CHANGING
@@ -394,6 +395,24 @@ def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path
         ):
             assert tokens(run(engine, requests())) == tokens(expected)
             assert capture.num_draws > len(engine.plans) / 4
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
+def test_the_models_own_layer_drafts_under_grammars(tmp_path: Path, family: str) -> None:
+    folder, _ = make_mtp_model(tmp_path, family)
+    wanted, grammars = constrained(requests(), VOCAB_SIZE)
+    with build_core(folder, grammars=grammars, **CONFIG) as engine:
+        expected = run(engine, wanted)
+    settings = {"speculative_config": SpeculativeConfig(method="mtp"), "grammars": grammars, **CONFIG}
+    with (
+        scripted_drafts(seven_of_ten(whole(expected, wanted))),
+        build_core(folder, poison=True, max_num_seqs=12, **settings) as engine,
+    ):
+        for _ in range(2):
+            assert tokens(run(engine, wanted)) == tokens(expected)
+        stats = engine.core.stats()
+        assert stats.num_forced_tokens > 50
+        assert stats.spec_decode_num_accepted_tokens > 40
 
 
 def test_host_memory_keeps_what_the_drafter_knows() -> None:

@@ -4,7 +4,6 @@ drafts of which most are right, numbers of drafts that vary, chunks, hits, preem
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +17,7 @@ from proa_engine.step.decode_graphs import graph_shapes
 from proa_engine.worker.worker import Worker
 from support.drafters import write_eagle3
 from support.engine import Engine, build_core, request, run, tokens
-from support.fake_grammar import FakeGrammars, fake_grammar
+from support.fake_grammar import constrained
 from support.oracle_drafts import CHANGING, oracle_drafts, varied_room
 from support.runner import FakeCapture
 from support.scripted_drafts import scripted_drafts, seven_of_ten
@@ -115,13 +114,7 @@ def test_tokens_under_grammars_equal_those_without_drafts(
     folder: Path, num_gpu_blocks_override: int | None, async_scheduling: bool
 ) -> None:
     """With tokens that the grammars force, which are computed without being sampled, and those of drafts."""
-    wanted = [
-        replace(each, sampling_params=replace(each.sampling_params, grammar=grammar, allowed_token_ids=()))
-        for index, each in enumerate(requests())
-        for grammar in [fake_grammar(index, run=index % 8) if index % 3 else None]
-    ]
-    grammars = FakeGrammars(frozenset(), num_words=-(-VOCAB_SIZE // 32))
-    grammars.known = {each.sampling_params.grammar.text for each in wanted if each.sampling_params.grammar}
+    wanted, grammars = constrained(requests(), VOCAB_SIZE)
     with build_core(folder, grammars=grammars, **CONFIG) as engine:
         expected = tokens(run(engine, wanted))
     settings: dict[str, Any] = {
