@@ -413,8 +413,23 @@ async def test_subtitles_are_plain_text_in_their_formats(engine: FakeEngine, gat
     )
     assert vtt.text.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nOne\n\n00:00:00.800 --> 00:00:01.200\n")
     streamed = await post(gateway, response_format="srt", stream="true")
+    assert streamed.status_code == 400
+
+
+async def test_granularities_of_timestamps_are_for_verbose_json_and_segments(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    segments: dict[str, Any] = {"timestamp_granularities[]": "segment"}
+    for name in ("json", "text", "srt"):
+        refused = await post(gateway, response_format=name, **segments)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "timestamp_granularities"
+    assert (await post(gateway, **segments)).status_code == 400
     words = await post(gateway, response_format="verbose_json", timestamp_granularities="word")
-    assert (streamed.status_code, words.status_code) == (400, 400)
+    assert words.status_code == 400
+    assert not engine.requests
+    accepted = await post(gateway, response_format="verbose_json", timestamp_granularities="segment")
+    assert accepted.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ class TranscriptionCall(ApiCall):
             raise InvalidRequest(f"{request.response_format} cannot be streamed.", param="response_format")
         if request.wants_logprobs and request.response_format not in (None, "json"):
             raise InvalidRequest("include needs the response_format json.", param="include")
+        if request.timestamp_granularities and request.response_format != "verbose_json":
+            message = "timestamp_granularities needs the response_format verbose_json."
+            raise InvalidRequest(message, param="timestamp_granularities")
 
     async def prepare(self, model: ServedModel) -> "TranscriptionJob":
         audios = model.info.audios
