@@ -2,6 +2,7 @@
 for a prompt with audios of at most some seconds."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from proa.contract import SamplingParams
@@ -102,6 +104,33 @@ def make_qwen3_asr(folder: Path, seed: int = 4) -> Path:
     Qwen3ASRForConditionalGeneration(config).save_pretrained(folder)
     Qwen3ASRFeatureExtractor(feature_size=80).save_pretrained(folder)
     return _with_tokenizer(folder, "<|audio_pad|>")
+
+
+def as_released(folder: Path, copy: Path) -> Path:
+    """Write a copy of Qwen3-ASR in the form of Qwen's own library, which the published checkpoints have: names of
+    weights, fields of config.json, the feature extractor's file. Returns it."""
+    from transformers import WhisperFeatureExtractor
+
+    shutil.copytree(folder, copy)
+    stored = json.loads((copy / "config.json").read_text())
+    thinker = {name: stored[name] for name in ("model_type", "audio_config", "text_config", "audio_token_id")}
+    rope = thinker["text_config"].pop("rope_parameters")
+    scaling = {"interleaved": True, "mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"}
+    thinker["text_config"] |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    config = {name: stored[name] for name in ("architectures", "model_type")}
+    config |= {"support_languages": ["Chinese", "English"], "thinker_config": thinker | {"dtype": stored["dtype"]}}
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS_TOKEN_ID]}))
+    WhisperFeatureExtractor(feature_size=80).save_pretrained(copy)
+    names = (
+        ("model.language_model.", "thinker.model."),
+        ("model.multi_modal_projector.linear_", "thinker.audio_tower.proj"),
+        ("model.", "thinker."),
+    )
+    tensors = load_file(copy / "model.safetensors")
+    first = [(name, next(each for each in names if name.startswith(each[0]))) for name in tensors]
+    save_file({new + name.removeprefix(old): tensors[name] for name, (old, new) in first}, copy / "model.safetensors")
+    return copy
 
 
 def _with_tokenizer(folder: Path, audio_token: str) -> Path:

@@ -22,6 +22,7 @@ _OF_OTHERS = (
     TextPrefix("language_model.model", "language_model.lm_head"),
     TextPrefix("backbone", "lm_head", "embeddings"),  # of Nemotron-H
     TextPrefix("model.decoder", "proj_out"),  # of Whisper
+    TextPrefix("thinker.model", "thinker.lm_head"),  # of Qwen3-ASR, by Qwen's own library
 )
 _ALONE = TextPrefix("", "lm_head")  # as sentence-transformers saves it
 _OF_TEXT_MODEL = TextPrefix("model", "lm_head")

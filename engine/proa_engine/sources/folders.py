@@ -45,13 +45,15 @@ _OTHER_WEIGHTS = {
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The fields of config.json with the user's `overrides`. Those that all architectures share have the right
-    types."""
+    types. Fields in `thinker_config`, where Qwen's own library has those of Qwen3-ASR, stand beside the others."""
     config = read_json(folder / "config.json")
     if config is None:
         raise ValueError(f"{folder} is not a model folder: {_why_no_config(folder)}")
     if not config.get("quantization_config"):
         config |= _other_quantization(folder, config)
     config = _overridden(config, overrides or {})
+    if isinstance(thinker := config.pop("thinker_config", {}), dict):
+        config = thinker | config
     for fields in (config, config.get("text_config")):
         check_fields(fields or {})
     return config

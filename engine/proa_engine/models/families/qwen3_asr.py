@@ -1,7 +1,7 @@
 """Qwen3-ASR (Shi et al., 2026, arXiv 2601.21337): Qwen3 with an encoder of its own, whose outputs stand in the prompt.
 
 Three convolutions read a second of log-mel features at a time, then a transformer attends within windows of seconds.
-Checkpoints have the names of `transformers`. Chats read audio; transcriptions need prompts that are not made yet.
+Checkpoints have the names of Qwen's own library, as the released ones, or those of `transformers`.
 """
 
 import math
@@ -16,6 +16,7 @@ from proa_engine.layers.norm import LayerNorm
 from proa_engine.layers.vision import Dense
 from proa_engine.layers.weights import Weights
 from proa_engine.models.audio_config import AudioConfig
+from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.families.qwen import Qwen3ForCausalLM
 from proa_engine.models.families.qwen2_audio import AudioInPrompts
@@ -68,14 +69,17 @@ class Qwen3AsrEncoderOptions:
         )
 
     def make(self, weights: Weights) -> "Qwen3AsrEncoder":
-        return Qwen3AsrEncoder(weights / "model", self)
+        tower = weights / "thinker" / "audio_tower"
+        if (tower / "proj1").has("weight"):
+            return Qwen3AsrEncoder(tower, (tower / "proj1", tower / "proj2"), self)
+        tower, projector = (weights / "model" / part for part in ("audio_tower", "multi_modal_projector"))
+        return Qwen3AsrEncoder(tower, (projector / "linear_1", projector / "linear_2"), self)
 
 
 class Qwen3AsrEncoder:
     """An `AudioEncoder`."""
 
-    def __init__(self, weights: Weights, options: Qwen3AsrEncoderOptions) -> None:
-        tower, projector = weights / "audio_tower", weights / "multi_modal_projector"
+    def __init__(self, tower: Weights, projector: tuple[Weights, Weights], options: Qwen3AsrEncoderOptions) -> None:
         size, audio = options.hidden_size, options.input
         self.chunk, self.window = audio.chunk, options.num_chunks * audio.num_tokens(audio.chunk * audio.hop)
         self.num_tokens, self.min_samples = audio.num_tokens, audio.min_samples
@@ -90,10 +94,7 @@ class Qwen3AsrEncoder:
             for number in range(options.depth)
         ]
         self.norm = LayerNorm(tower / "ln_post", size, EPS)
-        self.first, self.second = (
-            Dense(projector / "linear_1", size, size),
-            Dense(projector / "linear_2", size, options.output_size),
-        )
+        self.first, self.second = Dense(projector[0], size, size), Dense(projector[1], size, options.output_size)
         self.positions = _waves(audio.num_tokens(audio.chunk * audio.hop), size).to(self.join)
         self.log_mel = LogMel(
             num_bands=options.num_bands,
@@ -143,6 +144,11 @@ class _Convolution:
 
 class Qwen3ASRForConditionalGeneration(AudioInPrompts, Qwen3ForCausalLM):
     """An `AudioReader` if its configuration has an audio encoder, a model of text otherwise."""
+
+    @staticmethod
+    def read_options(fields: Fields) -> DecoderOptions:
+        require(fields, "classify_num", ())  # of Qwen3-ForcedAligner, which generates no text
+        return Qwen3ForCausalLM.read_options(fields)
 
     @staticmethod
     def read_audio(fields: Fields, files: AudioFiles) -> Qwen3AsrEncoderOptions:
