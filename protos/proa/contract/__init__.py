@@ -23,6 +23,7 @@ from proa.contract.request import (
     PoolingTask,
     extra_keys,
     media_keys,
+    token_ids_of,
 )
 from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams, choice_key
 from proa.contract.session import (
@@ -82,4 +83,5 @@ __all__ = [
     "extra_keys",
     "hash_audio",
     "media_keys",
+    "token_ids_of",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from proa.contract.audio import Audio
+from proa.contract.audio import Audio, AudioInput
 from proa.contract.prompt_embeds import PromptEmbeds
 from proa.contract.sampling_params import SamplingParams
 
@@ -75,6 +75,15 @@ class ImageInput:
         """Return the number of tokens of an image of this size in pixels."""
         rows, columns = height // self.unit, width // self.unit
         return rows * columns + (rows - 1 if self.row_end else 0)
+
+
+def token_ids_of(media: Image | Audio, input: ImageInput | AudioInput) -> list[int]:
+    """The ids of the tokens that an image or an audio has in a prompt."""
+    ids = [input.token_id] * media.num_tokens
+    if isinstance(media, Image) and isinstance(input, ImageInput) and input.row_end:
+        columns = media.width // input.unit
+        ids[columns :: columns + 1] = [input.row_end_id] * (media.height // input.unit - 1)
+    return ids
 
 
 def media_keys(media: Sequence[Image | Audio], start: int, end: int) -> tuple[bytes, ...]:

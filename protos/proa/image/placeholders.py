@@ -5,22 +5,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from proa.contract import Audio, AudioInput, Image, ImageInput
+from proa.contract import Audio, AudioInput, Image, ImageInput, token_ids_of
 
 T = TypeVar("T", Image, Audio)
 
 
-def token_ids_of(media: Image | Audio, input: ImageInput | AudioInput) -> list[int]:
-    """The ids of the tokens that an image or an audio has in a prompt."""
-    ids = [input.token_id] * media.num_tokens
-    if isinstance(media, Image) and isinstance(input, ImageInput) and input.row_end:
-        columns = media.width // input.unit
-        ids[columns :: columns + 1] = [input.row_end_id] * (media.height // input.unit - 1)
-    return ids
-
-
 def _text_of(media: Image | Audio, input: ImageInput | AudioInput) -> str:
-    """The text of these tokens."""
+    """The text of the tokens that an image or an audio has in a prompt."""
     if isinstance(media, Image) and isinstance(input, ImageInput) and input.row_end:
         return input.row_end.join([input.token * (media.width // input.unit)] * (media.height // input.unit))
     return input.token * media.num_tokens

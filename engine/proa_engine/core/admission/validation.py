@@ -4,10 +4,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proa.contract import Audio, AudioInput, EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
+from proa.contract import (
+    Audio,
+    AudioInput,
+    EngineCoreRequest,
+    Image,
+    ImageInput,
+    PoolingTask,
+    SamplingParams,
+    token_ids_of,
+)
 from proa.contract.audio import SAMPLE_BYTES
 from proa.contract.request import HASH_BYTES
-from proa.image.placeholders import token_ids_of
 
 # Each step compares all words of several tokens with the end of the output, each padded to the longest word's length.
 MAX_BAD_WORDS = 1024  # words of several tokens
