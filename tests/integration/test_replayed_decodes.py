@@ -41,10 +41,7 @@ def replaying(folder: Path, prompts: Sequence[PromptShape], **settings: Any) -> 
         yield engine, capture
 
 
-@pytest.mark.parametrize(("async_scheduling", "num_blocks"), [(True, 2000), (True, 24), (False, 2000)])
-def test_engines_that_sample_in_graphs_generate_the_same_tokens(
-    async_scheduling: bool, num_blocks: int, tmp_path: Path
-) -> None:
+def test_engines_that_sample_in_graphs_generate_the_same_tokens(tmp_path: Path) -> None:
     """Requests come and go, so slots are reused; a few blocks are preempted; some steps are not plain."""
     folder = make_tiny_model(tmp_path, "qwen3", seed=8)
     wanted = [
@@ -57,18 +54,18 @@ def test_engines_that_sample_in_graphs_generate_the_same_tokens(
         )
         for index in range(12)
     ]
-    settings = {"async_scheduling": async_scheduling, "num_gpu_blocks_override": num_blocks}
     with build_core(folder, **CONFIG) as engine:
         expected = tokens(run(engine, wanted))
-    with replaying(folder, (), **settings) as (engine, capture):
-        assert tokens(run(engine, wanted)) == expected
-        assert (engine.core.stats().num_preemptions > 0) == (num_blocks == 24)
-        assert 0 < capture.num_draws < capture.num_replays
+    for async_scheduling, num_blocks in ((True, 2000), (True, 24), (False, 2000)):
+        settings = {"async_scheduling": async_scheduling, "num_gpu_blocks_override": num_blocks}
+        with replaying(folder, (), **settings) as (engine, capture):
+            assert tokens(run(engine, wanted)) == expected
+            assert (engine.core.stats().num_preemptions > 0) == (num_blocks == 24)
+            assert 0 < capture.num_draws < capture.num_replays
 
 
-@pytest.mark.parametrize("num_blocks", [2000, 32])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss"])
-def test_engines_that_replay_prompts_generate_the_same_tokens(family: str, num_blocks: int, tmp_path: Path) -> None:
+def test_engines_that_replay_prompts_generate_the_same_tokens(family: str, tmp_path: Path) -> None:
     """Prompts join decodes, some too many or too long for a graph; rows need the logits of several of their tokens."""
     folder = make_tiny_model(tmp_path, family, seed=8)
     wanted = [
@@ -87,9 +84,10 @@ def test_engines_that_replay_prompts_generate_the_same_tokens(family: str, num_b
     parts = [wanted[:1], wanted[1:3], wanted[3:4], wanted[4:]]
     with build_core(folder, **CONFIG) as engine:
         expected = [tokens(run(engine, part)) for part in parts]
-    with (
-        replaying(folder, PROMPTS, num_gpu_blocks_override=num_blocks) as (engine, _),
-        mock.patch.object(PromptGraphs, "replay", autospec=True, side_effect=PromptGraphs.replay) as replay,
-    ):
-        assert [tokens(run(engine, part)) for part in parts] == expected
-    assert {call.args[1] for call in replay.call_args_list} == set(PROMPTS)
+    for num_blocks in (2000, 32):
+        with (
+            replaying(folder, PROMPTS, num_gpu_blocks_override=num_blocks) as (engine, _),
+            mock.patch.object(PromptGraphs, "replay", autospec=True, side_effect=PromptGraphs.replay) as replay,
+        ):
+            assert [tokens(run(engine, part)) for part in parts] == expected
+        assert {call.args[1] for call in replay.call_args_list} == set(PROMPTS)
