@@ -12,6 +12,7 @@ from support.image_models import make_image_model
 from support.model_rank import Job, RankResult, run_jobs
 from support.mxfp4_models import write_mxfp4
 from support.quantized_models import FP4_FORMATS, FP8_FORMATS, INT8_FORMATS, INT_FORMATS, SIZES, Format, write_quantized
+from support.renamed_models import STORED, make_renamed_model
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 SECONDS = 400  # a loaded machine imports torch slowly
@@ -88,6 +89,7 @@ TEXT_OF_OTHERS = {
     "Qwen2AudioForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration",
 }
+RENAMED = tuple(STORED)
 IN_TESTS_OF_AUDIO = {"WhisperForConditionalGeneration"}
 # Sizes that every format can cut in four, with KV heads on two ranks each.
 SIZES_IN_FOUR = SIZES | {"num_key_value_heads": 2, "head_dim": 128}
@@ -122,6 +124,7 @@ NARROW_IN_4_BITS = "4-bit experts, narrow"  # by expert
 NAMES = [
     *TEXT,
     *WITH_IMAGES,
+    *RENAMED,
     *QUANTIZED,
     EXPERTS_IN_BLOCKS,
     NARROW_IN_BLOCKS,
@@ -142,6 +145,7 @@ MIXTURES = [
 def make_folders(root: Path) -> dict[str, Path]:
     folders = {name: make_tiny_model(root / name, kind, **fields) for name, (kind, fields) in TEXT.items()}
     folders |= {name: make_image_model(root / name, name) for name in WITH_IMAGES}
+    folders |= {name: make_renamed_model(root / f"of {name}", name)[0] for name in RENAMED}
     source = make_tiny_model(root / "source", "qwen3", **SIZES_IN_FOUR)
     folders |= {name: write_quantized(source, root / name, format)[0] for name, format in QUANTIZED.items()}
     experts = make_tiny_model(root / "experts", "qwen3_moe", moe_intermediate_size=512, **SIZES_IN_FOUR)
@@ -193,7 +197,7 @@ def test_ranks_give_the_logits_of_one(name: str, num_ranks: int, results: Result
     assert expected.shape[0] == 100
     for of_rank in logits:
         assert torch.equal(of_rank, logits[0]), "ranks must agree to the bit, for each samples by itself"
-    if model in TEXT or model in WITH_IMAGES or model.startswith("dummy"):
+    if model in (*TEXT, *WITH_IMAGES, *RENAMED) or model.startswith("dummy"):
         torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=0)
     else:
         assert (logits[0] - expected).abs().mean() < TOLERANCES.get(model, 0.02)

@@ -1,7 +1,7 @@
 """Every architecture of the registry, served from a folder: chats stream, and completions have the greedy tokens of
 `transformers`."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from support.engine_server import serving_model
 from support.gateway import running_gateway
 from support.gguf_files import write_gguf
 from support.greedy import greedy
+from support.renamed_models import STORED, make_renamed_model
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
@@ -70,13 +71,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 AT_ONCE = 4  # engines
 CACHE_BYTES = 2**22
-GROUPS = [list(FAMILIES)[start : start + AT_ONCE] for start in range(0, len(FAMILIES), AT_ONCE)]
+NAMES = (*FAMILIES, *STORED)
+GROUPS = [NAMES[start : start + AT_ONCE] for start in range(0, len(NAMES), AT_ONCE)]
 PROMPT = "A proa is a boat with two unlike hulls"
 NUM_TOKENS = 16
 
 
 def make_folders(root: Path, architecture: str) -> tuple[Path, Path]:
     """The folder to serve, and one that `transformers` loads: that of the text model."""
+    if architecture in STORED:
+        return make_renamed_model(root, architecture)
     model_type, fields = FAMILIES[architecture]
     text = make_tiny_model(root / model_type, model_type, **({"seed": 3} | fields))
     if not architecture.endswith("ForConditionalGeneration"):
@@ -98,12 +102,12 @@ async def serving(folders: Mapping[str, Path]) -> AsyncIterator[AsyncOpenAI]:
 
 def test_every_architecture_is_here_that_generates_from_text() -> None:
     with_audio = ("Qwen2Audio", "Qwen3ASR", "Whisper")
-    assert {*FAMILIES, *(f"{each}ForConditionalGeneration" for each in with_audio)} == MODULES.keys()
+    assert {*NAMES, *(f"{each}ForConditionalGeneration" for each in with_audio)} == MODULES.keys()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", GROUPS, ids=", ".join)
-async def test_folders_are_served(names: list[str], tmp_path: Path) -> None:
+async def test_folders_are_served(names: Sequence[str], tmp_path: Path) -> None:
     folders = {name: make_folders(tmp_path / name, name) for name in names}
     async with serving({name: folder for name, (folder, _) in folders.items()}) as client:
         for name, (_, text) in folders.items():

@@ -54,6 +54,7 @@ class AttentionOptions:
     causal: bool = True  # False: a token also attends to those behind it among the step's tokens of its request
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
+    stored_by_groups: bool = False  # this has, for each KV head, the rows of its query heads, its key and its value
     input_size: int | None = None  # values of a token that the projections of q, k and v read; None: hidden_size
 
     @property
@@ -81,6 +82,8 @@ class AttentionOptions:
     def projections(self, weights: Weights, context: LayerContext) -> list[Projection]:
         """This rank's rows of q, k and v, and of the output's gate."""
         input_size, shares = self.input_size or context.hidden_size, self.shares(context.parallel)
+        if self.stored_by_groups:
+            return self._rows_of_groups(weights / "qkv_proj", input_size, shares)
         q, kv = shares.heads.times(self.head_dim), shares.shared.times(self.head_dim)
         if not self.output_gate:
             stored_as = "qkv_proj" if self.stored_merged else None
@@ -97,6 +100,16 @@ class AttentionOptions:
             for offset in (0, self.head_dim)
         )
         return [*query, *column_projections(weights, ("k_proj", "v_proj"), input_size, (kv, kv)), *gate]
+
+    def _rows_of_groups(self, weights: Weights, input_size: int, shares: HeadShares) -> list[Projection]:
+        group = self.num_heads // self.num_kv_heads
+        total = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        queries = [head + 2 * (head // group) for head in shares.heads.numbers]
+        keys = [(head + 1) * (group + 2) - 2 for head in shares.shared.numbers]
+        places = (*queries, *keys, *(key + 1 for key in keys))
+        return [
+            Projection(weights, total, input_size, Slice(0, place * self.head_dim, self.head_dim)) for place in places
+        ]
 
 
 class Attention:

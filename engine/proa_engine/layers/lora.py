@@ -155,4 +155,4 @@ def module_name(prefix: str) -> str:
 
 
 def _is_in_encoder(prefix: str) -> bool:
-    return "encoder.layers." in prefix or not ENCODERS.isdisjoint(prefix.split("."))
+    return "model.encoder.layers." in prefix or not ENCODERS.isdisjoint(prefix.split("."))

@@ -81,6 +81,12 @@ class LayerNorm:
         total = x.add_(residual)
         return self(total), total
 
+    def into(
+        self, form: InputForm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `RMSNorm.into`. The next product quantizes its input, if it must be."""
+        return (self(x), x) if residual is None else self.add(x, residual)
+
 
 class ShardedNorm:
     """RMSNorm over values of which each rank holds a share. A share may be on several ranks."""

@@ -22,6 +22,10 @@ class Share:
     length: int
     is_counted: bool = True  # False: a rank before this one holds the same part, so a sum over the ranks skips it
 
+    @property
+    def numbers(self) -> range:
+        return range(self.start, self.start + self.length)
+
     def times(self, width: int) -> "Share":
         """The share of the values that these heads have, `width` for each head."""
         return replace(self, total=self.total * width, start=self.start * width, length=self.length * width)

@@ -33,6 +33,7 @@ class DecoderOptions:
     scales_prompt_embeds: bool = False  # whether embeddings in place of tokens are scaled, as in transformers
     logits_scale: float = 1.0
     logits_soft_cap: float | None = None  # c: logits become c * tanh(logits / c)
+    normalizes_head: bool = False  # the rows of the LM head are divided by their lengths
     num_first_stage_layers: int = 1  # layers that must be on the first pipeline stage, which has the images
     needs_token_ids: str = ""  # why each token needs an id beside its embedding; empty: none does
     num_positions: int = 0  # of a learned embedding; 0: the model has none

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
@@ -84,6 +85,7 @@ class DecoderForCausalLM:
                 if not config.tie_word_embeddings or head.has("weight"):
                     own = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
                     rows = rows if config.tie_word_embeddings and _are_tied(rows, own, head) else own
+                rows = F.normalize(rows) if options.normalizes_head else rows
                 self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.prompt_embeds_scale = options.embedding_scale if options.scales_prompt_embeds else 1.0
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap

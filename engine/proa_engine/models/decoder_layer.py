@@ -10,7 +10,7 @@ from proa_engine.kernels.products.skinny_gemm import Activation, InputForm
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.expert_split import ExpertSizes
-from proa_engine.layers.norm import NormOptions, ResidualSum, RMSNorm
+from proa_engine.layers.norm import LayerNorm, LayerNormOptions, NormOptions, ResidualSum, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 
@@ -134,7 +134,7 @@ class LayerDeclaration(Protocol):
 class LayerOptions:
     attention: MixerOptions
     mlp: FeedForwardOptions
-    norm: NormOptions
+    norm: NormOptions | LayerNormOptions
     norms: NormNames = PRE_NORM
     residual_scale: float = 1.0  # of the outputs of attention and of the feed-forward layer
 
@@ -158,8 +158,8 @@ class LayerOptions:
 
 class DecoderLayer:
     def __init__(self, weights: Weights, context: LayerContext, options: LayerOptions) -> None:
-        def norm(name: str | None) -> RMSNorm | None:
-            return None if name is None else RMSNorm(weights / name, context.hidden_size, options.norm)
+        def norm(name: str | None) -> RMSNorm | LayerNorm | None:
+            return None if name is None else options.norm.make(weights / name, context.hidden_size)
 
         names = options.norms
         self.input_norm = norm(names.before_attention) or ResidualSum()

@@ -19,7 +19,8 @@ ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MIXER_TYPES = ("linear_attention", "full_attention")
 _OLDER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
-_OLDER_ROPE_TYPES = {"su": "longrope", "mrope": "default"}  # the second one has sections
+# `mrope` has sections. `dynamic` changes frequencies behind the context, which no sequence here exceeds.
+_OLDER_ROPE_TYPES = {"su": "longrope", "mrope": "default", "dynamic": "default"}
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 SCALING_FIELDS = (
     "factor",
@@ -42,6 +43,12 @@ def require(fields: Fields, name: str, supported: Sequence[object]) -> None:
     if value is not None and value not in supported:
         known = ", ".join(map(str, supported)) or "none"
         raise ValueError(f"{name} {value} is not supported; supported: {known}")
+
+
+def renamed(fields: Fields, names: Mapping[str, str]) -> dict[str, Any]:
+    """`fields` and those of other names that they have, by the names that most architectures share. `names`: the name
+    of each in `fields`."""
+    return {**fields, **{name: fields[stored] for name, stored in names.items() if fields.get(stored) is not None}}
 
 
 def norm(fields: Fields, offset: float = 0.0) -> NormOptions:

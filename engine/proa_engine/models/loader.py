@@ -45,11 +45,11 @@ def load_model(
     started = time.monotonic()
     with CheckpointWeights(folder, dtype, device, digest) as checkpoint:
         weights = Weights(checkpoint, config.linear_method, names=build.names)
-        decoder, head = ((part / "").prefix for part in text_weights(weights))
+        text, lm_head = text_weights(weights)
+        decoder, layers, head = ((part / "").prefix for part in (text, text / "layers", lm_head))
         checkpoint.begin(
             lambda name: (
-                why_unread(name, config, decoder, head) is not None
-                or _is_of_other_stage(name, config, f"{decoder}layers.")
+                why_unread(name, config, decoder, head) is not None or _is_of_other_stage(name, config, layers)
             ),
             report,
         )

@@ -13,8 +13,12 @@ from proa_engine.models.transformers_names import causal_lm_names, has_transform
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
 MODULES = {
+    "BaiChuanForCausalLM": "renamed",
+    "BaichuanForCausalLM": "renamed",
+    "ChatGLMForConditionalGeneration": "renamed",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
+    "ExaoneForCausalLM": "renamed",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
     "Gemma3ForConditionalGeneration": "gemma",
@@ -27,6 +31,7 @@ MODULES = {
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite",
     "Glm4MoeLiteForCausalLM": "deepseek",
+    "InternLM2ForCausalLM": "renamed",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
@@ -40,6 +45,7 @@ MODULES = {
     "Olmo2ForCausalLM": "olmo",
     "Olmo3ForCausalLM": "olmo",
     "OlmoeForCausalLM": "olmo",
+    "OrionForCausalLM": "renamed",
     "Phi3ForCausalLM": "llama",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "Qwen2ForCausalLM": "qwen",
@@ -60,10 +66,8 @@ MODULES = {
     "WhisperForConditionalGeneration": "whisper",
 }
 # Further names of Llama, whose checkpoints differ from its in nothing but the biases of attention.
-OTHER_NAMES = dict.fromkeys(
-    ("AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM", "LLaMAForCausalLM", "XverseForCausalLM"),
-    "LlamaForCausalLM",
-)
+NAMES_OF_LLAMA = ("AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM", "LLaMAForCausalLM", "XverseForCausalLM")
+OTHER_NAMES = dict.fromkeys(NAMES_OF_LLAMA, "LlamaForCausalLM") | {"ChatGLMModel": "ChatGLMForConditionalGeneration"}
 REQUIRED_FIELDS = ("hidden_size", "num_hidden_layers")  # that all of them read, without a default
 # Encoders that `transformers` runs, for pooled requests.
 ENCODERS = (

@@ -6,15 +6,21 @@ from typing import NamedTuple
 
 class TextPrefix(NamedTuple):
     """How names begin, without the dot behind: of the decoder's tensors (empty: they have no prefix), and the LM
-    head's. The name of the embedding is that within the decoder."""
+    head's. The names of the embedding and of the list of layers are those within the decoder."""
 
     decoder: str
     head: str
     embedding: str = "embed_tokens"
+    layers: str = "layers"
 
     @property
     def embedding_weight(self) -> str:
         return f"{self.decoder}.{self.embedding}.weight".lstrip(".")
+
+    @property
+    def of_layers(self) -> str:
+        """How the names of the layers' tensors begin, with the dot."""
+        return f"{self.decoder}.{self.layers}.".lstrip(".")
 
 
 _OF_OTHERS = (
@@ -23,6 +29,9 @@ _OF_OTHERS = (
     TextPrefix("backbone", "lm_head", "embeddings"),  # of Nemotron-H
     TextPrefix("model.decoder", "proj_out"),  # of Whisper
     TextPrefix("thinker.model", "thinker.lm_head"),  # of Qwen3-ASR, by Qwen's own library
+    TextPrefix("model", "output", "tok_embeddings"),  # of InternLM2
+    TextPrefix("transformer", "lm_head", "wte", "h"),  # of EXAONE 3
+    TextPrefix("transformer", "transformer.output_layer", "embedding.word_embeddings", "encoder.layers"),  # of ChatGLM
 )
 _ALONE = TextPrefix("", "lm_head")  # as sentence-transformers saves it
 _OF_TEXT_MODEL = TextPrefix("model", "lm_head")

@@ -15,7 +15,7 @@ def why_unread(name: str, config: ModelConfig, decoder: str, head: str) -> str |
     """
     first = len(config.layers)
     predictors = tuple(f"{decoder}layers.{number}." for number in range(first, first + config.num_nextn_layers))
-    if name.endswith(".rotary_emb.inv_freq"):
+    if name.endswith((".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq")):
         return "frequencies, which config.json gives"
     if name.rpartition(".")[2] == "position_ids":
         return "the numbers from 0 on"

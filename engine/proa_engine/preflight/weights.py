@@ -40,7 +40,7 @@ def check_tensors(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], *, a
         shape, wanted = tensors[name].shape, fields.get(field)
         if len(shape) != 2 or wanted not in (None, shape[dim]):
             raise ValueError(f"{wrong}: {name} has shape {list(shape)}, but {field} is {wanted}")
-    layers = f"{prefix.decoder}.layers.".lstrip(".")
+    layers = prefix.of_layers
     _check_layers(tensors, layers, fields, wrong)
     if not fields.get("quantization_config"):
         for name, tensor in tensors.items():
@@ -117,15 +117,13 @@ def _belongs_to_matrix(name: str, tensor: Tensor) -> bool:
 
 
 def _of_decoder(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the decoder, without those of layers behind the last one."""
-    inner = f"{text_prefix(tensors.__contains__).decoder}.".lstrip(".")
+    """Yield the tensors of the decoder, without the LM head and layers behind the last one."""
+    prefix = text_prefix(tensors.__contains__)
+    inner, layers = f"{prefix.decoder}.".lstrip("."), prefix.of_layers
     num_layers = fields.get("num_hidden_layers", 0)
     for name, tensor in tensors.items():
-        if name.startswith(inner) and _layer_of(name.removeprefix(inner)) < num_layers:
+        # Embeddings and other tensors beside the layers have no number.
+        number = name.removeprefix(layers).partition(".")[0] if name.startswith(layers) else ""
+        is_behind = number.isdigit() and int(number) >= num_layers
+        if name.startswith(inner) and not is_behind and not name.startswith(f"{prefix.head}."):
             yield name, tensor
-
-
-def _layer_of(name: str) -> int:
-    """The number of the layer that has a tensor; of those beside layers, such as embeddings, -1."""
-    parts = name.split(".", 2)
-    return int(parts[1]) if parts[0] == "layers" and parts[1].isdigit() else -1

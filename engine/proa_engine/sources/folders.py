@@ -31,6 +31,8 @@ _OF_DECODER = {
     "intermediate_size": "decoder_ffn_dim",
     "max_position_embeddings": "max_target_positions",
 }
+# Fields of older models, by the names that the others have.
+_OLDER_NAMES = {"num_hidden_layers": "num_layers", "max_position_embeddings": "seq_length"}
 # Weights in other formats, by the end of the file's name.
 _OTHER_WEIGHTS = {
     ".bin": "PyTorch's pickle format, which can run code when it is loaded",
@@ -69,7 +71,7 @@ def _other_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, An
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the text model, which are in `text_config` if the model has other inputs too. Those of a decoder
-    that follows an encoder get the names that decoders alone have.
+    that follows an encoder, and those of older models, get the names that the others have.
 
     `transformers` 5 saves Nemotron-H's list of layers without their number, which is added.
     """
@@ -77,6 +79,7 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("is_encoder_decoder"):
         text = {name: config[stored] for name, stored in _OF_DECODER.items() if stored in config} | text
     fields = {**config, **{name: value for name, value in text.items() if value is not None}}
+    fields = {name: fields[older] for name, older in _OLDER_NAMES.items() if older in fields} | fields
     if isinstance(types := fields.get("layers_block_type"), list):
         fields["num_hidden_layers"] = len(types)
     return fields

@@ -73,7 +73,7 @@ def test_the_type_of_weights_may_have_torchs_name(name: str, prefix: str) -> Non
             {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
             "partial_rotary_factor 0.5 is not supported with rope scaling linear",
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope scaling ntk is not supported; supported: default"),
         ({"hidden_act": "gelu"}, "activation gelu is not supported"),
         ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "activation gelu is not supported"),
         (

@@ -13,8 +13,9 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
 from proa_engine.models.loader import load_model
-from proa_engine.models.registry import OTHER_NAMES
+from proa_engine.models.registry import NAMES_OF_LLAMA
 from support.paged_model import CachedSequence, PagedModel
+from support.renamed_models import STORED, make_renamed_model
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
 TOLERANCE = 1e-4  # logits are of the order of 3
@@ -45,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama rope dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "llama rope linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
     "llama rope yarn": ("llama", {"rope_parameters": YARN}),
@@ -208,11 +210,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("architecture", "overrides"), CASES.values(), ids=CASES.keys())
 def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, seed=3, **overrides)
+    check_logits(folder, folder)
+
+
+def check_logits(of_ours: Path, of_theirs: Path) -> None:
+    """Two prompts, in chunks and batches, in two folders with the same model."""
     from transformers import AutoModelForCausalLM
 
-    folder = make_tiny_model(tmp_path, architecture, seed=3, **overrides)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    ours = load(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(of_theirs, attn_implementation="eager")
+    ours = load(of_ours)
     tokens = torch.randint(0, VOCAB_SIZE, (2, 150), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         expected = theirs(tokens).logits
@@ -226,7 +233,25 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
             torch.testing.assert_close(ours.compute_logits(torch.cat(part)), logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("architecture", STORED)
+def test_other_names_of_fields_and_tensors_give_the_same_logits(architecture: str, tmp_path: Path) -> None:
+    check_logits(*make_renamed_model(tmp_path, architecture))
+
+
+def test_chatglm_has_a_second_name(tmp_path: Path) -> None:
+    folder, theirs = make_renamed_model(tmp_path, "ChatGLMForConditionalGeneration")
+    edit_config(folder, architectures=["ChatGLMModel"], multi_query_group_num=2)
+    check_logits(folder, theirs)
+
+
+def test_baichuan_of_13b_is_refused(tmp_path: Path) -> None:
+    folder, _ = make_renamed_model(tmp_path, "BaichuanForCausalLM")
+    edit_config(folder, max_position_embeddings=None, model_max_length=4096)
+    with pytest.raises(ValueError, match="ALiBi"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_LLAMA)
 def test_a_further_name_of_llama_gives_its_logits(name: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, attention_bias=True)
     expected = prompt_logits(folder)

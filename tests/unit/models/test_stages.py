@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
-from proa_engine.models.config import at_stage
+from proa_engine.models.config import ModelConfig, at_stage
+from proa_engine.models.loader import load_model
 from proa_engine.models.stages import WHOLE, Stage, cut
-from support.tiny_models import make_tiny_model
+from support.renamed_models import make_renamed_model
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 
 def ranges(stages: list[Stage]) -> list[tuple[int, int]]:
@@ -69,6 +73,22 @@ def test_a_layer_costs_its_parameters_and_the_first_stage_has_the_head(tmp_path:
     assert ranges([at_stage(config, index, 2).stage for index in range(2)]) == [(0, 4), (4, 12)]
     assert len(at_stage(config, 1, 2).own_layers) == 8
     assert at_stage(config, 0, 1) is config
+
+
+@pytest.mark.parametrize("architecture", ["ChatGLMForConditionalGeneration", "ExaoneForCausalLM"])
+def test_a_stage_leaves_the_layers_of_others_by_the_names_of_the_checkpoint(architecture: str, tmp_path: Path) -> None:
+    folder, _ = make_renamed_model(tmp_path, architecture)
+    config, cpu = read_config.from_folder(folder), torch.device("cpu")
+    stages = [at_stage(config, index, 2) for index in range(2)]
+
+    def load(each: ModelConfig) -> set[tuple[int, ...]]:
+        model = load_model(
+            folder, each, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
+        )
+        return {tuple(part.shape) for part in model.parameters()}
+
+    embedding = (VOCAB_SIZE, 64)
+    assert [embedding in load(each) for each in (config, *stages)] == [True, True, False]
 
 
 @pytest.mark.parametrize(

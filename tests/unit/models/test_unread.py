@@ -29,6 +29,7 @@ PREFIX = "model.language_model."
 UNREAD = (  # form of the model, name, a part of the reason or None
     ("ForCausalLM", "model.layers.0.self_attn.rotary_emb.inv_freq", "config.json"),
     ("ForCausalLM", "model.rotary_emb.inv_freq", "config.json"),
+    ("ForCausalLM", "transformer.rotary_pos_emb.inv_freq", "config.json"),
     ("ForCausalLM", "model.layers.0.self_attn.inv_freq", None),
     ("ForCausalLM", "vision_tower.embeddings.position_ids", "from 0"),
     ("ForCausalLM", "mtp.fc.weight", "further tokens"),

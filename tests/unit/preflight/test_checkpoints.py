@@ -26,6 +26,7 @@ from proa_engine.sources.folders import read_config, text_fields, weight_files
 from proa_engine.sources.tensors import ITEM_BYTES, Tensor
 from proa_engine.sources.weight_headers import read_header, read_headers
 from support.quantized_models import FP8_FORMATS, INT_FORMATS, SIZES, write_quantized
+from support.renamed_models import STORED, make_renamed_model
 from support.tiny_models import make_tiny_model
 
 QUANTIZED_FOLDER = Path(__file__).parents[2] / "data/quantized"
@@ -183,6 +184,20 @@ def test_no_architecture_has_a_default_for_a_required_field() -> None:
 def test_names_of_transformers_are_those_of_the_library() -> None:
     assert causal_lm_names() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     assert not parse_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = load()")
+
+
+@pytest.mark.parametrize("architecture", STORED)
+def test_other_names_of_tensors_and_fields_pass_and_are_counted(architecture: str, tmp_path: Path) -> None:
+    folder, same = make_renamed_model(tmp_path, architecture)
+    check_start(EngineConfig(model=str(folder), max_model_len=512))
+    with pytest.raises(ValueError, match="max_model_len 513"):
+        check_start(EngineConfig(model=str(folder), max_model_len=513))
+    assert estimate(folder) == estimate(same)
+    config = folder / "config.json"
+    for name in {"num_layers", "num_hidden_layers"} & json.loads(config.read_text()).keys():
+        edit_json(config, **{name: 3})
+    with pytest.raises(ValueError, match="layers 2 have no tensors"):
+        check_start(EngineConfig(model=str(folder)))
 
 
 def test_an_architecture_that_transformers_runs_passes(good: Path, tmp_path: Path) -> None:

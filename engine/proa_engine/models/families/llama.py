@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from proa_engine.kernels.experts.moe_route import Routing
 from proa_engine.layers.experts import SeparateExperts
 from proa_engine.layers.mlp import MoEOptions, RouterOptions
+from proa_engine.layers.norm import LayerNormOptions, NormOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
@@ -17,6 +18,7 @@ def equal_layers(
     fields: read.Fields,
     *,
     mlp: FeedForwardOptions | None = None,
+    norm: NormOptions | LayerNormOptions | None = None,
     norms: NormNames = PRE_NORM,
     residual_scale: float = 1.0,
     **attention: Any,
@@ -26,7 +28,7 @@ def equal_layers(
     layer = LayerOptions(
         attention=read.attention(fields, **attention),
         mlp=mlp or read.gated_mlp(fields),
-        norm=read.norm(fields),
+        norm=norm or read.norm(fields),
         norms=norms,
         residual_scale=residual_scale,
     )
