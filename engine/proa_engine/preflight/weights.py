@@ -21,6 +21,7 @@ from proa_engine.models.quantization.formats import (
 from proa_engine.models.text_prefix import text_prefix
 from proa_engine.sources.tensors import FLOATS, ITEM_BYTES, Tensor
 
+HALF_SIZE = 1 << 18  # `HALF_MIN_NUMEL` of the engine's linear products, whose module needs torch
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _QUANTIZED = ("weight", "weight_packed", "qweight")  # the last part of the names of numbers; gpt-oss: `*_blocks`
 _FIRST_EXPERT = re.compile(rf"(.+\.experts\.0\.\w+)\.(?:{'|'.join(_QUANTIZED)})")
@@ -83,25 +84,27 @@ def least_bytes(
     """The bytes of the decoder's weights in memory, at least: without the LM head, image encoders, and layers behind
     the last one. Floating-point numbers are converted to `dtype`, one of `EngineConfig.dtype`. On a GPU they are
     converted to 8 bits if the engine quantizes them, and quantized matrices are held as they are stored; on a CPU these
-    are held dequantized, without their scales and zeros, and what float16 can hold is (`kernels.products.linear`): all
-    of 16 bits, and some numbers of 4 bits with their scales."""
-    of_float, of_half = _BYTES[dtype], 2
+    are held dequantized, without their scales and zeros. Large float32 matrices may be held in float16 there."""
+    of_float = _BYTES[dtype]
     formats = [quantization.format, *(rule.format for rule in quantization.rules)]
     dequantizes = on_cpu and not any(isinstance(each, PluginFormat) for each in formats)
     if dequantizes:
         bits = max((each.bits for each in formats if isinstance(each, GptqFormat | PackQuantizedFormat)), default=4)
-        item_bytes: dict[str, float] = {"I8": 4, "F8_E4M3": 4, "U8": 2 * of_half}
-        item_bytes["I32"] = 32 // bits * (of_half if bits == 4 else of_float)
+        item_bytes: dict[str, float] = {"I8": 4, "F8_E4M3": 4, "U8": 8, "I32": 32 // bits * of_float}
         item_bytes |= dict.fromkeys(BLOCKS, of_float)
     else:
         of_float = 1 if isinstance(quantization.format, OnlineFp8Format) else of_float
         integers = {kind: bits / 8 for kind, bits in INTEGER_BITS.items()}
         item_bytes = {**ITEM_BYTES, **dict.fromkeys(BLOCKS, of_float), **integers}
     item_bytes |= dict.fromkeys(FLOATS, of_float)
-    if on_cpu:
-        item_bytes |= dict.fromkeys(("F16", "BF16"), of_half)
+
+    def held(tensor: Tensor) -> float:
+        num_bytes = tensor.size * item_bytes.get(tensor.dtype, 0)
+        may_be_half = on_cpu and of_float == 4 and num_bytes >= 4 * HALF_SIZE
+        return num_bytes / 2 if may_be_half else num_bytes
+
     total = sum(
-        tensor.size * item_bytes.get(tensor.dtype, 0)
+        held(tensor)
         for name, tensor in _of_decoder(tensors, fields)
         if not (dequantizes and _belongs_to_matrix(name, tensor))
     )

@@ -8,6 +8,7 @@ import torch
 
 from proa_engine.kernels.products import linear
 from proa_engine.kernels.products.linear import (
+    HALF_MIN_NUMEL,
     ROW_POLICIES,
     HalfProduct,
     Linear,
@@ -15,6 +16,8 @@ from proa_engine.kernels.products.linear import (
     Product,
     RowPolicy,
     find_row_policy,
+    fits_half,
+    has_half_products,
 )
 
 
@@ -49,13 +52,13 @@ def test_no_rows_give_no_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("k", "n", "bias"), [(1, 1, False), (33, 65, False), (700, 256, True)])
-def test_a_weight_of_16_bits_is_held_in_float16_and_multiplied_in_float32(
+@pytest.mark.parametrize(("k", "n", "bias"), [(1, 1, False), (33, 8001, False), (701, 400, True)])
+def test_a_large_weight_of_16_bits_is_held_in_float16_and_multiplied_in_float32(
     k: int, n: int, bias: bool, dtype: torch.dtype
 ) -> None:
     weight, x, offset = (torch.randn(n, k) * 0.02).to(dtype).float(), torch.randn(300, k), torch.randn(n)
     ours = Linear(weight, offset if bias else None)
-    assert isinstance(ours.product, HalfProduct)
+    assert isinstance(ours.product, HalfProduct) == (has_half_products() and n * k >= HALF_MIN_NUMEL)
     whole = ours(x)
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, offset if bias else None))
     for rows in (*range(1, 20), 64, 100, 257):
@@ -64,7 +67,10 @@ def test_a_weight_of_16_bits_is_held_in_float16_and_multiplied_in_float32(
 
 @pytest.mark.parametrize("number", [1 / 3, 1 + 2**-11, 65536.0, float("nan"), float("inf")])
 def test_a_weight_whose_numbers_float16_does_not_have_is_held_in_float32(number: float) -> None:
-    assert not isinstance(Linear(torch.tensor([[1.0, 0.5], [2.0, number]])).product, HalfProduct)
+    weight = torch.ones(512, 512)
+    assert fits_half(weight) == has_half_products()
+    weight[511, 3] = number
+    assert not fits_half(weight)
 
 
 Inexact = Callable[[torch.Tensor], float]  # the error of a product of these rows

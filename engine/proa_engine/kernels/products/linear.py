@@ -1,9 +1,10 @@
 """CPU matrix products y = x @ weight.T + bias in which a row's bits do not depend on the number of rows.
 
 float32 weights are packed once and multiplied by oneDNN; other types, and builds without oneDNN, use `F.linear`.
-float32 weights whose numbers float16 can hold, such as those of 16-bit checkpoints, are held in float16, and FBGEMM
-multiplies them in float32. A weight of 8192 x 2048 then takes half the memory, and 0.45 times the time with one row,
-0.94 with 16, 1.13 with 300 (AVX-512, one thread); FBGEMM sums a row in one order, whatever the number of rows.
+float32 weights whose numbers float16 can hold, such as those of 16-bit checkpoints, are held in float16 if they are
+large and the processor has AVX-512, and FBGEMM multiplies them in float32. A weight of 8192 x 2048 then takes half the
+memory, and 0.45 times the time with one row, 0.94 with 16, 1.13 with 300 (one thread). With AVX2, the order of FBGEMM's
+sums depends on the number of rows.
 
 These libraries choose the order of the sum over the inputs by shape, instruction set and number of threads. With
 oneDNN 3.12, a single row of more than 1024 inputs (AVX-512) or of more than some hundred (SSE4.1) is summed in another
@@ -33,6 +34,7 @@ MAX_PROBED_PRODUCTS = 1 << 30  # multiplications in one probed call, but never f
 MIN_PROBED_ROWS = 33
 SMALL_TERM = 2.0**-14
 HALF_STEP = 2.0**-25  # half of the least step between float16s
+HALF_MIN_NUMEL = 1 << 18  # smaller weights, in the caches, are multiplied faster in float32
 
 _log = logging.getLogger(__name__)
 
@@ -82,14 +84,16 @@ class Linear:
         """`verdict` None: as from `find_row_policy`, which needs the process for itself. With a verdict, the weight is
         held in its own type."""
         self.shape = weight.shape
-        half = verdict is None and fits_half(weight)
-        self.product = make_product(weight, bias, half)
         self.policy, self.one_row = RowPolicy(), None
+        half = False
         if weight.is_cpu:
-            has_bias, threads = bias is not None, torch.get_num_threads()
-            verdict = verdict or find_row_policy(*weight.shape, has_bias, weight.dtype, threads, half)
+            shape = *weight.shape, bias is not None, weight.dtype, torch.get_num_threads()
+            if verdict is None:
+                half = fits_half(weight) and find_row_policy(*shape, True) == Verdict(RowPolicy())
+                verdict = Verdict(RowPolicy()) if half else find_row_policy(*shape)
             self.policy = verdict.policy
             self.one_row = OneRow(weight) if verdict.one_row else None
+        self.product = make_product(weight, bias, half)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
@@ -128,11 +132,17 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def fits_half(weight: torch.Tensor) -> bool:
-    """Whether a float32 weight on a CPU can be a `HalfProduct`: each of its numbers is a float16, or, below 2^-14, less
-    than half a step away from one."""
-    if not weight.is_cpu or weight.dtype != torch.float32 or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+    """Whether a `HalfProduct` of a float32 weight on a CPU pays and is equal: it is large, and each of its numbers is a
+    float16, or, below 2^-14, less than half a step away from one."""
+    if weight.dtype != torch.float32 or weight.numel() < HALF_MIN_NUMEL or not has_half_products():
         return False
     return all(bool(((rows - rows.half()).abs_() <= HALF_STEP).all()) for rows in weight.split(PROBED_ROWS[-1]))
+
+
+def has_half_products() -> bool:
+    """Whether torch's build has FBGEMM, and the processor the instructions with which it sums rows in one order."""
+    has_fbgemm = torch.backends.quantized.engine in ("x86", "fbgemm")
+    return has_fbgemm and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def make_product(weight: torch.Tensor, bias: torch.Tensor | None, half: bool) -> Product:
@@ -190,7 +200,7 @@ def find_row_policy(
     out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype, num_threads: int, half: bool = False
 ) -> Verdict:
     """Try the row policies on the numbers of `_probe`. Return the first that holds with 1 and `num_threads` threads.
-    `half`: as for `make_product`.
+    `half`: as for `make_product`; then only the first, since in float32 fewer rows are filled in.
 
     A weight of more than `MAX_PROBED_OUTPUTS` outputs is judged by one of that many: a library that has more outputs to
     share among its threads has less reason to cut the sum over the inputs.
@@ -204,7 +214,7 @@ def find_row_policy(
     x, weight, bias = _probe(counts[1][-1], in_features, out_features, dtype)
     product = make_product(weight, bias if has_bias else None, half)
     try:
-        for policy in ROW_POLICIES:
+        for policy in ROW_POLICIES[:1] if half else ROW_POLICIES:
             multiply = functools.partial(policy.multiply, product)
             whole = multiply(x)
             if all(_rows_agree(multiply, x, whole, counts[t], t) for t in threads):
@@ -212,7 +222,8 @@ def find_row_policy(
                 return Verdict(policy, one_row=one_row)
     finally:
         torch.set_num_threads(num_threads)
-    _warn_once()
+    if not half:
+        _warn_once()
     return Verdict(RowPolicy(), holds=False)
 
 
