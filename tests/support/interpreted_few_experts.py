@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 from proa_engine.kernels.experts import moe_skinny
 from proa_engine.kernels.experts.moe import (
@@ -21,6 +22,7 @@ from proa_engine.kernels.experts.moe_route import Routing, route, route_referenc
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.products import fp8_linear
 from proa_engine.kernels.products.linear import Linear
+from proa_engine.kernels.relu_squared import ReluSquared
 from proa_engine.kernels.silu_and_mul import (
     ClampedSwiGLU,
     GatedActivation,
@@ -83,19 +85,22 @@ def in_4_bits(kind: Kind, experts: int, hidden: int, inner: int, dtype: torch.dt
 
 
 def check_both_products(dtype: torch.dtype) -> None:
-    """Each against its reference in float64: one token, 64 pairs of few and of many experts, and 64 of one expert."""
+    """Each against its reference in float64: one token, 64 pairs of few and of many experts, and 64 of one expert; of
+    experts without a gate, too."""
     for tokens, k, experts, hidden_size, inner, activation in (
         (1, 2, 5, 104, 72, silu_and_mul),
         (1, 8, 128, 72, 40, silu_and_mul),
         (16, 4, 60, 40, 24, GatedActivation("gelu_tanh")),
         (7, 3, 5, 72, 40, CLAMPED),
         (64, 1, 3, 40, 24, silu_and_mul),
+        (5, 3, 7, 72, 104, ReluSquared()),
     ):
         case = expert_case(tokens, hidden=hidden_size, inner=inner, experts=experts, k=k, dtype=dtype)
+        case = without_gate(case, activation)
         if k == 1:
             case = replace(case, experts=torch.full_like(case.experts, 2))
         assert case.experts.numel() <= MAX_PAIRS
-        biases = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden_size).to(dtype)
+        biases = torch.randn(case.gate_up.shape[:2]).to(dtype), torch.randn(experts, hidden_size).to(dtype)
         stored, held = floats(case, biases), ExpertRange.all(experts)
         arrived = new_counters(stored.down.unsorted, case.x.device)
         arguments = case.experts, held
@@ -117,8 +122,10 @@ def check_experts_of_one_and_two_tokens(dtype: torch.dtype) -> None:
         (1, 72, 24, silu_and_mul),
         (3, 104, 40, CLAMPED),
         (8, 40, 24, silu_and_mul),
+        (3, 104, 23, ReluSquared()),
     ):
         case = expert_case(2, hidden=hidden_size, inner=inner, experts=12, k=k, dtype=dtype)
+        case = without_gate(case, activation)
         stored = floats(case)
         for held in (ExpertRange.all(12), ExpertRange(3, 5, 12)):
             gate_up, down = (
@@ -146,9 +153,18 @@ def check_experts_of_one_and_two_tokens(dtype: torch.dtype) -> None:
                 assert torch.equal(one, two[1])
 
 
+def without_gate(case: ExpertCase, activation: ExpertActivation) -> ExpertCase:
+    """The experts with up alone, if the activation has no gate."""
+    if not isinstance(activation, ReluSquared):
+        return case
+    return replace(case, gate_up=case.gate_up.chunk(2, dim=1)[1].contiguous())
+
+
 def in_torch(activation: ExpertActivation) -> Callable[[torch.Tensor], torch.Tensor]:
     if isinstance(activation, GatedActivation):
         return lambda x: activate_and_mul_reference(x, activation.name)
+    if isinstance(activation, ReluSquared):
+        return lambda x: F.relu(x).square()
     assert isinstance(activation, ClampedSwiGLU)
     return lambda x: clamped_swiglu_reference(x, activation)
 
@@ -158,14 +174,16 @@ def check_few_pairs_get_the_numbers_of_many(dtype: torch.dtype) -> None:
     case = expert_case(33, hidden=128, inner=128, experts=3, k=2, dtype=dtype)
     assert case.experts.numel() > MAX_PAIRS
     static = Fp8Form(scale=torch.tensor([0.02]))
-    for stored in (
+    relu_squared = ReluSquared()
+    stored = (
         floats(case),
         in_8_bits(case, Fp8Form()),
         in_8_bits(case, static),
         in_8_bits(case, Fp8Form(group=128)),
         *(in_4_bits(kind, 3, 128, 128, dtype) for kind in KINDS),
-    ):
-        fused = stored.fused()
+    )
+    without = floats(without_gate(case, relu_squared)).fused(relu_squared)
+    for fused in (without, *(each.fused() for each in stored)):
         arguments = case.x, case.weights, case.experts
         many, few = fused(*arguments)[:2], fused(*(each[:2] for each in arguments))
         close(few / many.abs().max(), many / many.abs().max())

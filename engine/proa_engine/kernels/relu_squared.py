@@ -13,7 +13,8 @@ class ReluSquared:
 
     @property
     def constants(self) -> dict[str, object]:
-        return {}
+        """As of `GatedActivation`."""
+        return {"ACTIVATION": "relu_squared", "ALPHA": 0.0, "LIMIT": 0.0}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return relu_squared(x)

@@ -66,7 +66,7 @@ class GatedActivation:
 
     @property
     def constants(self) -> dict[str, object]:
-        """The constants of `activate`."""
+        """The constants of `activate_product`."""
         return _constants(self.name)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,6 +129,18 @@ def activate(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         y = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    return y
+
+
+@triton.jit
+def activate_product(x, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """x [rows, 2N] float32, of which gate and up are in turn, or [rows, N] for relu_squared -> [rows, N]"""
+    if ACTIVATION == "relu_squared":
+        x = tl.maximum(x, 0.0)
+        y = x * x
+    else:
+        gate, up = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+        y = activate(gate, up, ACTIVATION, ALPHA, LIMIT)
     return y
 
 

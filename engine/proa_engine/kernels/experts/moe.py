@@ -1,4 +1,5 @@
-"""Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
+"""Mixture of experts: a weighted sum of the outputs of each token's k experts, which are feed-forward networks, most of
+them gated.
 
 On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts, but
 for few pairs (`moe_few`) and one or two tokens (`moe_skinny`), which are not sorted. On a CPU, the reference: a loop
@@ -44,7 +45,7 @@ class ExpertActivation(Protocol):
 
     @property
     def constants(self) -> dict[str, object]:
-        """The constants of the kernels' `activate`; empty: of experts without a gate, which these do not compute."""
+        """The constants of the kernels' `activate_product`."""
         ...
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
@@ -235,7 +236,7 @@ class FusedExperts:
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
-        if experts.numel() <= MAX_PAIRS and self.activation.constants:
+        if experts.numel() <= MAX_PAIRS:
             return self._unsorted(x, weights, experts)
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))

@@ -16,7 +16,7 @@ Qwen3-30B-A3B took 46.7 and 52.7 us on an H200, the choice of experts included. 
 sorted pairs has not been measured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,11 @@ class ExpertWeights:
     num_outputs: int
     num_inputs: int
     group: int = 0  # of integers: inputs that share a scale, 0: all
+
+
+def rows_per_output(activation: Mapping[str, object]) -> int:
+    """The rows of the first product's weight for each of its outputs: of gate and up, or of up alone."""
+    return 1 if activation["ACTIVATION"] == "relu_squared" else 2
 
 
 def few_gate_reference(

@@ -1,8 +1,8 @@
 """The two products of few (token, expert) pairs; `moe_few` describes the method.
 
 `few_gate` multiplies by gate and up, and ends with the activation. A tile's rows of the weight are gate's and up's in
-turn, so that one product gives both. `few_combine` multiplies by down. The last program of a tile of outputs to
-end sums each token's pairs there, in order (`arrive`); `few_gate` clears the counters.
+turn, so that one product gives both; experts without a gate have up alone. `few_combine` multiplies by down. The last
+program of a tile of outputs to end sums each token's pairs there, in order (`arrive`); `few_gate` clears the counters.
 
 Inputs of 8-bit products are quantized in the loop, by the numbers of `fp8.quantize` and `int8.quantize_int8`. With one
 scale for a row each program reads its rows once before, for their largest number.
@@ -15,14 +15,22 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.arrive import arrive
-from proa_engine.kernels.experts.moe_few import BLOCK_M, BLOCK_N, MAX_PAIRS, ExpertWeights, find_block, sum_tokens
+from proa_engine.kernels.experts.moe_few import (
+    BLOCK_M,
+    BLOCK_N,
+    MAX_PAIRS,
+    ExpertWeights,
+    find_block,
+    rows_per_output,
+    sum_tokens,
+)
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.fp4 import fp4_tile
 from proa_engine.kernels.fp8 import ROUND_BEFORE, Fp8Form, to_fp8
 from proa_engine.kernels.int8 import Int8Form, round_to_int8
 from proa_engine.kernels.int_weights import int_tile
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.silu_and_mul import activate
+from proa_engine.kernels.silu_and_mul import activate_product
 
 
 def few_experts(
@@ -53,13 +61,13 @@ def few_gate(
 ) -> torch.Tensor:
     """x [T, N], experts [T, k] int32 -> activation of [gate | up] of each pair, [T * k, width].
 
-    `activation`: the constants of `activate`. Rows of experts that are not held are not written. Clears `arrived`, of
-    `new_counters`. GPU only.
+    `activation`: the constants of `activate_product`. Rows of experts that are not held are not written. Clears
+    `arrived`, of `new_counters`. GPU only.
     """
-    num_pairs, k = experts.numel(), experts.shape[1]
-    num_outputs = gate_up.num_outputs // 2
+    (num_pairs, k), parts = (experts.numel(), experts.shape[1]), rows_per_output(activation)
+    num_outputs = gate_up.num_outputs // parts
     out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=x.device)
-    grid = (num_pairs * cdiv(num_outputs, BLOCK_N // 2),)
+    grid = (num_pairs * cdiv(num_outputs, BLOCK_N // parts),)
     moe_few_gate_matmul_kernel[grid](
         *_inputs(x, gate_up, form),
         out,
@@ -72,6 +80,7 @@ def few_gate(
         gate_up.num_inputs,
         arrived.numel(),
         **activation,
+        PARTS=parts,
         COUNTERS=next_power_of_2(arrived.numel()),
         **_constants(x, k, gate_up, form),
     )
@@ -143,9 +152,9 @@ def _constants(x: torch.Tensor, k: int, matrix: ExpertWeights, form: Fp8Form | I
 def moe_few_gate_matmul_kernel(
     x_ptr,  # [num_pairs / K, num_inputs]
     static_ptr,  # [1], or nothing
-    weight_ptr,  # [held experts, 2 * num_outputs, num_inputs]
+    weight_ptr,  # [held experts, PARTS * num_outputs, num_inputs]
     weight_scales_ptr,
-    bias_ptr,  # [held experts, 2 * num_outputs], or nothing
+    bias_ptr,  # [held experts, PARTS * num_outputs], or nothing
     out_ptr,  # [num_pairs, num_outputs]
     experts_ptr,  # [num_pairs]
     arrived_ptr,  # [num_counters]
@@ -164,10 +173,11 @@ def moe_few_gate_matmul_kernel(
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    PARTS: tl.constexpr,  # `rows_per_output`
     COUNTERS: tl.constexpr,  # at least num_counters
     MAX_PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # rows of the weight: half as many outputs
+    BLOCK_N: tl.constexpr,  # rows of the weight, PARTS for each output
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -175,17 +185,17 @@ def moe_few_gate_matmul_kernel(
     if tl.program_id(0) == 0:
         counter = tl.arange(0, COUNTERS)
         tl.store(arrived_ptr + counter, tl.zeros([COUNTERS], tl.int32), mask=counter < num_counters)
-    tiles_n = tl.cdiv(num_outputs, BLOCK_N // 2)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N // PARTS)
     expert, pair, begins, _ = find_block(
         experts_ptr, tl.program_id(0) // tiles_n, num_pairs, first_expert, num_held, MAX_PAIRS, BLOCK_M
     )
     if not begins:
         return
     row_mask = pair < num_pairs
-    first = tl.program_id(0) % tiles_n * (BLOCK_N // 2)
+    first = tl.program_id(0) % tiles_n * (BLOCK_N // PARTS)
     turn = tl.arange(0, BLOCK_N)
-    column = first + turn // 2 + turn % 2 * num_outputs
-    column_mask = first + turn // 2 < num_outputs
+    column = first + turn // PARTS + turn % PARTS * num_outputs
+    column_mask = first + turn // PARTS < num_outputs
     total = expert_tile(
         x_ptr,
         static_ptr,
@@ -197,7 +207,7 @@ def moe_few_gate_matmul_kernel(
         expert,
         column,
         column_mask,
-        2 * num_outputs,
+        PARTS * num_outputs,
         num_inputs,
         FORM,
         GROUP,
@@ -209,11 +219,10 @@ def moe_few_gate_matmul_kernel(
         BLOCK_K,
     )
     total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-    gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
-    output = first + tl.arange(0, BLOCK_N // 2)
+    output = first + tl.arange(0, BLOCK_N // PARTS)
     tl.store(
         out_ptr + pair[:, None] * num_outputs + output[None, :],
-        activate(gate, up, ACTIVATION, ALPHA, LIMIT),
+        activate_product(total, ACTIVATION, ALPHA, LIMIT),
         mask=row_mask[:, None] & (output < num_outputs)[None, :],
     )
 

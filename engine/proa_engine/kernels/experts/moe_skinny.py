@@ -20,11 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.experts.moe_few import ExpertWeights
+from proa_engine.kernels.experts.moe_few import ExpertWeights, rows_per_output
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
 from proa_engine.kernels.launch import INT32_END, cdiv, kernel, next_power_of_2, num_multiprocessors
 from proa_engine.kernels.products.skinny_gemm import WARPS_PER_MULTIPROCESSOR, load_block
-from proa_engine.kernels.silu_and_mul import activate
+from proa_engine.kernels.silu_and_mul import activate_product
 
 MAX_TOKENS = 2
 MOST_NUMBERS = 16384  # of a token's rows that a program holds: 32 registers of a thread in 16 warps
@@ -54,7 +54,7 @@ def skinny_experts(
     activation: Mapping[str, object],
 ) -> torch.Tensor:
     """x [T, N], weights [T, k] float32, experts [T, k] int32 -> the weighted sum over the held experts of each token,
-    [T, N]. `activation`: the constants of `activate`. GPU only; its reference is `LoopedExperts`.
+    [T, N]. `activation`: the constants of `activate_product`. GPU only; its reference is `LoopedExperts`.
     """
     hidden = skinny_gate(x, experts, held, gate_up, activation)
     return skinny_combine(hidden, weights, experts, held, down)
@@ -63,17 +63,18 @@ def skinny_experts(
 def skinny_gate(
     x: torch.Tensor, experts: torch.Tensor, held: ExpertRange, gate_up: ExpertWeights, activation: Mapping[str, object]
 ) -> torch.Tensor:
-    """x [T, N] -> activation of [gate | up] of each pair, [T * k, width]. Rows of experts that are not held are not
-    written."""
+    """x [T, N] -> activation of [gate | up], or of up alone, of each pair, [T * k, width]. Rows of experts that are not
+    held are not written."""
     num_pairs, k = experts.numel(), experts.shape[1]
-    num_outputs, num_inputs = gate_up.num_outputs // 2, gate_up.num_inputs
+    parts = rows_per_output(activation)
+    num_outputs, num_inputs = gate_up.num_outputs // parts, gate_up.num_inputs
     assert x.is_contiguous()
     assert gate_up.values.is_contiguous()
     assert gate_up.num_outputs * num_inputs < INT32_END
     out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=x.device)
     block_k = next_power_of_2(num_inputs)
     num_warps = 8 if block_k <= 4096 else 16
-    block_n = max(THREAD_BYTES * 32 * num_warps // (block_k * 2 * x.element_size()), 1)
+    block_n = max(THREAD_BYTES * 32 * num_warps // (block_k * parts * x.element_size()), 1)
     each = min(max(_num_programs(x, num_warps) // num_pairs, 1), cdiv(num_outputs, block_n))
     moe_skinny_gate_kernel[(each * num_pairs,)](
         x,
@@ -86,6 +87,7 @@ def skinny_gate(
         num_outputs,
         num_inputs,
         **activation,
+        PARTS=parts,
         K=k,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
@@ -130,7 +132,7 @@ def _num_programs(x: torch.Tensor, num_warps: int) -> int:
 @kernel(do_not_specialize=["num_pairs", "first_expert", "num_held"])
 def moe_skinny_gate_kernel(
     x_ptr,  # [num_pairs / K, num_inputs]
-    weight_ptr,  # [held experts, 2 * num_outputs, num_inputs]
+    weight_ptr,  # [held experts, PARTS * num_outputs, num_inputs]
     out_ptr,  # [num_pairs, num_outputs]
     experts_ptr,  # [num_pairs]
     num_pairs,
@@ -141,6 +143,7 @@ def moe_skinny_gate_kernel(
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    PARTS: tl.constexpr,  # `rows_per_output`
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # at least num_inputs
@@ -155,18 +158,18 @@ def moe_skinny_gate_kernel(
     expert = tl.load(experts_ptr + pair) - first_expert
     if (expert < 0) | (expert >= num_held):
         return
-    weight_ptr += expert.to(tl.int64) * 2 * num_outputs * num_inputs
+    weight_ptr += expert.to(tl.int64) * PARTS * num_outputs * num_inputs
     k = tl.arange(0, BLOCK_K)[None, None, :]
-    weight = load_block(weight_ptr, first, k, num_outputs, num_inputs, True, BLOCK_N)
+    weight = load_block(weight_ptr, first, k, num_outputs, num_inputs, PARTS == 2, BLOCK_N)
     # [1, 1, BLOCK_K]
     x = tl.load(x_ptr + pair // K * num_inputs + k, mask=k < num_inputs, other=0.0).to(tl.float32)
     step = tl.num_programs(0) // num_pairs
     for block in range(first, tl.cdiv(num_outputs, BLOCK_N), step):
-        following = load_block(weight_ptr, block + step, k, num_outputs, num_inputs, True, BLOCK_N)
+        following = load_block(weight_ptr, block + step, k, num_outputs, num_inputs, PARTS == 2, BLOCK_N)
         y = tl.sum(x * weight.to(tl.float32), axis=2).to(out_ptr.dtype.element_ty).to(tl.float32)
-        gate, up = tl.split(tl.reshape(y, (1, BLOCK_N, 2)))
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        tl.store(out_ptr + pair * num_outputs + n, activate(gate, up, ACTIVATION, ALPHA, LIMIT), mask=n < num_outputs)
+        y = activate_product(y, ACTIVATION, ALPHA, LIMIT)
+        tl.store(out_ptr + pair * num_outputs + n, y, mask=n < num_outputs)
         weight = following
 
 
