@@ -23,6 +23,7 @@ from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 RATE: Final = 16_000
 NUM_POSITIONS: Final = 50  # of the encoder: a second
 MAX_TARGET_POSITIONS: Final = 64
+ALIGNMENT_HEADS: Final = [[1, 0], [2, 3], [2, 1]]
 _SPECIAL = ("startoftranscript", "en", "de", "transcribe", "translate", "startofprev", "nospeech", "notimestamps")
 _TIMES = tuple(f"{number / NUM_POSITIONS:.2f}" for number in range(NUM_POSITIONS + 1))
 TOKENS: Final = {name: VOCAB_SIZE + index for index, name in enumerate((*_SPECIAL, *_TIMES))}
@@ -70,6 +71,7 @@ def make_whisper(folder: Path, seed: int = 0, *, window_seconds: int = 1, **over
         begin_suppress_tokens=[220, EOS_TOKEN_ID],
         max_initial_timestamp_index=25,
         is_multilingual=True,
+        alignment_heads=ALIGNMENT_HEADS,
     )
     model.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=80, chunk_length=window_seconds).save_pretrained(folder)
@@ -120,6 +122,18 @@ def greedy_transcriptions(
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     return [_greedy(model, extractor, samples, list(prompt), num_tokens) for samples, prompt in cases]
+
+
+@torch.inference_mode()
+def read_shares(folder: Path, samples: np.ndarray, token_ids: Sequence[int]) -> torch.Tensor:
+    """How much the alignment heads of `transformers` read of each token of an audio, [heads, tokens, audio tokens]."""
+    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    features = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
+    output = model.eval()(features, decoder_input_ids=torch.tensor([token_ids]), output_attentions=True)
+    return torch.stack([output.cross_attentions[layer][0, head] for layer, head in ALIGNMENT_HEADS])
 
 
 def greedy_text(folder: Path, samples: np.ndarray, language: str, num_tokens: int) -> list[bytes]:

@@ -1,6 +1,6 @@
 """A step's batch as attention sees it: `AttentionMetadata`, and what all layers compute of it once, `AttentionStep`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -68,6 +68,21 @@ class Taps:
 NO_TAPS = Taps((), torch.empty(0))
 
 
+@dataclass(slots=True)
+class CrossQueries:
+    """The queries of the cross-attention heads that align a step's tokens with audio."""
+
+    heads: Mapping[int, torch.Tensor]  # those of this rank, [heads] int64, by the layer's number
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)  # [T, heads, head_dim], by the layer's number
+    _number: int = 0  # of the layer that keeps its queries next
+
+    def keep(self, queries: torch.Tensor) -> None:
+        """Take queries [T, heads, head_dim] of the next layer."""
+        if (heads := self.heads.get(self._number)) is not None:
+            self.kept[self._number] = queries.index_select(1, heads)
+        self._number += 1
+
+
 class TokenType(IntEnum):
     FIRST = 0
     SECOND = 1  # in the second text of a pair
@@ -93,6 +108,7 @@ class AttentionMetadata:
     media: EmbeddedRows | None = None  # what encoders made of the tokens that stand for images and audios
     prompt_embeds: EmbeddedRows | None = None  # of tokens whose embeddings came with the request
     audio: AudioRows | None = None  # set if the model has cross-attention
+    cross_queries: CrossQueries | None = None  # set if tokens of the step are aligned with audio
     # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,
     # else behind the token itself. None: the step has no image.
     ends: torch.Tensor | None = None

@@ -17,6 +17,8 @@ from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLin
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 
+MEDIAN_WIDTH = 7  # of the filter along the audio, as in OpenAI's Whisper
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttentionOptions:
@@ -39,6 +41,7 @@ class CrossAttention:
         hidden_size, parallel = context.hidden_size, context.parallel
         heads = parallel.heads(options.num_heads, options.num_heads, "attention heads").heads
         share = heads.times(options.head_dim)
+        self.heads = heads
         self.cache_layer = CrossLayer(heads.length, options.head_dim, options.num_tokens)
         self.query = MergedColumnParallelLinear(
             column_projections(weights, ("q_proj",), hidden_size, (share,)), bias=True
@@ -54,8 +57,11 @@ class CrossAttention:
         rows, head_dim = step.metadata.audio, self.cache_layer.head_dim
         assert rows, "every request reads an audio"
         keys, values = cache.tensors
+        query = self.query(x).unflatten(1, (-1, head_dim))
+        if (queries := step.metadata.cross_queries) is not None:
+            queries.keep(query)
         out = paged_attention(
-            self.query(x).unflatten(1, (-1, head_dim)),
+            query,
             keys,
             values,
             rows.query_start_loc,
@@ -75,3 +81,22 @@ class CrossAttention:
         rows = cache_rows(slot_mapping, keys.shape, keys.stride(0)) if keys.is_cpu else None
         shape = -1, self.cache_layer.head_dim
         store_kv(key.unflatten(1, shape), value.unflatten(1, shape), keys, values, slot_mapping, rows)
+
+
+def alignment(query: torch.Tensor, key: torch.Tensor, num_kept: int) -> torch.Tensor:
+    """How much the tokens of a whole text read of each token of an audio by one head, query [N, D] and key [M, D],
+    compared with the other tokens of the text: [N, num_kept] float32, as OpenAI's Whisper computes it."""
+    scores = query.float() @ key.float().T * query.shape[1] ** -0.5
+    read = scores.softmax(dim=-1)[:, :num_kept]
+    deviation, mean = torch.std_mean(read, dim=0, correction=0)
+    # Without the minimum, what no token reads would be no number.
+    return _median((read - mean) / deviation.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def _median(x: torch.Tensor) -> torch.Tensor:
+    """The median of each value of x [N, M] and the three before and behind it; beyond the ends x is mirrored."""
+    half = MEDIAN_WIDTH // 2
+    if x.shape[1] <= half:
+        return x
+    padded = F.pad(x[None], (half, half), mode="reflect")[0]
+    return padded.unfold(1, MEDIAN_WIDTH, 1).sort(dim=-1).values[..., half]

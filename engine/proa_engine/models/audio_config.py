@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # they import torch, and the server reads an AudioConfig
 class AudioConfig:
     input: AudioInput
     embedding_width: int  # values that the encoder makes of one token
+    alignment_heads: tuple[tuple[int, int], ...] = ()  # layers and heads of cross-attention that read what is said
     # Estimates, of which a CPU's memory is divided before anything is loaded.
     num_parameters: int = 0  # of the encoder
     token_values: int = 0  # that the encoder holds at its peak, for each token of an audio

@@ -7,6 +7,7 @@ import torch
 
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.cross_attention import CrossAttention
 
 
 class CausalLM(Protocol):
@@ -91,8 +92,8 @@ class AudioReader(Protocol):
 class CrossReader(AudioReader, Protocol):
     """A `CausalLM` whose tokens read an audio by cross-attention (`AttentionMetadata.audio`)."""
 
-    def write_audio(self, encoded: torch.Tensor, caches: Sequence[LayerCache], slot_mapping: torch.Tensor, /) -> None:
-        """Write what the cross-attention layers keep of an audio, encoded [N, width], to the slots [N] int64."""
+    def cross_layers(self, caches: Sequence[LayerCache], /) -> list[tuple[CrossAttention, LayerCache]]:
+        """Each layer of cross-attention, in order, and its cache."""
         ...
 
 

@@ -152,6 +152,9 @@ def from_dicts(
     audio_encoder: AudioEncoderOptions | None = None
     if audio_files and isinstance(model, AudioModelClass):
         audio_encoder = model.read_audio(fields, audio_files)
+    audios = audio_encoder.config() if audio_encoder else None
+    if audios and audios.alignment_heads:
+        pooling = replace(pooling, kinds={**pooling.kinds, PoolingTask.ALIGN: PoolingKind.ALL})
     return ModelConfig(
         architecture=architecture,
         is_encoder=is_encoder(architecture),
@@ -173,7 +176,7 @@ def from_dicts(
         pooling=pooling,
         images=None if encoder is None else encoder.config(),
         image_encoder=encoder,
-        audios=audio_encoder.config() if audio_encoder else None,
+        audios=audios,
         audio_encoder=audio_encoder,
     )
 

@@ -36,6 +36,7 @@ class WhisperEncoderOptions:
     inner_size: int
     num_heads: int
     num_positions: int  # tokens of the longest audio
+    alignment_heads: tuple[tuple[int, int], ...] = ()  # of a decoder that reads by cross-attention
 
     def config(self) -> AudioConfig:
         layer = self.hidden_size * (4 * self.hidden_size + 2 * self.inner_size)
@@ -43,6 +44,7 @@ class WhisperEncoderOptions:
         return AudioConfig(
             input=self.input,
             embedding_width=self.hidden_size,
+            alignment_heads=self.alignment_heads,
             num_parameters=self.depth * layer + convolutions + self.num_positions * self.hidden_size,
             token_values=4 * (2 * self.hidden_size + self.inner_size),
         )

@@ -119,8 +119,9 @@ class PoolingColumns(Columns):
         return bool(self._params)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        if request.pooling_params is not None:
-            self._params[slot] = request.pooling_params
+        params = request.pooling_params
+        if params is not None and params.task is not PoolingTask.ALIGN:  # which reads no hidden states
+            self._params[slot] = params
             self._tables.num_tokens[slot] += 1  # one more than the steps compute, so that none samples
 
     def remove(self, slot: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from proa.contract import PoolingTask
 from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import WAYS
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
@@ -17,7 +18,7 @@ from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDraf
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.observability.worker_spans import NoWorkerTracer, WorkerTracer
 from proa_engine.ranks.stage_links import NoLinks, StageLinks
-from proa_engine.step.audio import AudioColumns, AudioWriter
+from proa_engine.step.audio import AlignmentColumns, AudioColumns, AudioWriter
 from proa_engine.step.block_drafts import BlockDrafts
 from proa_engine.step.columns import Columns
 from proa_engine.step.decode_graphs import DecodeGraphs, GraphShape
@@ -185,7 +186,11 @@ def _make_batch(plan: RunnerPlan, loaded: LoadedModel, memory: CacheMemory, max_
             placement.device,
             placement.parallel,
         )
-        features.append(AudioColumns(tables, writer, plan.caches.cross_tokens))
+        audio = AudioColumns(tables, writer, plan.caches.cross_tokens)
+        features.append(audio)
+        if PoolingTask.ALIGN in model_config.pooling.kinds:
+            heads = model_config.audios.alignment_heads
+            features.append(AlignmentColumns(tables, audio.tables, model, memory.layers, heads, placement.parallel))
     if config.enable_prompt_embeds and model_config.stage.is_first:
         features.append(PromptEmbedsColumns(tables, model_config.hidden_size, placement.dtype))
     if config.drafter:

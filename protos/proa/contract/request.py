@@ -102,11 +102,12 @@ class PoolingTask(IntEnum):
     CLASSIFY = 3  # one value for each of the model's labels
     TOKEN_LOGPROBS = 4  # the log probabilities of `score_token_ids` as the token after the prompt
     TOKEN_CLASSIFY = 5  # the values of the labels at each token
+    ALIGN = 6  # how much each token reads of each token of the audio, by the heads for alignment
 
     @property
     def is_by_token(self) -> bool:
         """Whether there is a row of values for each token of the prompt."""
-        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY, PoolingTask.ALIGN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class PoolingParams:
     """Raises `ValueError` for fields that do not belong to the task."""
 
     task: PoolingTask
-    dimensions: int | None = None  # leading values of each embedding that are kept; None: all
+    dimensions: int | None = None  # leading values of each embedding or alignment that are kept; None: all
     # Embeddings get length 1, labels become probabilities. None: as the model's files say.
     use_activation: bool | None = None
     score_token_ids: tuple[int, ...] = ()
@@ -124,16 +125,17 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.task, PoolingTask):
             raise ValueError(f"task must be one of {', '.join(task.name for task in PoolingTask)}")
-        if self.dimensions is not None and self.task not in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED):
-            raise ValueError("dimensions is only for embeddings")
+        embeds = self.task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
+        if self.dimensions is not None and not embeds and self.task is not PoolingTask.ALIGN:
+            raise ValueError("dimensions is only for embeddings and alignments")
         if self.dimensions is not None and self.dimensions < 1:
             raise ValueError(f"dimensions must be at least 1, got {self.dimensions}")
         if bool(self.score_token_ids) != (self.task is PoolingTask.TOKEN_LOGPROBS):
             raise ValueError("score_token_ids must be set for the log probabilities of tokens, and for nothing else")
         if self.expansion_start == 0:
             raise ValueError("expansion_start must be at least 1: a token must have one to attend to")
-        if self.use_activation is not None and self.task is PoolingTask.TOKEN_LOGPROBS:
-            raise ValueError("use_activation does not apply to log probabilities")
+        if self.use_activation is not None and self.task in (PoolingTask.TOKEN_LOGPROBS, PoolingTask.ALIGN):
+            raise ValueError("use_activation does not apply to log probabilities and alignments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,6 +270,16 @@ def test_rejects_invalid_audios(request_: EngineCoreRequest, message: str) -> No
         check_request(request_, AUDIO_LIMITS)
 
 
+def test_an_alignment_has_at_most_the_values_of_the_longest_audio() -> None:
+    limits = replace(AUDIO_LIMITS, pooling_tasks=frozenset({PoolingTask.ALIGN}))
+    assert limits.audios is not None
+    most = limits.audios.max_tokens
+    longest, longer = (PoolingParams(task=PoolingTask.ALIGN, dimensions=number) for number in (most, most + 1))
+    check_request(replace(make_pooled(prompt=[1]), pooling_params=longest), limits)
+    with pytest.raises(ValueError, match=f"dimensions must be at most {most}"):
+        check_request(replace(make_pooled(prompt=[1]), pooling_params=longer), limits)
+
+
 def test_a_model_with_cross_attention_reads_exactly_one_audio_without_tokens_in_the_prompt() -> None:
     input = AudioInput(sampling_rate=100, hop=2, pad_to=40, max_samples=40, cross_attention=True)
     limits = replace(AUDIO_LIMITS, audios=input, max_audio_tokens=0)

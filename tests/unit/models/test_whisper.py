@@ -82,6 +82,7 @@ def test_an_older_generation_config_leaves_fields_unset(folder: Path, tmp_path: 
         ("preprocessor_config.json", {"feature_size": 128}, "feature_size 128 is not supported; supported: 80"),
         ("preprocessor_config.json", {"chunk_length": 2}, "max_source_positions 50 is not supported; supported: 100"),
         ("config.json", {"activation_function": "relu"}, "activation_function relu is not supported; supported: gelu"),
+        ("generation_config.json", {"alignment_heads": [[2, 4]]}, "head 4 of layer 2; 3 layers have 4"),
         ("config.json", {"encoder_layers": None}, "config.json lacks the field 'encoder_layers'"),
     ],
 )

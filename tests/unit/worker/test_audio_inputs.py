@@ -31,7 +31,7 @@ CONFIG = AudioConfig(input=AudioInput(sampling_rate=1, hop=1, pad_to=1, max_samp
 
 @dataclass
 class FakeReader:
-    """Its encoder repeats each sample; keeps what is written, by slot."""
+    """Its encoder repeats each sample. It is its only layer too, and keeps what is written, by slot."""
 
     num_encoded: int = 0
     written: dict[int, list[float]] = field(default_factory=dict)
@@ -40,7 +40,10 @@ class FakeReader:
         self.num_encoded += 1
         return samples[:, None].expand(-1, WIDTH)
 
-    def write_audio(self, encoded: Tensor, caches: Sequence[Any], slot_mapping: Tensor) -> None:
+    def cross_layers(self, caches: Sequence[Any]) -> "list[tuple[FakeReader, None]]":
+        return [(self, None)]
+
+    def write(self, encoded: Tensor, cache: None, slot_mapping: Tensor) -> None:
         self.written |= dict(zip(slot_mapping.tolist(), encoded.tolist(), strict=True))
 
 

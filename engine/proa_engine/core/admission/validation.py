@@ -142,8 +142,10 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
     if request.resumed_token_ids:
         raise ValueError("a pooled request cannot have resumed_token_ids")
     _check_vocabulary("score_token_ids", params.score_token_ids, limits)
-    if params.dimensions is not None and params.dimensions > limits.embedding_size:
-        raise ValueError(f"dimensions must be at most {limits.embedding_size}, got {params.dimensions}")
+    aligned = limits.audios if params.task is PoolingTask.ALIGN else None
+    most = aligned.max_tokens if aligned else limits.embedding_size
+    if params.dimensions is not None and params.dimensions > most:
+        raise ValueError(f"dimensions must be at most {most}, got {params.dimensions}")
 
 
 def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:

@@ -11,7 +11,7 @@ from proa.contract import AudioInput, WhisperPrompts
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, CrossLayer, KeyValueLayer, LayerCache
-from proa_engine.layers.cross_attention import CrossAttentionOptions
+from proa_engine.layers.cross_attention import CrossAttention, CrossAttentionOptions
 from proa_engine.layers.mlp import UngatedMLPOptions
 from proa_engine.layers.norm import LayerNormOptions
 from proa_engine.layers.parallel import LayerContext, ParallelContext
@@ -145,6 +145,7 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
             inner_size=fields["encoder_ffn_dim"],
             num_heads=fields["encoder_attention_heads"],
             num_positions=fields["max_source_positions"],
+            alignment_heads=_alignment_heads(fields, files.generation.get("alignment_heads")),
         )
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
@@ -161,10 +162,22 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
         x, step = super().begin(inputs, positions, metadata)
         return x + self.positions.index_select(0, positions), step
 
-    def write_audio(self, encoded: torch.Tensor, caches: Sequence[LayerCache], slot_mapping: torch.Tensor) -> None:
+    def cross_layers(self, caches: Sequence[LayerCache]) -> list[tuple[CrossAttention, LayerCache]]:
+        found = []
         for layer, own in zip(self.layers, self.own_caches, strict=True):
             assert isinstance(layer, WhisperLayer)
-            layer.cross.write(encoded, caches[own][1], slot_mapping)
+            found.append((layer.cross, caches[own][1]))
+        return found
+
+
+def _alignment_heads(fields: read.Fields, listed: Sequence[Sequence[int]] | None) -> tuple[tuple[int, int], ...]:
+    """The heads of generation_config.json."""
+    heads = tuple((layer, head) for layer, head in listed or ())
+    num_layers, num_heads = fields["num_hidden_layers"], fields["num_attention_heads"]
+    for layer, head in heads:
+        if not 0 <= layer < num_layers or not 0 <= head < num_heads:
+            raise ValueError(f"alignment_heads has head {head} of layer {layer}; {num_layers} layers have {num_heads}")
+    return heads
 
 
 def _prompts(fields: read.Fields, generation: Mapping[str, Any]) -> WhisperPrompts:

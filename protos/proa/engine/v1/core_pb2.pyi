@@ -15,6 +15,7 @@ class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_TASK_CLASSIFY: _ClassVar[PoolingTask]
     POOLING_TASK_TOKEN_LOGPROBS: _ClassVar[PoolingTask]
     POOLING_TASK_TOKEN_CLASSIFY: _ClassVar[PoolingTask]
+    POOLING_TASK_ALIGN: _ClassVar[PoolingTask]
 
 class EmbeddingType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ POOLING_TASK_TOKEN_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
 POOLING_TASK_TOKEN_LOGPROBS: PoolingTask
 POOLING_TASK_TOKEN_CLASSIFY: PoolingTask
+POOLING_TASK_ALIGN: PoolingTask
 EMBEDDING_TYPE_UNSPECIFIED: EmbeddingType
 EMBEDDING_TYPE_FLOAT32: EmbeddingType
 EMBEDDING_TYPE_FLOAT16: EmbeddingType
