@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -416,9 +417,8 @@ async def test_subtitles_are_plain_text_in_their_formats(engine: FakeEngine, gat
     assert streamed.status_code == 400
 
 
-async def test_granularities_of_timestamps_are_for_verbose_json_and_segments(
-    engine: FakeEngine, gateway: RunningGateway
-) -> None:
+async def test_granularities_of_timestamps_are_for_verbose_json(engine: FakeEngine, gateway: RunningGateway) -> None:
+    """Words only of a model that has what their times need."""
     segments: dict[str, Any] = {"timestamp_granularities[]": "segment"}
     for name in ("json", "text", "srt"):
         refused = await post(gateway, response_format=name, **segments)
@@ -427,9 +427,45 @@ async def test_granularities_of_timestamps_are_for_verbose_json_and_segments(
     assert (await post(gateway, **segments)).status_code == 400
     words = await post(gateway, response_format="verbose_json", timestamp_granularities="word")
     assert words.status_code == 400
+    assert words.json()["error"]["message"] == "The model 'fake' names no alignment heads, which times of words need."
     assert not engine.requests
     accepted = await post(gateway, response_format="verbose_json", timestamp_granularities="segment")
     assert accepted.status_code == 200
+
+
+async def test_words_have_times_of_the_whole_audio() -> None:
+    def read(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
+        """The second token of the text is said 0.8 s after the first one, the others each 0.02 s after the last."""
+        places = [max(0, row - 4) for row in range(len(prompt_ids(request)))]  # the prompt has 4 tokens before the text
+        columns = [place + 40 if place > 1 else place for place in places]
+        num_columns = request.pooling_params.dimensions
+        return [[1.0 if each == column else -1.0 for each in range(num_columns)] for column in columns]
+
+    aligner = whisper_engine(pooling_tasks=[core_pb2.POOLING_TASK_ALIGN], pool=read)
+    async with aligner as engine, running_gateway(engine) as gateway:
+        engine.script = lambda request: Reply([ids()["<|de|>"]] if request.sampling_params.max_tokens == 1 else SAID)
+        response = await gateway.openai.audio.transcriptions.create(
+            model="fake",
+            file=encode(levels(1, 2), RATE),
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+        only = await post(gateway, response_format="verbose_json", timestamp_granularities="word")
+    assert response.words is not None
+    assert response.segments is not None
+    assert [each.word for each in response.words] == ["One", "two", "-", "-", ">", "2.", "three"] * 2
+    times = [0.0, 0.04, 0.86, 0.9, 0.92, 0.94, 1.0, 1.02]
+    expected = [pair for start in (0, 1.75) for pair in pairwise(start + each for each in times)]
+    assert [(each.start, each.end) for each in response.words] == [pytest.approx(pair) for pair in expected]
+    assert len(response.segments) == 6
+    aligned = [each for each in engine.requests if each.HasField("pooling_params")]
+    prompt = ["<|startoftranscript|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert all(names(prompt_ids(each))[:4] == prompt for each in aligned)
+    assert len({each.audios[0].hash for each in aligned}) == 3
+    body = only.json()
+    assert "segments" not in body
+    assert [each["word"] for each in body["words"]] == ["One", "two", "-", "-", ">", "2.", "three"]
+    assert body["words"][0] == {"word": "One", "start": 0.0, "end": 0.04}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ TASKS: dict[PoolingTask, str] = {
     PoolingTask.CLASSIFY: "classes",
     PoolingTask.TOKEN_CLASSIFY: "classes of tokens",
     PoolingTask.TOKEN_LOGPROBS: "log probabilities of tokens",
+    PoolingTask.ALIGN: "alignments with audio",
 }
 """What the tasks are called in errors."""
 

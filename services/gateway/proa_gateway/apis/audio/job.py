@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from opentelemetry.util.types import AttributeValue
 
-from proa.contract import RepetitionDetectionParams, SamplingParams, TimestampRules, TokenLogprobs, WhisperPrompts
+from proa.contract import (
+    PoolingTask,
+    RepetitionDetectionParams,
+    SamplingParams,
+    TimestampRules,
+    TokenLogprobs,
+    WhisperPrompts,
+)
 from proa_gateway.apis.audio.protocol import REFUSED_IN_AUDIO, TranscriptionRequest
 from proa_gateway.apis.audio.render import TranscriptRenderer, TranscriptUsage, plain_text, srt, verbose_json, vtt
 from proa_gateway.apis.audio.transcription import Transcription
@@ -60,6 +67,9 @@ class TranscriptionCall(ApiCall):
         if audios.whisper is None:
             raise UnsupportedTask(f"The model {model.name!r} transcribes in chats only.", param="model")
         request = self.fields
+        if request.wants_words and PoolingTask.ALIGN not in model.info.pooling_tasks:
+            message = f"The model {model.name!r} names no alignment heads, which times of words need."
+            raise UnsupportedTask(message, param="timestamp_granularities")
         whisper = await whisper_request(model, audios.whisper, self.task, request.language, request.prompt or "")
         rules = None
         if request.has_timestamps:
@@ -120,7 +130,15 @@ class TranscriptionJob(Job):
 
     async def run(self, running: Running, writer: ResponseWriter) -> None:
         model = running.prepared.model
-        transcription = Transcription(self.file, self.loader, self.whisper, self.attempts, running, self.usage)
+        transcription = Transcription(
+            self.file,
+            self.loader,
+            self.whisper,
+            self.attempts,
+            running,
+            self.usage,
+            wants_words=self.request.wants_words,
+        )
         renderer = TranscriptRenderer(model.tokenizer.vocabulary, self.request.wants_logprobs)
         if self.request.stream:
             await _stream(transcription, renderer, writer, running.config.sse_keep_alive_interval)
@@ -146,7 +164,17 @@ class TranscriptionJob(Job):
             case "vtt":
                 return vtt(segments)
         language = ENGLISH if self.whisper.task == "translate" else transcription.language
-        return verbose_json(segments, text, self.usage, task=self.whisper.task, language=language)
+        request = self.request
+        has_segments = not request.wants_words or "segment" in request.timestamp_granularities
+        words = [each for window in transcription.windows for each in window.words]
+        return verbose_json(
+            text,
+            self.usage,
+            task=self.whisper.task,
+            language=language,
+            segments=segments if has_segments else None,
+            words=words if request.wants_words else None,
+        )
 
 
 async def _stream(

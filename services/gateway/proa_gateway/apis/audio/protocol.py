@@ -32,7 +32,9 @@ class TranscriptionRequest(RequestFields):
     language: Name | None = Field(None, description="Of the audio, such as `en`. Default: found by the model.")
     prompt: Text | None = Field(None, description="Text as if it had been said before the audio.")
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
-    timestamp_granularities: list[Literal["segment"]] = Field(default_factory=list)
+    timestamp_granularities: list[Literal["segment", "word"]] = Field(
+        default_factory=list, description="Of `verbose_json`. Default: `segment`."
+    )
     stream: bool | None = None
     include: list[Literal["logprobs"]] = Field(default_factory=list)
     chunking_strategy: Literal["auto"] | None = Field(None, description="Long audio is always cut at quiet places.")
@@ -59,6 +61,10 @@ class TranscriptionRequest(RequestFields):
     @property
     def wants_logprobs(self) -> bool:
         return "logprobs" in self.include
+
+    @property
+    def wants_words(self) -> bool:
+        return "word" in self.timestamp_granularities
 
     @property
     def has_timestamps(self) -> bool:
@@ -102,6 +108,12 @@ class TranscriptionSegment(BaseModel):
     no_speech_prob: float
 
 
+class TranscriptionWord(BaseModel):
+    word: str  # with the punctuation at it
+    start: float  # seconds
+    end: float
+
+
 class VerboseTranscription(BaseModel):
     """With the `response_format` `verbose_json`."""
 
@@ -109,7 +121,8 @@ class VerboseTranscription(BaseModel):
     language: str  # its English name
     duration: float  # seconds
     text: str
-    segments: list[TranscriptionSegment]
+    segments: list[TranscriptionSegment] | None = None  # absent if only words are asked for
+    words: list[TranscriptionWord] | None = None
     usage: DurationUsage
 
 

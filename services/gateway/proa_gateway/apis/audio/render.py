@@ -11,6 +11,7 @@ from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.apis.audio.languages import LANGUAGES
 from proa_gateway.apis.audio.windows import Segment
+from proa_gateway.apis.audio.words import Word
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import Content
 from proa_gateway.serving.logprobs import finite, token_names
@@ -119,15 +120,28 @@ class TranscriptUsage:
 
 
 def verbose_json(
-    segments: Sequence[Segment], text: str, usage: TranscriptUsage, *, task: str, language: str
+    text: str,
+    usage: TranscriptUsage,
+    *,
+    task: str,
+    language: str,
+    segments: Sequence[Segment] | None,
+    words: Sequence[Word] | None,
 ) -> Content:
-    """`language`: its code."""
+    """`language`: its code. `segments` or `words` None: they were not asked for."""
+    parts = dict[str, list[dict[str, Any]]]()
+    if segments is not None:
+        parts["segments"] = [_segment(index, each) for index, each in enumerate(segments)]
+    if words is not None:
+        parts["words"] = [
+            {"word": each.text, "start": round(each.start, 3), "end": round(each.end, 3)} for each in words
+        ]
     fields = {
         "task": task,
         "language": LANGUAGES.get(language, language),
         "duration": usage.seconds,
         "text": text,
-        "segments": [_segment(index, each) for index, each in enumerate(segments)],
+        **parts,
         "usage": usage.duration(),
     }
     return Content(orjson.dumps(fields))

@@ -9,18 +9,29 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
-from proa.contract import Audio, EngineCoreOutput, SamplingParams, TokenLogprobs, hash_audio
+from proa.contract import (
+    Audio,
+    EngineCoreOutput,
+    PoolingParams,
+    PoolingTask,
+    SamplingParams,
+    TokenLogprobs,
+    hash_audio,
+)
 from proa.contract.audio import SAMPLE_BYTES
 from proa.text import TextStream
 from proa_gateway.apis.audio.languages import WITHOUT_SPACES
 from proa_gateway.apis.audio.render import JoinedText, TranscriptUsage
 from proa_gateway.apis.audio.whisper import WhisperRequest
 from proa_gateway.apis.audio.windows import Attempt, WindowText
+from proa_gateway.apis.audio.words import Word, timed_words
 from proa_gateway.audio.loader import AudioFile, AudioLoader, WindowOutcome
 from proa_gateway.audio.memory import HeldSamples
 from proa_gateway.engines.generation import Generation
 from proa_gateway.errors import GatewayError
+from proa_gateway.output.pooled import PooledOutput, PooledValues
 from proa_gateway.output.text import EngineSequence, OutputProcessor
+from proa_gateway.pooling.values import matrix
 from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.job import Running
 
@@ -29,6 +40,7 @@ UNFINISHED_WINDOWS: Final = 8
 # Those of OpenAI's Whisper: a text is tried again at a higher temperature, or there is no speech.
 MIN_LOGPROB: Final = -1.0
 MAX_NO_SPEECH: Final = 0.6
+_NO_SAMPLING: Final = SamplingParams()
 
 
 class _Ending:
@@ -78,14 +90,17 @@ class Transcription:
         attempts: Sequence[SamplingParams],
         running: Running,
         usage: TranscriptUsage,
+        *,
+        wants_words: bool,
     ) -> None:
         """`attempts`: parameters of the requests for a window, of which the next one is used if its text is not
-        likely. With one attempt only, text can be taken while it comes."""
+        likely. With one attempt only, text can be taken while it comes. `wants_words`: with times."""
         self._file = file
         self._loader = loader
         self._whisper = whisper
         self._attempts = attempts
         self._running = running
+        self._wants_words = wants_words
         self._unread: list[WindowText] = []  # in order, those that were not taken completely
         self._slots = asyncio.Semaphore(UNFINISHED_WINDOWS)
         self._changed = asyncio.Event()
@@ -183,6 +198,8 @@ class Transcription:
         rest = audio
         while True:
             await self._read(rest, text)
+            if self._wants_words:
+                text.words = await self._words(rest, text)
             time = text.unread_from(self._whisper.times) if self._whisper.times else None
             if time is None:
                 break
@@ -212,6 +229,31 @@ class Transcription:
             if params is not self._attempts[-1]:
                 self._loader.metrics.observe_window("retried")
         text.restore(max(unlikely, key=lambda attempt: (not attempt.repeats, attempt.scores.avg_logprob)))
+
+    async def _words(self, audio: Audio, text: WindowText) -> list[Word]:
+        """The words of a window's text, by a request for what its tokens read of the audio."""
+        model, whisper = self._running.prepared.model, self._whisper
+        vocabulary, audios = model.tokenizer.vocabulary, model.info.audios
+        assert audios is not None
+        assert whisper.times is not None, "words come with segments"
+        begin_id = whisper.times.begin_id
+        said = [each for each in text.token_ids if each < begin_id and not vocabulary.is_skipped(each, True)]
+        if not said:
+            return []
+        prompt = Prompt(whisper.alignment_prompt(said), audios=(audio,))
+        num_tokens = max(1, audio.num_samples * audios.max_tokens // audios.max_samples)  # that are not padding
+        ending = _Ending(self._running.generation)
+        output = PooledOutput(ending)
+        params = PoolingParams(task=PoolingTask.ALIGN, dimensions=num_tokens)
+        await self._send(output, ending, prompt, _NO_SAMPLING, params)
+        return await asyncio.to_thread(
+            timed_words,
+            [vocabulary.token_bytes(each) for each in said],
+            matrix(PooledValues(output.values, output.num_rows))[-len(said) - 1 :],
+            whisper.times.seconds,
+            text.start,
+            has_spaces=whisper.language not in WITHOUT_SPACES,
+        )
 
     def _end(self, text: WindowText, outcome: WindowOutcome) -> None:
         self._loader.metrics.observe_window(outcome)
@@ -244,10 +286,19 @@ class Transcription:
         text.token_ids = [token_id for token_id in sequence.received if token_id not in eos]
         self.usage.output_tokens += sequence.num_tokens
 
-    async def _send(self, sequence: OutputProcessor, ending: _Ending, prompt: Prompt, params: SamplingParams) -> None:
+    async def _send(
+        self,
+        sequence: EngineSequence,
+        ending: _Ending,
+        prompt: Prompt,
+        params: SamplingParams,
+        pooling: PoolingParams | None = None,
+    ) -> None:
         """Send a request, and wait for the end of its output."""
         generation, hints = self._running.generation, self._running.prepared.hints[0]
-        request = self._running.engine_request(self._num_requests, prompt, sampling_params=params)
+        request = self._running.engine_request(
+            self._num_requests, prompt, sampling_params=params, pooling_params=pooling
+        )
         self._num_requests += 1
         generation.add(sequence, request, hints)
         generation.start()

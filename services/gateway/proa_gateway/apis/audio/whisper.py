@@ -50,6 +50,10 @@ class WhisperRequest:
         first = self.prompts.timestamp_begin_id
         return frozenset(range(vocab_size if first is None else first, vocab_size))
 
+    def alignment_prompt(self, text: Sequence[int]) -> list[int]:
+        """The prompt of a window's text, given as tokens, and nothing before it."""
+        return [*replace(self, before=(), times=None).prompt(), *text]
+
     def probe_prompt(self) -> list[int]:
         """The prompt whose next token is the audio's language."""
         return [self.prompts.decoder_start_token_id]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proa.contract import TokenLogprobs
+from proa_gateway.apis.audio.words import Word
 from proa_gateway.output.text import Delta, FinishName
 
 MAX_COMPRESSION: Final = 2.4  # of text, as in OpenAI's Whisper
@@ -76,6 +77,7 @@ class WindowText:
         self.finish_reason: FinishName | None = None
         self.scores = Scores(0.0, 0.0, 0.0, 0.0)  # once it has ended
         self.token_ids: Sequence[int] = ()  # once it has ended
+        self.words: Sequence[Word] = ()  # once it has ended, if they are asked for
         self.has_ended = False
 
     def text(self, text: str) -> None:
