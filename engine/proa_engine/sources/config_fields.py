@@ -19,12 +19,15 @@ _SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "kv_channels",
+    "ffn_hidden_size",
     "max_position_embeddings",
 )
 # Models without such a part may say that it has a size of 0: of experts, or beside them.
 _SIZES_OF_PARTS = (
     "intermediate_size",
     "moe_intermediate_size",
+    "multi_query_group_num",
     "n_routed_experts",
     "n_shared_experts",
     "num_experts",
@@ -46,10 +49,11 @@ _ABOVE_ZERO = (
     "query_pre_attn_scalar",
     "residual_multiplier",
     "rope_local_base_freq",
+    "rope_ratio",
     "rope_theta",
     "routed_scaling_factor",
 )
-_NOT_NEGATIVE = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rms_norm_eps")
+_NOT_NEGATIVE = ("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "rms_norm_eps")
 # Of `rope_parameters` and `rope_scaling`, or of each layer type in them.
 _ROPE = (
     "attention_factor",

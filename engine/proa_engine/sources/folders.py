@@ -46,14 +46,17 @@ _OTHER_WEIGHTS = {
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The fields of config.json with the user's `overrides`. Those that all architectures share have the right
-    types. Fields in `thinker_config`, where Qwen's own library has those of Qwen3-ASR, stand beside the others."""
+    """The fields of config.json with the user's `overrides`. Those that all architectures share have the right types;
+    those of older models stand there by their present names too. Fields in `thinker_config`, where Qwen's own library
+    has those of Qwen3-ASR, stand beside the others."""
     config = read_json(folder / "config.json")
     if config is None:
         raise ValueError(f"{folder} is not a model folder: {_why_no_config(folder)}")
     if not config.get("quantization_config"):
         config |= _other_quantization(folder, config)
     config = _overridden(config, overrides or {})
+    known = {name: config[older] for name, older in _OLDER_NAMES.items() if older in config}
+    config |= {name: value for name, value in known.items() if config.get(name) is None}
     if isinstance(thinker := config.pop("thinker_config", {}), dict):
         config = thinker | config
     for fields in (config, config.get("text_config")):
@@ -71,7 +74,7 @@ def _other_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, An
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the text model, which are in `text_config` if the model has other inputs too. Those of a decoder
-    that follows an encoder, and those of older models, get the names that the others have.
+    that follows an encoder get the names that decoders alone have.
 
     `transformers` 5 saves Nemotron-H's list of layers without their number, which is added.
     """
@@ -79,7 +82,6 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("is_encoder_decoder"):
         text = {name: config[stored] for name, stored in _OF_DECODER.items() if stored in config} | text
     fields = {**config, **{name: value for name, value in text.items() if value is not None}}
-    fields = {name: fields[older] for name, older in _OLDER_NAMES.items() if older in fields} | fields
     if isinstance(types := fields.get("layers_block_type"), list):
         fields["num_hidden_layers"] = len(types)
     return fields

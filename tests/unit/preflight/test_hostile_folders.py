@@ -121,6 +121,10 @@ def test_a_file_is_read_no_further_than_its_limit(name: str, folder: Path) -> No
         ),
         ({"hidden_size": [64]}, "hidden_size in config.json must be a whole number above zero, got [64]"),
         ({"num_key_value_heads": [-1]}, "num_key_value_heads in config.json must be a whole number above zero, got -1"),
+        (
+            {"num_hidden_layers": None, "num_layers": 10**9},
+            "num_hidden_layers in config.json is 1000000000; supported: at most 10000",
+        ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers in config.json is 1000000000; supported: at most 10000"),
         ({"sliding_window": -5}, "sliding_window in config.json must be a whole number of at least zero, got -5"),
         ({"x": {"__float__": None}}, "config.json is not valid JSON: could not convert string to float"),
