@@ -78,8 +78,8 @@ class CrossQueries:
 
     def keep(self, queries: torch.Tensor) -> None:
         """Take queries [T, heads, head_dim] of the next layer."""
-        if (heads := self.heads.get(self._number)) is not None:
-            self.kept[self._number] = queries.index_select(1, heads)
+        if self._number in self.heads:
+            self.kept[self._number] = queries.index_select(1, self.heads[self._number])
         self._number += 1
 
 

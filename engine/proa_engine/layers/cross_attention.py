@@ -58,7 +58,7 @@ class CrossAttention:
         assert rows, "every request reads an audio"
         keys, values = cache.tensors
         query = self.query(x).unflatten(1, (-1, head_dim))
-        if (queries := step.metadata.cross_queries) is not None:
+        if queries := step.metadata.cross_queries:
             queries.keep(query)
         out = paged_attention(
             query,

@@ -229,7 +229,7 @@ class AlignmentColumns(Columns):
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         params = request.pooling_params
-        if params is not None and params.task is PoolingTask.ALIGN:
+        if params and params.task is PoolingTask.ALIGN:
             num_tokens = request.audio.num_tokens
             self._requests[slot] = num_tokens, params.dimensions or num_tokens
             self._tables.num_tokens[slot] += 1  # as of all pooled requests, so that none samples

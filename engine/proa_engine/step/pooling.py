@@ -120,7 +120,7 @@ class PoolingColumns(Columns):
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         params = request.pooling_params
-        if params is not None and params.task is not PoolingTask.ALIGN:  # which reads no hidden states
+        if params and params.task is not PoolingTask.ALIGN:  # which reads no hidden states
             self._params[slot] = params
             self._tables.num_tokens[slot] += 1  # one more than the steps compute, so that none samples
 
