@@ -259,7 +259,10 @@ def _forms(render: Render, messages: Callable[[Content], Sequence[Message]]) -> 
     parts = all(_is_plain(word, written) for word in _PARTS)
     if text or parts:
         return ContentForms(text, parts)
-    return ONE_PART if _is_plain(_PARTS[0], rendered(text_part(_PARTS[0]))) else TEXT
+    if _is_plain(_PARTS[0], rendered(text_part(_PARTS[0]))):
+        return ONE_PART
+    # Qwen3-ASR's leaves out all texts of the user and writes the audios.
+    return TEXT if rendered([{"type": "audio", "audio": ""}]) in ("", rendered(_PARTS[0])) else PARTS
 
 
 def _is_plain(word: str, text: str) -> bool:

@@ -82,7 +82,7 @@ def make_qwen3_asr(folder: Path, seed: int = 4) -> Path:
         },
         text_config={
             "model_type": "qwen3",
-            "vocab_size": VOCAB_SIZE + 1,
+            "vocab_size": VOCAB_SIZE + 2,
             "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": 3,
@@ -103,7 +103,7 @@ def make_qwen3_asr(folder: Path, seed: int = 4) -> Path:
     torch.manual_seed(seed)
     Qwen3ASRForConditionalGeneration(config).save_pretrained(folder)
     Qwen3ASRFeatureExtractor(feature_size=80).save_pretrained(folder)
-    return _with_tokenizer(folder, "<|audio_pad|>")
+    return _with_tokenizer(folder, "<|audio_pad|>", "<asr_text>")
 
 
 def as_released(folder: Path, copy: Path) -> Path:
@@ -133,10 +133,11 @@ def as_released(folder: Path, copy: Path) -> Path:
     return copy
 
 
-def _with_tokenizer(folder: Path, audio_token: str) -> Path:
+def _with_tokenizer(folder: Path, audio_token: str, *others: str) -> Path:
     write_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([audio_token])
+    tokenizer.add_tokens(list(others))
     tokenizer.save(str(folder / "tokenizer.json"))
     fields = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": None}))

@@ -1,6 +1,6 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
-from proa.contract.audio import Audio, AudioInput, AudioLayer, TimestampRules, WhisperPrompts, hash_audio
+from proa.contract.audio import AsrPrompts, Audio, AudioInput, AudioLayer, TimestampRules, WhisperPrompts, hash_audio
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import (
     EngineCoreOutput,
@@ -41,6 +41,7 @@ from proa.contract.session import (
 )
 
 __all__ = [
+    "AsrPrompts",
     "Audio",
     "AudioInput",
     "AudioLayer",

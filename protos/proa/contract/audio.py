@@ -56,8 +56,8 @@ class WhisperPrompts:
     """What prompts and outputs of a Whisper model consist of: token ids, and two limits."""
 
     decoder_start_token_id: int
-    languages: Mapping[str, int] = field(default_factory=dict)  # by codes such as "en"
-    tasks: Mapping[str, int] = field(default_factory=dict)  # "transcribe" and "translate"
+    languages: Mapping[str, int] = field(default_factory=dict, hash=False)  # by codes such as "en"
+    tasks: Mapping[str, int] = field(default_factory=dict, hash=False)  # "transcribe" and "translate"
     no_timestamps_token_id: int | None = None  # None: it writes no timestamps
     timestamp_begin_id: int | None = None  # of 0.00 seconds
     prev_sot_token_id: int | None = None  # before text that precedes the audio; None: prompts have none
@@ -67,6 +67,16 @@ class WhisperPrompts:
     max_initial_timestamp_index: int | None = None  # of the first timestamp, counted from `timestamp_begin_id`
     max_target_positions: int  # tokens of prompt and output together
     is_multilingual: bool = False  # prompts have a language and a task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsrPrompts:
+    """How transcriptions by a model with a chat template begin: `language English<asr_text>`, at the end of the prompt
+    if the language is known, otherwise in the output."""
+
+    marker_id: int  # the token of `<asr_text>`, behind which the text begins
+    marker: str  # its text
+    languages: Mapping[str, str] = field(hash=False)  # names by codes such as "en"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,7 @@ class AudioInput:
     prefix: str = ""
     suffix: str = ""
     whisper: WhisperPrompts | None = None  # None: it is another model
+    asr: AsrPrompts | None = None  # None: it transcribes in another way, or not
 
     @property
     def max_tokens(self) -> int:

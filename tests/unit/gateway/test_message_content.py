@@ -50,6 +50,12 @@ USER_ONLY = (
     "{% for part in message.content %}{{ part.text }}{% endfor %}\n"
     "{% else %}<{{ message.role }}>{{ message.content + '\n' }}{% endif %}{% endfor %}" + _END
 )
+# Qwen3-ASR: the texts of the system's messages and the audios of all others
+AUDIOS = (
+    "{% for m in messages if m.role == 'system' %}<system>{{ m.content }}{% endfor %}"
+    "{% for m in messages if m.content is not string %}{% for c in m.content if c.type == 'audio' %}<audio>{% endfor %}"
+    "{% endfor %}" + _END
+)
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + LOOP
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}
 PART_LIST = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", "note": "x"}]
@@ -85,6 +91,13 @@ def test_forms_are_those_that_the_template_reads(source: str, users: ContentForm
     forms = ChatTemplate(source).content_forms
     assert (forms["user"], forms["assistant"], forms["tool"]) == (users, assistants, assistants)
     assert forms["system"] == (TEXT if source is NO_SYSTEM else assistants)
+
+
+def test_audios_are_parts_for_a_template_that_leaves_out_the_users_texts() -> None:
+    forms = ChatTemplate(AUDIOS).content_forms
+    assert (forms["user"], forms["system"]) == (PARTS, TEXT)
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    assert render(AUDIOS, user([audio, *PART_LIST])) == "<audio><assistant>"
 
 
 @pytest.mark.parametrize("source", [LOOP, MACRO, PARTS_ONLY, USER_ONLY])

@@ -1,5 +1,6 @@
 """Qwen3-ASR's checkpoints as Qwen published them, and as `transformers` saves them, are the same model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,15 @@ def test_a_published_checkpoint_has_the_weights_of_the_one_of_transformers(folde
 
 
 def test_a_published_configuration_is_read_as_the_one_of_transformers(folder: Path) -> None:
-    config = read_config.from_folder(folder)
-    assert config.audios == read_config.from_folder(folder.parent / "transformers").audios
+    config, other = read_config.from_folder(folder), read_config.from_folder(folder.parent / "transformers")
     assert config.audios is not None
+    assert other.audios is not None
+    asr, other_asr = config.audios.input.asr, other.audios.input.asr
+    assert asr is not None
+    assert other_asr is not None
+    assert (asr.marker, asr.languages) == ("<asr_text>", {"zh": "Chinese", "en": "English"})  # those that the file has
+    assert len(other_asr.languages) == 30
+    assert other.audios == replace(config.audios, input=replace(config.audios.input, asr=other_asr))
     assert config.audios.input.token_id == AUDIO_TOKEN
     assert config.eos_token_ids == (EOS_TOKEN_ID,)
     assert config.torch_dtype == torch.float32

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proa.contract import (
+    AsrPrompts,
     Audio,
     AudioInput,
     AudioLayer,
@@ -131,6 +132,7 @@ WHISPER = WhisperPrompts(
     max_target_positions=448,
     is_multilingual=True,
 )
+ASR = AsrPrompts(marker_id=9, marker="<asr>", languages={"en": "English"})
 AUDIO_INPUT = AudioInput(
     sampling_rate=16000,
     hop=160,
@@ -146,6 +148,7 @@ AUDIO_INPUT = AudioInput(
     prefix="<",
     suffix=">",
     whisper=WHISPER,
+    asr=ASR,
 )
 TIMESTAMPS = TimestampRules(begin_id=50262, no_timestamps_id=50261, end_id=50256, max_initial_index=50)
 TRANSCRIPTION = SamplingParams(begin_suppress_token_ids=(220, 50256), timestamps=TIMESTAMPS)
@@ -256,6 +259,7 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (AUDIO_INPUT, service_pb2.AudioInput),
     (AUDIO_INPUT.layers[0], service_pb2.AudioLayer),
     (WHISPER, service_pb2.WhisperPrompts),
+    (ASR, service_pb2.AsrPrompts),
     (TIMESTAMPS, core_pb2.TimestampRules),
     (TRANSCRIPTION, core_pb2.SamplingParams),
     (Draining(), service_pb2.Draining),

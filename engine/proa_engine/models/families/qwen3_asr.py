@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from proa.contract import AudioInput, AudioLayer
+from proa.contract import AsrPrompts, AudioInput, AudioLayer
 from proa_engine.layers.norm import LayerNorm
 from proa_engine.layers.vision import Dense
 from proa_engine.layers.weights import Weights
@@ -30,8 +30,15 @@ NUM_CONVOLUTIONS = 3
 MAX_SECONDS = 300  # of an audio. Qwen's own library reads 1,200; starts would take long to encode them once
 CHUNKS_AT_ONCE = 32  # in the convolutions, whose results are larger than all others
 _MAX_TIMESCALE = 10_000  # of the positions' slowest wave
-_TOKEN = "<|audio_pad|>"
+_TOKEN, _MARKER = "<|audio_pad|>", "<asr_text>"
 _MIN_SAMPLES = 8000  # where the feature extractor's file has none
+
+# Names that the model was trained with, by the codes that transformers takes for them.
+_LANGUAGES = """
+ar:Arabic yue:Cantonese zh:Chinese cs:Czech da:Danish nl:Dutch en:English fil:Filipino fi:Finnish fr:French de:German
+el:Greek hi:Hindi hu:Hungarian id:Indonesian it:Italian ja:Japanese ko:Korean mk:Macedonian ms:Malay fa:Persian
+pl:Polish pt:Portuguese ro:Romanian ru:Russian es:Spanish sv:Swedish th:Thai tr:Turkish vi:Vietnamese
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +177,7 @@ class Qwen3ASRForConditionalGeneration(AudioInPrompts, Qwen3ForCausalLM):
             token_id=token_id,
             token=token,
             placeholder=token,
+            asr=_prompts(fields, files),
         )
         return Qwen3AsrEncoderOptions(
             input=input,
@@ -183,6 +191,15 @@ class Qwen3ASRForConditionalGeneration(AudioInPrompts, Qwen3ForCausalLM):
             num_chunks=audio.get("n_window_infer", 800) // chunk,
             output_size=audio.get("output_dim", 3584),
         )
+
+
+def _prompts(fields: Fields, files: AudioFiles) -> AsrPrompts | None:
+    """How transcriptions begin. None: the tokenizer lacks the marker."""
+    names = dict(each.split(":") for each in _LANGUAGES.split())
+    known = fields.get("support_languages") or names.values()
+    languages = {code: name for code, name in names.items() if name in known}
+    found = (token_id for token_id, token in files.tokens.items() if token == _MARKER)
+    return next((AsrPrompts(marker_id=each, marker=_MARKER, languages=languages) for each in found), None)
 
 
 def _waves(length: int, size: int) -> torch.Tensor:

@@ -258,7 +258,7 @@ class ImageInput(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., unit: _Optional[int] = ..., side: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., resample: _Optional[int] = ..., row_end_id: _Optional[int] = ..., row_end: _Optional[str] = ..., max_side: _Optional[int] = ..., fills: _Optional[bool] = ...) -> None: ...
 
 class AudioInput(_message.Message):
-    __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper", "min_samples")
+    __slots__ = ("sampling_rate", "hop", "pad_to", "chunk", "layers", "max_samples", "cross_attention", "token_id", "token", "placeholder", "prefix", "suffix", "whisper", "min_samples", "asr")
     SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
     PAD_TO_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,7 @@ class AudioInput(_message.Message):
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     WHISPER_FIELD_NUMBER: _ClassVar[int]
     MIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ASR_FIELD_NUMBER: _ClassVar[int]
     sampling_rate: int
     hop: int
     pad_to: int
@@ -287,7 +288,8 @@ class AudioInput(_message.Message):
     suffix: str
     whisper: WhisperPrompts
     min_samples: int
-    def __init__(self, sampling_rate: _Optional[int] = ..., hop: _Optional[int] = ..., pad_to: _Optional[int] = ..., chunk: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[AudioLayer, _Mapping]]] = ..., max_samples: _Optional[int] = ..., cross_attention: _Optional[bool] = ..., token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., whisper: _Optional[_Union[WhisperPrompts, _Mapping]] = ..., min_samples: _Optional[int] = ...) -> None: ...
+    asr: AsrPrompts
+    def __init__(self, sampling_rate: _Optional[int] = ..., hop: _Optional[int] = ..., pad_to: _Optional[int] = ..., chunk: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[AudioLayer, _Mapping]]] = ..., max_samples: _Optional[int] = ..., cross_attention: _Optional[bool] = ..., token_id: _Optional[int] = ..., token: _Optional[str] = ..., placeholder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., whisper: _Optional[_Union[WhisperPrompts, _Mapping]] = ..., min_samples: _Optional[int] = ..., asr: _Optional[_Union[AsrPrompts, _Mapping]] = ...) -> None: ...
 
 class AudioLayer(_message.Message):
     __slots__ = ("kernel", "stride", "padding")
@@ -298,6 +300,23 @@ class AudioLayer(_message.Message):
     stride: int
     padding: int
     def __init__(self, kernel: _Optional[int] = ..., stride: _Optional[int] = ..., padding: _Optional[int] = ...) -> None: ...
+
+class AsrPrompts(_message.Message):
+    __slots__ = ("marker_id", "marker", "languages")
+    class LanguagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MARKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    marker_id: int
+    marker: str
+    languages: _containers.ScalarMap[str, str]
+    def __init__(self, marker_id: _Optional[int] = ..., marker: _Optional[str] = ..., languages: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WhisperPrompts(_message.Message):
     __slots__ = ("decoder_start_token_id", "languages", "tasks", "no_timestamps_token_id", "timestamp_begin_id", "prev_sot_token_id", "no_speech_token_id", "suppress_tokens", "begin_suppress_tokens", "max_initial_timestamp_index", "max_target_positions", "is_multilingual")

@@ -71,5 +71,6 @@ async def _respond(request: Request, endpoint: Endpoint, task: Task) -> Response
         task=task,
         file=form.file,
         loader=gateway.audios,
+        content_format=gateway.settings.content_format,
     )
     return respond(call, request)

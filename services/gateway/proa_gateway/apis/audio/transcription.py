@@ -20,6 +20,7 @@ from proa.contract import (
 )
 from proa.contract.audio import SAMPLE_BYTES
 from proa.text import TextStream
+from proa_gateway.apis.audio.asr import AsrRequest
 from proa_gateway.apis.audio.languages import WITHOUT_SPACES
 from proa_gateway.apis.audio.render import JoinedText, TranscriptUsage
 from proa_gateway.apis.audio.whisper import WhisperRequest
@@ -86,7 +87,7 @@ class Transcription:
         self,
         file: AudioFile,
         loader: AudioLoader,
-        whisper: WhisperRequest,
+        request: WhisperRequest | AsrRequest,
         attempts: Sequence[SamplingParams],
         running: Running,
         usage: TranscriptUsage,
@@ -97,7 +98,7 @@ class Transcription:
         likely. With one attempt only, text can be taken while it comes. `wants_words`: with times."""
         self._file = file
         self._loader = loader
-        self._whisper = whisper
+        self._request = request
         self._attempts = attempts
         self._running = running
         self._wants_words = wants_words
@@ -114,7 +115,7 @@ class Transcription:
     @property
     def language(self) -> str:
         """Its code; empty if no window had sound to find it in."""
-        return self._whisper.language
+        return self._request.language
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -139,6 +140,7 @@ class Transcription:
         while self._unread:
             window = self._unread[0]
             text, entries = window.take()
+            self.text.separator = "" if self._request.language_of(window) in WITHOUT_SPACES else " "
             texts.append(self.text.add(text))
             logprobs += entries
             if not window.has_ended:
@@ -174,11 +176,11 @@ class Transcription:
                 async for window in decoded:
                     start, duration = self.usage.seconds, window.num_samples / file.sampling_rate
                     self.usage.seconds += duration
-                    text = WindowText(start, duration, self._changed.set)
+                    text = self._request.window(start, duration, self._changed.set)
                     self._unread.append(text)
                     if window.samples:
                         audio = await _audio(window.samples)
-                        if not self._whisper.language:
+                        if self._request.must_find_language:
                             await self._find_language(audio)
                         windows.create_task(self._transcribe(audio, text, held))
                     else:
@@ -189,18 +191,17 @@ class Transcription:
             span.set_attribute("proa.audio.seconds", self.usage.seconds)
 
     async def _find_language(self, audio: Audio) -> None:
-        self._whisper = self._whisper.in_language((await self._probe(audio)).received[0])
+        assert isinstance(self._request, WhisperRequest)
+        self._request = self._request.in_language((await self._probe(audio)).received[0])
 
     async def _transcribe(self, audio: Audio, text: WindowText, held: HeldSamples) -> None:
         """The text of a window; with timestamps maybe of several parts of it, one after the other."""
-        if self._whisper.language in WITHOUT_SPACES:
-            self.text.separator = ""
         rest = audio
         while True:
             await self._read(rest, text)
             if self._wants_words:
                 text.words = await self._words(rest, text)
-            time = text.unread_from(self._whisper.times) if self._whisper.times else None
+            time = text.unread_from(self._request.times) if self._request.times else None
             if time is None:
                 break
             following = text.following(time)
@@ -232,15 +233,16 @@ class Transcription:
 
     async def _words(self, audio: Audio, text: WindowText) -> list[Word]:
         """The words of a window's text, by a request for what its tokens read of the audio."""
-        model, whisper = self._running.prepared.model, self._whisper
+        model, whisper = self._running.prepared.model, self._request
         vocabulary, audios = model.tokenizer.vocabulary, model.info.audios
         assert audios is not None
+        assert isinstance(whisper, WhisperRequest)
         assert whisper.times is not None, "words come with segments"
         begin_id = whisper.times.begin_id
         said = [each for each in text.token_ids if each < begin_id and not vocabulary.is_skipped(each, True)]
         if not said:
             return []
-        prompt = Prompt(whisper.alignment_prompt(said), audios=(audio,))
+        prompt = whisper.alignment_prompt(audio, said)
         num_tokens = max(1, audio.num_samples * audios.max_tokens // audios.max_samples)  # that are not padding
         ending = _Ending(self._running.generation)
         output = PooledOutput(ending)
@@ -262,15 +264,15 @@ class Transcription:
     async def _probe(self, audio: Audio) -> _Probe:
         ending = _Ending(self._running.generation)
         probe = _Probe(ending)
-        prompt = Prompt(self._whisper.probe_prompt(), audios=(audio,))
-        await self._send(probe, ending, prompt, self._whisper.probe_params())
+        assert isinstance(self._request, WhisperRequest)
+        await self._send(probe, ending, self._request.probe_prompt(audio), self._request.probe_params())
         return probe
 
     async def _generate(self, audio: Audio, text: WindowText, params: SamplingParams) -> None:
         model = self._running.prepared.model
-        prompt = Prompt(self._whisper.prompt(), audios=(audio,))
+        prompt = self._request.prompt(audio)
         assert model.info.audios is not None
-        self.usage.text_tokens += len(prompt.token_ids)
+        self.usage.text_tokens += len(prompt.token_ids) - prompt.audios[0].num_tokens
         self.usage.audio_tokens += model.info.audios.num_tokens(audio.num_samples)
         ending = _Ending(self._running.generation)
         sequence = OutputProcessor(
@@ -278,7 +280,7 @@ class Transcription:
             text,
             ending,
             wants_tokens=params.logprobs is not None,
-            markers=self._whisper.timestamps(model.info.vocab_size),
+            markers=self._request.markers(model.info.vocab_size),
         )
         self._running.sequences.append(sequence)
         await self._send(sequence, ending, prompt, params)

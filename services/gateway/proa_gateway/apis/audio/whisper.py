@@ -4,18 +4,21 @@ A prompt is `<|startofprev|> text before <|startoftranscript|> <|en|> <|transcri
 `WhisperPrompts` of the contract. Models that know English only have no language and task in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from proa.contract import SamplingParams, TimestampRules, WhisperPrompts
-from proa_gateway.apis.audio.windows import Timestamps
+from proa.contract import Audio, SamplingParams, TimestampRules, WhisperPrompts
+from proa_gateway.apis.audio.windows import Timestamps, WindowText
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedTask
+from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.plain_text import marked
 
 Task = Literal["transcribe", "translate"]
 ENGLISH = "en"
+FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Temperatures of the attempts for a window at temperature 0, as OpenAI's Whisper has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,37 @@ class WhisperRequest:
     before: Sequence[int]  # tokens before `<|startoftranscript|>`
     task: Task
     language: str
+    max_window: int  # samples of a window
     times: Timestamps | None = None
+    temperatures: ClassVar[Sequence[float]] = FALLBACK
 
-    def prompt(self) -> list[int]:
+    @property
+    def must_find_language(self) -> bool:
+        """It must be known before the first window's text."""
+        return not self.language
+
+    @property
+    def suppressed(self) -> Sequence[int]:
+        """Tokens that are never sampled."""
+        return self.prompts.suppress_tokens
+
+    @property
+    def begin_suppressed(self) -> Sequence[int]:
+        """Tokens with which no output begins."""
+        return self.prompts.begin_suppress_tokens
+
+    def first_prompt(self) -> Prompt:
+        """Without audio."""
+        return Prompt([*self.before, self.prompts.decoder_start_token_id])
+
+    def prompt(self, audio: Audio) -> Prompt:
         """The prompt of a window, whose language is known."""
         prompts, start = self.prompts, [*self.before, self.prompts.decoder_start_token_id]
         if prompts.is_multilingual:
             start += [prompts.languages[self.language], prompts.tasks[self.task]]
         if prompts.no_timestamps_token_id is not None and self.times is None:
             start.append(prompts.no_timestamps_token_id)
-        return start
+        return Prompt(start, audios=(audio,))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -45,18 +69,26 @@ class WhisperRequest:
         has_last = prompts.no_timestamps_token_id is not None and self.times is None
         return len(self.before) + 1 + 2 * prompts.is_multilingual + has_last
 
-    def timestamps(self, vocab_size: int) -> frozenset[int]:
+    def markers(self, vocab_size: int) -> frozenset[int]:
         """The tokens of timestamps, which are no text, though models may write them unasked."""
         first = self.prompts.timestamp_begin_id
         return frozenset(range(vocab_size if first is None else first, vocab_size))
 
-    def alignment_prompt(self, text: Sequence[int]) -> list[int]:
+    def alignment_prompt(self, audio: Audio, text: Sequence[int]) -> Prompt:
         """The prompt of a window's text, given as tokens, and nothing before it."""
-        return [*replace(self, before=(), times=None).prompt(), *text]
+        start = replace(self, before=(), times=None).prompt(audio)
+        return replace(start, token_ids=[*start.token_ids, *text])
 
-    def probe_prompt(self) -> list[int]:
+    def window(self, start: float, duration: float, on_change: Callable[[], None]) -> WindowText:
+        return WindowText(start, duration, on_change)
+
+    def language_of(self, window: WindowText) -> str:
+        """Its code; empty if it is not known yet."""
+        return self.language
+
+    def probe_prompt(self, audio: Audio) -> Prompt:
         """The prompt whose next token is the audio's language."""
-        return [self.prompts.decoder_start_token_id]
+        return Prompt([self.prompts.decoder_start_token_id], audios=(audio,))
 
     def probe_params(self) -> SamplingParams:
         """For the language of an audio, and the log probability that it has no speech."""
@@ -86,7 +118,7 @@ class WhisperRequest:
 
 
 async def whisper_request(
-    model: ServedModel, prompts: WhisperPrompts, task: Task, language: str | None, text_before: str
+    model: ServedModel, prompts: WhisperPrompts, task: Task, language: str | None, text_before: str, max_window: int
 ) -> WhisperRequest:
     """Raises `InvalidRequest` for a language that the model does not know, `UnsupportedTask` for a task."""
     known = sorted(prompts.languages) if prompts.is_multilingual else [ENGLISH]
@@ -98,7 +130,8 @@ async def whisper_request(
     if not prompts.is_multilingual and task == "translate":
         raise UnsupportedTask(f"The model {model.name!r} knows English only and does not translate.", param="model")
     default = "" if prompts.is_multilingual else ENGLISH
-    return WhisperRequest(prompts, await _before(model, prompts, text_before), task, language or default)
+    before = await _before(model, prompts, text_before)
+    return WhisperRequest(prompts, before, task, language or default, max_window)
 
 
 async def _before(model: ServedModel, prompts: WhisperPrompts, text: str) -> Sequence[int]:

@@ -60,18 +60,26 @@ class Attempt:
 class WindowText:
     """The `DeltaSink` of a window's output. `on_change` is called when there is more of it.
 
-    `start`, `duration`: of the window, in seconds. `has_ended`: no other attempt is made.
+    `start`, `duration`: of the window, in seconds. `has_ended`: no other attempt is made. `preamble`: what the output
+    has before its text.
     """
 
     is_satisfied = False
     reasoning_tokens = None
 
-    def __init__(self, start: float, duration: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, start: float, duration: float, on_change: Callable[[], None], text_begin: int | None = None
+    ) -> None:
+        """`text_begin`: the token behind which the text begins; an output without it is all text. None: it begins with
+        the output."""
+        self._text_begin = text_begin
+        self._is_text = text_begin is None
         self._on_change = on_change
         self._parts: list[str | int] = []  # texts and the tokens of timestamps, in order
         self._num_taken = 0  # of the parts
         self._logprobs: list[TokenLogprobs] = []
         self._num_taken_logprobs = 0
+        self.preamble = ""
         self.start = start
         self.duration = duration
         self.finish_reason: FinishName | None = None
@@ -85,7 +93,7 @@ class WindowText:
         self._on_change()
 
     def delta(self, delta: Delta) -> None:
-        self._logprobs += delta.logprobs
+        self._logprobs += [entry for entry in delta.logprobs if entry.token_id != self._text_begin]
         self.finish_reason = delta.finish_reason
         self.text(delta.text)
 
@@ -95,7 +103,11 @@ class WindowText:
         return self.finish_reason == "repetition" or self.scores.compression_ratio > MAX_COMPRESSION
 
     def marker(self, token_id: int) -> None:
-        self._parts.append(token_id)
+        if token_id == self._text_begin and not self._is_text:
+            self.preamble, self._is_text = "".join(map(str, self._parts)), True
+            self._parts, self._logprobs = [], []
+        else:
+            self._parts.append(token_id)
 
     def clear(self) -> Attempt:
         """Forget the output, which is returned: the window is tried again, or has no speech. None of it was taken."""
@@ -115,6 +127,8 @@ class WindowText:
 
     def take(self) -> tuple[str, list[TokenLogprobs]]:
         """What has come since the last call, without timestamps."""
+        if not self._is_text and not self.has_ended:
+            return "", []
         parts, logprobs = self._parts[self._num_taken :], self._logprobs[self._num_taken_logprobs :]
         self._num_taken, self._num_taken_logprobs = len(self._parts), len(self._logprobs)
         return "".join(part for part in parts if isinstance(part, str)), logprobs
