@@ -85,7 +85,8 @@ class LayerNorm:
         self, form: InputForm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `RMSNorm.into`. The next product quantizes its input, if it must be."""
-        return (self(x), x) if residual is None else self.add(x, residual)
+        total, _ = ResidualSum().into(form, x, residual)
+        return self(total), total
 
 
 class ShardedNorm:

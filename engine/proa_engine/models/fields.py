@@ -48,7 +48,7 @@ def require(fields: Fields, name: str, supported: Sequence[object]) -> None:
 def renamed(fields: Fields, names: Mapping[str, str]) -> dict[str, Any]:
     """`fields` and those of other names that they have, by the names that most architectures share. `names`: the name
     of each in `fields`."""
-    return {**fields, **{name: fields[stored] for name, stored in names.items() if fields.get(stored) is not None}}
+    return {**fields, **{name: fields[stored] for name, stored in names.items() if stored in fields}}
 
 
 def norm(fields: Fields, offset: float = 0.0) -> NormOptions:

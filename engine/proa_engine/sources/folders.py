@@ -56,7 +56,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> dic
         config |= _other_quantization(folder, config)
     config = _overridden(config, overrides or {})
     known = {name: config[older] for name, older in _OLDER_NAMES.items() if older in config}
-    config |= {name: value for name, value in known.items() if config.get(name) is None}
+    config |= {name: value for name, value in known.items() if not config.get(name)}
     if isinstance(thinker := config.pop("thinker_config", {}), dict):
         config = thinker | config
     for fields in (config, config.get("text_config")):
