@@ -88,7 +88,8 @@ def test_random_drafts_and_drafts_of_which_70_percent_are_right_change_no_token(
             stats = engine.core.stats()
     assert_same(results, expected)
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
-    assert any(result.num_cached_tokens for result in results.values()) == (has_hits and num_blocks > 60)
+    if num_blocks > 60:  # of a pressed cache, few blocks are left, if any
+        assert any(result.num_cached_tokens for result in results.values()) == has_hits
     first = stats.spec_decode_num_accepted_tokens_per_pos[0] - before.spec_decode_num_accepted_tokens_per_pos[0]
     assert 0.6 < first / (stats.spec_decode_num_drafts - before.spec_decode_num_drafts) < 0.8
 

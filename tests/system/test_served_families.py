@@ -24,6 +24,7 @@ GEMMA4 = WINDOWS | {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB_SIZE,
 }
+AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 # Model type and fields of `transformers`. A model with other inputs than text has its text model's.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepseekV2ForCausalLM": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy"}),
@@ -56,7 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi3ForCausalLM": ("phi3", {}),
     "Qwen2ForCausalLM": ("qwen2", {}),
     "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
-    "Qwen2_5_VLForConditionalGeneration": ("qwen2", {}),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2", {"rope_parameters": AXES}),
     "Qwen3ForCausalLM": ("qwen3", {}),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {}),
     "Qwen3NextForCausalLM": ("qwen3_next", {}),
