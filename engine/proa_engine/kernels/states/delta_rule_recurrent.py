@@ -248,7 +248,7 @@ def delta_rule_recurrent_kernel(
             tokens_gates_ptr = tl.where(is_own, gates_ptr, pending_gates_ptr)
             stride = tl.where(is_own, stride, 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM)
             stride_gates = tl.where(is_own, stride_gates, 2 * NUM_HEADS)
-            first = row.to(tl.int64) * WIDTH
+            first = row * WIDTH
             token = tl.where(is_own, tl.load(starts_ptr + row).to(tl.int64), first)
             end = tl.load(query_start_loc_ptr + row + 1).to(tl.int64)
             end = tl.where(is_own, end, first + tl.load(num_pending_ptr + row))
