@@ -1,6 +1,7 @@
 """Layers that propose a block of tokens at once (DFlash, DSpark) change no token: greedy and sampled, asynchronous or
 not, with hits, chunks and preemption, replayed, with recurrent layers and windows, and on two ranks."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -66,8 +67,10 @@ def expected(plain: Engine) -> dict[str, Result]:
     return run(plain, requests())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
+@pytest.mark.parametrize(
+    ("method", "num_drafts", "is_async", "has_hits", "num_blocks"),
+    [(method, *settings) for method, settings in zip(itertools.cycle(METHODS), SETTINGS, strict=False)],
+)
 def test_random_drafts_and_drafts_of_which_70_percent_are_right_change_no_token(
     target: Path,
     folders: dict[Method, Path],
