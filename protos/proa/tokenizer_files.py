@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from proa.contract import SamplingParams
-from proa.tokenizer_formats.convert import OTHER_FILES, with_tokenizer
+from proa.tokenizer_formats.convert import MERGES, OTHER_FILES, with_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
 """A template in this file comes before one in tokenizer_config.json."""
+OLDER_TEMPLATE_FILE: Final = "chat_template.json"
+"""A template in this file, of processors, comes after both."""
 GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 MAX_DEPTH: Final = 100
@@ -27,15 +29,32 @@ FILE_NAMES: Final = (
     "tokenizer_config.json",
 )
 """Sent by GetTokenizer if they exist, sorted by name."""
+CONVERTED_FILES: Final = (*OTHER_FILES, MERGES, OLDER_TEMPLATE_FILE)
+"""Read for `with_converted`."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The parameters that generation_config.json may set for requests without them."""
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The tokenizer files in a model folder, by name, with a tokenizer.json that is made of another format's file if
-    the folder has none. Raises `ValueError` for one that cannot be converted."""
-    names = [name for name in (*FILE_NAMES, *OTHER_FILES) if (folder / name).is_file()]
-    return with_tokenizer({name: (folder / name).read_bytes() for name in names})
+    """The tokenizer files in a model folder, by name, converted as in `with_converted`."""
+    names = [name for name in (*FILE_NAMES, *CONVERTED_FILES) if (folder / name).is_file()]
+    return with_converted({name: (folder / name).read_bytes() for name in names})
+
+
+def with_converted(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """`files` without `CONVERTED_FILES`, of which tokenizer.json and the template's file are made if there are none.
+    Raises `ValueError` for one that cannot be converted."""
+    made = with_tokenizer({name: data for name, data in files.items() if name != OLDER_TEMPLATE_FILE})
+    template = read_object(files, OLDER_TEMPLATE_FILE).get("chat_template")
+    if (
+        template is None
+        or CHAT_TEMPLATE_FILE in made
+        or read_object(made, "tokenizer_config.json").get("chat_template")
+    ):
+        return made
+    if not isinstance(template, str):
+        raise ValueError(f"{OLDER_TEMPLATE_FILE}: chat_template must be a text")
+    return made | {CHAT_TEMPLATE_FILE: template.encode()}
 
 
 def digest(files: Mapping[str, bytes]) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proa.tokenizer_files import FILE_NAMES, MAX_DEPTH, TOKENIZER_FILE, depth
-from proa.tokenizer_formats.convert import OTHER_FILES, with_tokenizer
+from proa.tokenizer_files import CONVERTED_FILES, FILE_NAMES, MAX_DEPTH, TOKENIZER_FILE, depth, with_converted
 from proa_engine.sources.config_fields import check_eos, check_fields
 from proa_engine.sources.gguf.files import make_file
 from proa_engine.sources.gguf.header import is_gguf, parts_of
@@ -146,15 +145,15 @@ def read_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
 
 
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
-    """Return the tokenizer's files by name, with a tokenizer.json that is made of another format's file if the folder
-    has none. Empty without a folder, or without any of these in it."""
+    """Return the tokenizer's files by name, converted as in `with_converted`. Empty without a folder, or
+    without a tokenizer.json that it has or that is made."""
     if folder is None:
         return {}
-    large = (TOKENIZER_FILE, *OTHER_FILES)
+    large = (TOKENIZER_FILE, *CONVERTED_FILES)
     limits = dict.fromkeys(FILE_NAMES, MAX_JSON_BYTES) | dict.fromkeys(large, MAX_TOKENIZER_BYTES)
     read = {name: read_file(folder / name, limit) for name, limit in limits.items()}
     try:
-        files = with_tokenizer({name: data for name, data in read.items() if data is not None})
+        files = with_converted({name: data for name, data in read.items() if data is not None})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     return files if TOKENIZER_FILE in files else {}

@@ -18,12 +18,20 @@ Part = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in a text before anything else. `normalized`: in the text as the normalizer leaves it."""
+    """A token that is found in a text before anything else. `normalized`: in the text as the normalizer leaves it.
+    `lstrip`, `rstrip`: with the spaces before or behind it. `single_word`: not within a word."""
 
     id: int
     text: str
     is_special: bool
     normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+    def entry(self) -> Part:
+        flags = {name: getattr(self, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        return {"id": self.id, "content": self.text, **flags, "special": self.is_special}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +170,11 @@ def _dump(
     decoder: Part,
     first: AddedToken | None,
 ) -> bytes:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False}
     fields = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": each.id, "content": each.text, **plain, "normalized": each.normalized, "special": each.is_special}
-            for each in sorted(added, key=lambda token: token.id)
-        ],
+        "added_tokens": [each.entry() for each in sorted(added, key=lambda token: token.id)],
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None if first is None else _begin_with(first),

@@ -1,4 +1,4 @@
-"""Folders with tekken.json, tiktoken's file or SentencePiece's in the place of tokenizer.json."""
+"""Folders with tekken.json, tiktoken's file, SentencePiece's or vocab.json in the place of tokenizer.json."""
 
 import base64
 import json
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from proa import tokenizer_files
 from proa.tokenizer_files import load_tokenizer
+from proa.tokenizer_formats.byte_alphabet import spell
 from proa.tokenizer_formats.convert import with_tokenizer
+from proa_engine.preflight.tokenizers import read_tokenizer
 from proa_engine.sources import folders
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -145,3 +148,67 @@ def test_a_folder_is_read_with_the_file_that_it_has(tmp_path: Path) -> None:
 def test_what_cannot_be_converted_is_named(name: str, data: bytes, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         with_tokenizer({name: data})
+
+
+def bpe_folder(folder: Path, name: str, **fields: object) -> Path:
+    """vocab.json and merges.txt as older models have them, with bytes, a few merges and added tokens."""
+    merges = ["t h", "th e", "Ġ the", "Ã ©", "1 2", "Ġ Ġ", "' s", "Ċ Ċ"]
+    tokens = [*map(spell, BYTES), *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    added = {
+        "264": {"content": "<|endoftext|>", "special": True},
+        "265": {"content": "<|im_end|>", "special": True},
+        "266": {"content": "<think>", "special": False},
+        "267": {"content": "[é]", "special": False, "normalized": True, "lstrip": True},
+    }
+    config = {"tokenizer_class": name, "added_tokens_decoder": added, "eos_token": "<|im_end|>", **fields}
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2Tokenizer"])
+def test_ids_of_vocab_and_merges_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    reference = AutoTokenizer.from_pretrained(bpe_folder(tmp_path, name))
+    tokenizer = load_tokenizer(tokenizer_files.read_tokenizer_files(tmp_path))
+    for text in (
+        "the the's THE'S 1234 12  the\n\n\n the ",
+        "é e\u0301 中文 русский العربية हिन्दी 日本語 🙂👩‍👩‍👧 \u00a0\u2003x\t\r\n",
+        "<|im_end|>the<|endoftext|> <think> a </think> [é]  [e\u0301]<|im_start|>",
+    ):
+        ids = reference.encode(text)
+        assert tokenizer.encode(text).ids == ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == reference.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tokenizer_class": "RobertaTokenizer"}, {"add_prefix_space": True}, {"added_tokens_decoder": {}}]
+)
+def test_vocab_and_merges_of_other_kinds_are_not_converted(tmp_path: Path, fields: dict[str, object]) -> None:
+    bpe_folder(tmp_path, "GPT2Tokenizer", **fields)
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json; convert its vocab\.json with transformers"):
+        read_tokenizer(tmp_path)
+
+
+def test_damaged_merges_are_named(tmp_path: Path) -> None:
+    (bpe_folder(tmp_path, "Qwen2Tokenizer") / "merges.txt").write_text("a b c\n")
+    with pytest.raises(ValueError, match=r"merges\.txt has a line that is no merge: 'a b c'"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(ValueError, match=r"vocab\.json cannot be converted .* there is no merges\.txt beside it"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_processors_template_is_read_where_there_is_no_other(tmp_path: Path) -> None:
+    (bpe_folder(tmp_path, "Qwen2Tokenizer") / "chat_template.json").write_text('{"chat_template": "mine"}')
+    for read in (tokenizer_files.read_tokenizer_files, folders.read_tokenizer_files):
+        assert read(tmp_path)["chat_template.jinja"] == b"mine"
+        assert "chat_template.json" not in read(tmp_path)
+    bpe_folder(tmp_path, "Qwen2Tokenizer", chat_template="the tokenizer's")
+    assert "chat_template.jinja" not in folders.read_tokenizer_files(tmp_path)
+    (bpe_folder(tmp_path, "Qwen2Tokenizer") / "chat_template.jinja").write_text("the file's")
+    assert folders.read_tokenizer_files(tmp_path)["chat_template.jinja"] == b"the file's"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text('{"chat_template": 5}')
+    with pytest.raises(ValueError, match=r"chat_template\.json: chat_template must be a text"):
+        folders.read_tokenizer_files(tmp_path)
