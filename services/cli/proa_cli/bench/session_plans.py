@@ -86,6 +86,15 @@ def parse_distribution(text: str) -> Distribution:
     raise ValueError(f"{text} is not N, LOW:HIGH, lognormal:MEDIAN:SIGMA or agents")
 
 
+def _number_and_count(text: str) -> tuple[float, int]:
+    """Of `NUMBER:COUNT`; zeros if the text is something else."""
+    number, _, count = text.partition(":")
+    try:
+        return float(number), int(count)
+    except ValueError:
+        return 0.0, 0
+
+
 @dataclass(frozen=True, slots=True)
 class OneShots:
     """Prompts of no session beside them: `rate` a second, as a Poisson process, of `length` tokens."""
@@ -99,11 +108,7 @@ class OneShots:
 
 def parse_one_shots(text: str) -> OneShots:
     """`RATE:TOKENS`. Raises `ValueError`."""
-    rate, _, length = text.partition(":")
-    try:
-        shots = OneShots(float(rate), int(length))
-    except ValueError:
-        shots = OneShots(0, 0)
+    shots = OneShots(*_number_and_count(text))
     if not (0 < shots.rate < math.inf and shots.length > 0):
         raise ValueError(f"{text} is not RATE:TOKENS, both above zero")
     return shots
@@ -123,11 +128,7 @@ class Subagents:
 
 def parse_subagents(text: str) -> Subagents:
     """`SHARE:TURNS`. Raises `ValueError`."""
-    share, _, turns = text.partition(":")
-    try:
-        agents = Subagents(float(share), int(turns))
-    except ValueError:
-        agents = Subagents(0, 0)
+    agents = Subagents(*_number_and_count(text))
     if not (0 < agents.share <= 1 and agents.turns > 0):
         raise ValueError(f"{text} is not SHARE:TURNS, a share of at most 1 and both above zero")
     return agents
