@@ -245,6 +245,29 @@ SHAPES |= {
     for name in ("Llama-3.1-8B", "Qwen3-30B-A3B")
     for kind, quantization in (("int4", _INT4), ("int8", _INT8), ("nvfp4", _NVFP4))
 }
+# Layers that propose draft tokens for a model of SHAPES
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "Llama-3.1-8B EAGLE-3": SHAPES["Llama-3.1-8B"]
+    | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000},
+    "Qwen3.5-35B-A3B DFlash": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention"] * 7 + ["full_attention"],
+        "sliding_window": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000_000.0,
+        "max_position_embeddings": 262144,
+        "block_size": 16,
+        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
+    },
+}
 
 
 def write_model(name: str, folder: Path, layers: int | None = None) -> Path:
@@ -254,6 +277,13 @@ def write_model(name: str, folder: Path, layers: int | None = None) -> Path:
         return Path(name)
     changes = {} if layers is None else {"num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(SHAPES[name] | changes))
+    return folder
+
+
+def write_drafter(name: str, folder: Path) -> Path:
+    """As `write_model`, of DRAFTERS. Makes the folder."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DRAFTERS[name]))
     return folder
 
 

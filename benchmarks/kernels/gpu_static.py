@@ -8,41 +8,55 @@
 Compiles every kernel variant that real models launch (`support/compiled_kernels.py`) and reports of each: registers and
 spilled bytes of a thread, shared memory, programs that a multiprocessor runs at once, asynchronous copies in flight in
 the loops that multiply matrices, and the tensor core instructions. On Hopper then, for a model's steps, launches and
-bytes beside the floor of `floors.py`. Writes kernels.json and report.md to a folder and prints the hot kernels. Fails
-if the GPU cannot run a variant, because it does not compile or takes more memory than a program has there.
+bytes beside the floor of `floors.py`, and launches of decodes with draft tokens beside those without. Writes
+kernels.json and report.md to a folder and prints the hot kernels. Fails if the GPU cannot run a variant, because it
+does not compile or takes more memory than a program has there.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import triton
 
 from benchmarks.engine.floors import Card, Step, floor_seconds, parts
-from benchmarks.kernels.static_steps import CONTEXT, WORKLOADS, StepCost, StepCounter
+from benchmarks.kernels.static_steps import CONTEXT, WORKLOADS, StaticEngine, StepCost, StepCounter
 from benchmarks.real_shapes import SHAPES
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant
 from support.compiled_kernels import CASES, MORE_CASES, cases_for, make_pool, users
 from support.kernel_facts import GPUS, HOPPER, Gpu, KernelFacts, facts_of
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3-0.6B": ("Qwen3-0.6B", {}),
-    "Llama-3.1-8B": ("Llama-3.1-8B", {}),
-    "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
-    "Llama-3.1-8B int4": ("Llama-3.1-8B int4", {}),
-    "Llama-3.1-8B int8": ("Llama-3.1-8B int8", {}),
-    "Llama-3.1-8B nvfp4": ("Llama-3.1-8B nvfp4", {}),
-    "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
-    "Qwen3-30B-A3B int4": ("Qwen3-30B-A3B int4", {}),
-    "Qwen3-30B-A3B nvfp4": ("Qwen3-30B-A3B nvfp4", {}),
-    "gpt-oss-20b": ("gpt-oss-20b", {}),
+MODELS: Mapping[str, StaticEngine] = {
+    "Qwen3-0.6B": StaticEngine("Qwen3-0.6B"),
+    "Llama-3.1-8B": StaticEngine("Llama-3.1-8B"),
+    "Llama-3.1-8B fp8": StaticEngine("Llama-3.1-8B", "fp8"),
+    "Llama-3.1-8B int4": StaticEngine("Llama-3.1-8B int4"),
+    "Llama-3.1-8B int8": StaticEngine("Llama-3.1-8B int8"),
+    "Llama-3.1-8B nvfp4": StaticEngine("Llama-3.1-8B nvfp4"),
+    "Qwen3-30B-A3B": StaticEngine("Qwen3-30B-A3B"),
+    "Qwen3-30B-A3B int4": StaticEngine("Qwen3-30B-A3B int4"),
+    "Qwen3-30B-A3B nvfp4": StaticEngine("Qwen3-30B-A3B nvfp4"),
+    "gpt-oss-20b": StaticEngine("gpt-oss-20b"),
 }
+DRAFTS: Sequence[tuple[str, SpeculativeConfig]] = [
+    ("Llama-3.1-8B", SpeculativeConfig(method="ngram", num_speculative_tokens=3)),
+    (
+        "Llama-3.1-8B",
+        SpeculativeConfig(method="eagle3", model="Llama-3.1-8B EAGLE-3", num_speculative_tokens=3),
+    ),
+    ("Qwen3.5-35B-A3B", SpeculativeConfig(method="mtp", num_speculative_tokens=3)),
+    (
+        "Qwen3.5-35B-A3B",
+        SpeculativeConfig(method="dflash", model="Qwen3.5-35B-A3B DFlash", num_speculative_tokens=15),
+    ),
+]
+DRAFT_WORKLOADS = ("decode-1", "decode-8", "decode-64")
 H200 = Card(4.25e12, 799e12)
 _KERNEL_TITLES = [
     *("kernel", "types", "constants", "registers", "spilled", "shared", "warps", "programs", "in-flight"),
@@ -52,8 +66,24 @@ _STEP_TITLES = [
     *("model", "step", "Triton", "torch", "outside-graphs", "floor-MB", "activations-MB", "floor-ms"),
     "activations-ms",
 ]
+_DRAFT_TITLES = [
+    *("model", "drafts", "step", "without drafts", "with 0", "with all", "proposals and layers", "entries"),
+    "outside-graphs",
+]
 
 Use = tuple[KernelFacts, list[str]]  # a variant and the names of the cases that launch it
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """A step of decodes: of an engine without drafts, and of one with them that plans none or all."""
+
+    shape: str
+    drafts: SpeculativeConfig
+    workload: str
+    without: StepCost
+    zero: StepCost
+    full: StepCost
 
 
 @dataclass(slots=True)
@@ -125,26 +155,51 @@ def kernel_row(use: Use) -> list[str]:
 
 
 def count_steps() -> Iterator[tuple[str, str, StepCost]]:
-    for name, (model, settings) in MODELS.items():
-        counter = StepCounter(model, settings)
+    for name, engine in MODELS.items():
+        counter = StepCounter(engine)
         for workload in WORKLOADS:
             yield name, workload, counter.count(workload)
 
 
 def step_row(name: str, workload: str, cost: StepCost) -> list[str]:
-    model, settings = MODELS[name]
-    step, fp8 = Step.of_workload(workload, CONTEXT), bool(settings)
-    floor_bytes = sum(part.num_bytes for part in parts(SHAPES[model], step, fp8=fp8))
+    engine, step = MODELS[name], Step.of_workload(workload, CONTEXT)
+    shape, fp8 = SHAPES[engine.shape], engine.has_fp8
+    floor_bytes = sum(part.num_bytes for part in parts(shape, step, fp8=fp8))
     return [
         name,
         workload,
         str(cost.triton),
         str(cost.torch),
-        str(cost.num_launches - cost.replayed),
+        str(cost.outside_graphs),
         f"{floor_bytes / 1e6:,.0f}",
         f"{cost.activation_bytes / 1e6:,.0f}",
-        f"{floor_seconds(SHAPES[model], step, H200, fp8=fp8) * 1e3:.2f}",
+        f"{floor_seconds(shape, step, H200, fp8=fp8) * 1e3:.2f}",
         f"{cost.activation_bytes / H200.bytes_per_second * 1e3:.2f}",
+    ]
+
+
+def count_drafts() -> Iterator[DraftedStep]:
+    shapes = dict.fromkeys(shape for shape, _ in DRAFTS)
+    without = {
+        (shape, workload): counter.count(workload)
+        for shape, counter in ((shape, StepCounter(StaticEngine(shape))) for shape in shapes)
+        for workload in DRAFT_WORKLOADS
+    }
+    for shape, drafts in DRAFTS:
+        counter = StepCounter(StaticEngine(shape, drafts=drafts))
+        for workload in DRAFT_WORKLOADS:
+            zero, full = counter.count(workload), counter.count(workload, drafts.num_speculative_tokens)
+            yield DraftedStep(shape, drafts, workload, without[shape, workload], zero, full)
+
+
+def draft_row(step: DraftedStep) -> list[str]:
+    return [
+        step.shape,
+        f"{step.drafts.num_speculative_tokens} of {step.drafts.method}",
+        step.workload,
+        *(f"{cost.triton} + {cost.torch}" for cost in (step.without, step.zero, step.full)),
+        *map(str, step.full.replayed),
+        str(step.full.outside_graphs),
     ]
 
 
@@ -152,12 +207,17 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *rows])
 
 
-def report(gpu: Gpu, compiled: Compiled, costs: Sequence[tuple[str, str, StepCost]]) -> str:
+def report(
+    gpu: Gpu, compiled: Compiled, costs: Sequence[tuple[str, str, StepCost]], drafted: Sequence[DraftedStep]
+) -> str:
     num_running = compiled.num_variants - len(compiled.failures)
     hot = [kernel_row(use) for use in compiled.uses if use[0].is_hot]
     others = [kernel_row(use) for use in compiled.uses if not use[0].is_hot]
     steps_title = f"## Steps: launches, and bytes beside the floor of an H200; decodes after {CONTEXT} tokens"
     steps = [steps_title, table(_STEP_TITLES, [step_row(*cost) for cost in costs])] if costs else []
+    if drafted:
+        drafts_title = "## Decodes with draft tokens: launches by Triton + torch, beside an engine without drafts"
+        steps += [drafts_title, table(_DRAFT_TITLES, map(draft_row, drafted))]
     return "\n\n".join(
         [
             f"# Compiled for {gpu.name} by triton {triton.__version__}",
@@ -184,14 +244,16 @@ def main(argv: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     compiled = compile_kernels(gpu)
     costs = list(count_steps()) if gpu is HOPPER else []
+    drafted = list(count_drafts()) if gpu is HOPPER else []
     document = {
         "triton": triton.__version__,
         "kernels": [asdict(facts) | {"programs": facts.num_programs, "cases": cases} for facts, cases in compiled.uses],
         "failures": compiled.failures,
         "steps": [{"model": name, "step": workload} | asdict(cost) for name, workload, cost in costs],
+        "drafts": [asdict(step) for step in drafted],
     }
     (folder / "kernels.json").write_text(json.dumps(document, indent=1))
-    text = report(gpu, compiled, costs)
+    text = report(gpu, compiled, costs, drafted)
     (folder / "report.md").write_text(text + "\n")
     print(text.partition("\n\n## Other")[0])
     print(f"\ngpu-static: everything is in {folder}")

@@ -15,13 +15,14 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
 
 from benchmarks.engine.floors import Step
-from benchmarks.real_shapes import write_model
+from benchmarks.real_shapes import write_drafter, write_model
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import record
 from proa_engine.memory.kv_cache import cache_groups
 from proa_engine.models.config import ModelConfig
-from proa_engine.step.decode_graphs import Graph, GraphShape
+from proa_engine.step.decode_graphs import Graph, graph_shapes
 from proa_engine.worker.make_model_runner import make_model_runner
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
@@ -38,7 +39,9 @@ _NO_LAUNCH = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach"
 class StepCost:
     triton: int = 0  # launches of Triton's kernels
     torch: int = 0  # operators of torch that launch a kernel or a copy: at least as many launches
-    replayed: int = 0  # of both: launched by graphs
+    # Of both: by the graph of the layers, which begins with proposals of draft tokens, and by the one behind it, of
+    # logits and samples, or of a drafter's entries
+    replayed: list[int] = field(default_factory=lambda: [0, 0])
     activation_bytes: int = 0  # read and written: of floating-point tensors but for weights and KV cache
     kernels: dict[str, int] = field(default_factory=dict)  # launches by name
 
@@ -46,19 +49,49 @@ class StepCost:
     def num_launches(self) -> int:
         return self.triton + self.torch
 
+    @property
+    def outside_graphs(self) -> int:
+        return self.num_launches - sum(self.replayed)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticEngine:
+    shape: str  # of `SHAPES`
+    quantization: str | None = None  # of an unquantized checkpoint, at its start
+    drafts: SpeculativeConfig | None = None  # its model: of `DRAFTERS`
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the layers' matrices have 8 bits, and the shape's 16."""
+        return self.quantization == "fp8"
+
+    @property
+    def num_drafts(self) -> int:
+        return self.drafts.num_speculative_tokens if self.drafts else 0
+
 
 class StepCounter:
-    """A model's steps, on all of its layers."""
+    """An engine's steps, on all layers of its model."""
 
-    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+    def __init__(self, engine: StaticEngine) -> None:
+        self._num_drafts = engine.num_drafts
         with tempfile.TemporaryDirectory() as folder:
-            path = write_model(model, Path(folder))
-            self._worker = _AllLayers(
-                EngineConfig.from_options(model=str(path), dtype="bfloat16", max_num_seqs=256, **settings)
+            drafts = engine.drafts
+            if drafts and drafts.model:
+                drafts = replace(drafts, model=str(write_drafter(drafts.model, Path(folder, "drafter"))))
+            config = EngineConfig.from_options(
+                model=str(write_model(engine.shape, Path(folder))),
+                quantization=engine.quantization,
+                speculative_config=drafts,
+                dtype="bfloat16",
+                max_num_seqs=256,
             )
+            self._worker = _AllLayers(config)
             record(self._worker.prepare)  # sets Triton's GPU, too
 
-    def count(self, workload: str) -> StepCost:
+    def count(self, workload: str, num_drafts: int = 0) -> StepCost:
+        """`num_drafts`: draft tokens of each request in a step of decodes, 0 or the engine's."""
+        assert num_drafts in (0, self._num_drafts), "graphs have these widths"
         step = Step.of_workload(workload, CONTEXT)
         runner = self._worker.model_runner
         length = step.context or step.new_tokens
@@ -67,7 +100,7 @@ class StepCounter:
         last = requests
         if step.context:
             runner.prepare_inputs(requests)
-            last = decode_step(names, step.context)
+            last = decode_step(names, step.context, 1 + num_drafts)
         inputs = runner.prepare_inputs(last)
         assert inputs is not None
         with _counting(self._worker.fixed_memory()) as cost:
@@ -85,7 +118,11 @@ class _AllLayers(MetaWorker):
         """Do what the start does, but for the warm-up."""
         self.init_device()
         steps = [Step.of_workload(workload, CONTEXT) for workload in WORKLOADS]
-        shapes = [GraphShape(step.rows, 1) for step in steps if step.context]
+        shapes = [
+            shape
+            for shape in graph_shapes(self._config.max_num_seqs, self._config.num_speculative_tokens)
+            if shape.num_rows in [step.rows for step in steps if step.context]
+        ]
         sizes = self.load_model().cache
         plan = replace(self._plan_runner(sizes), shapes=shapes, prompt_shapes=())
         self.groups = cache_groups(plan.config, plan.caches, plan.sizes)
@@ -99,7 +136,7 @@ class _AllLayers(MetaWorker):
     def fixed_memory(self) -> set[int]:
         """Storages of the weights and the KV cache."""
         caches = [tensor for cache in self.model_runner.caches for tensor in cache.tensors]
-        tensors = [*self.weights.loaded.model.parameters(), *caches]
+        tensors = [*self.weights.loaded.parameters(), *caches]
         return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
@@ -110,17 +147,17 @@ class _RunAgain:
         self.cost: StepCost | None = None
 
     def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Graph]:
-        graphs = [self._capture(first)]
-        for work in others:
-            graphs.append(self._capture(partial(work, graphs[-1].result)))
+        graphs = [self._capture(first, 0)]
+        for number, work in enumerate(others, start=1):
+            graphs.append(self._capture(partial(work, graphs[-1].result), number))
         return graphs
 
-    def _capture(self, work: Callable[[], Tensor]) -> Graph:
+    def _capture(self, work: Callable[[], Tensor], number: int) -> Graph:
         def replay() -> None:
             assert self.cost is not None
             before = self.cost.num_launches
             work()
-            self.cost.replayed += self.cost.num_launches - before
+            self.cost.replayed[number] += self.cost.num_launches - before
 
         return Graph(replay, work())
 

@@ -4,7 +4,9 @@ import pytest
 
 from benchmarks.engine.floors import Card, Step, floor_seconds, parts
 from benchmarks.engine.timeline import Span, analyse, table
+from benchmarks.kernels.static_steps import StaticEngine
 from benchmarks.real_shapes import SHAPES
+from proa_engine.json_configs import SpeculativeConfig
 
 H200 = Card(bytes_per_second=4.25e12, flops_per_second=799e12)
 LLAMA_8B = {
@@ -62,3 +64,10 @@ def test_floor_of_gpt_oss_has_experts_in_4_bits_and_windows() -> None:
     assert weights == pytest.approx(12.6e9, rel=0.01)  # all experts, each of 4.25 bits a weight
     (attention,) = (part for part in parts(shape, Step(1, 1, 4096), fp8=False) if part.name == "attention")
     assert attention.num_bytes == 12 * (4096 + 128) * 4 * 8 * 64
+
+
+def test_only_quantization_to_fp8_gives_the_layers_of_a_shape_8_bits() -> None:
+    drafts = SpeculativeConfig(method="mtp")
+    assert StaticEngine("Llama-3.1-8B", "fp8").has_fp8
+    assert not StaticEngine("Llama-3.1-8B", drafts=drafts).has_fp8
+    assert not StaticEngine("Llama-3.1-8B", "int8").has_fp8
