@@ -17,7 +17,8 @@ from proa_engine.kernels.experts.moe import (
 )
 from proa_engine.kernels.experts.moe_few import MAX_PAIRS, few_combine_reference, few_gate_reference
 from proa_engine.kernels.experts.moe_few_matmul import few_combine, few_gate, new_counters
-from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_int import pack_experts
+from proa_engine.kernels.experts.moe_pairs import ExpertRange, align_pairs, is_held
 from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.products import fp8_linear
@@ -32,7 +33,7 @@ from proa_engine.kernels.silu_and_mul import (
 )
 from support.fp4_cases import KINDS, Kind, experts_of, fp4_case
 from support.interpreter import TOLERANCE, close
-from support.quantized_cases import ExpertCase, expert_case
+from support.quantized_cases import ExpertCase, expert_case, int_case
 
 CLAMPED = ClampedSwiGLU(alpha=1.702, limit=1.5)
 DEEPSEEK = Routing(8, normalize=True, scoring="sigmoid", num_groups=8, num_chosen_groups=4, scale=2.5)
@@ -187,6 +188,30 @@ def check_few_pairs_get_the_numbers_of_many(dtype: torch.dtype) -> None:
         arguments = case.x, case.weights, case.experts
         many, few = fused(*arguments)[:2], fused(*(each[:2] for each in arguments))
         close(few / many.abs().max(), many / many.abs().max())
+
+
+def check_sorted_pairs_end_with_the_activation(dtype: torch.dtype) -> None:
+    """The product by gate and up with its activation is the product and then the activation, in each form of weights
+    that are multiplied by floats; widths that end within a tile, and more than one block of an expert. NumPy's products
+    and exponentials depend on the order of the columns, so the bits are not compared."""
+    tokens, k, held = 57, 3, ExpertRange(1, 4, 5)
+    for inner, activation in ((40, silu_and_mul), (104, GatedActivation("gelu_tanh")), (72, CLAMPED)):
+        case = expert_case(tokens, hidden=96, inner=inner, experts=5, k=k, dtype=dtype)
+        stored: tuple[StackedMatrices, ...] = (
+            ExpertMatrices(case.gate_up[1:], bias=torch.randn(4, 2 * inner).to(dtype)),
+            experts_of(fp4_case("mxfp4", 4, 2 * inner, 96), torch.randn(4, 2 * inner).to(dtype))[0],
+            pack_experts(int_case(4, 2 * inner, 96, bits=4, group_size=32, dtype=dtype)),
+        )
+        for block_size in (16, 64):
+            blocks = align_pairs(case.experts, held, block_size)
+            is_written = is_held(case.experts, held).flatten()
+            for matrices in stored:
+                apart = activation(matrices.multiply(case.x, blocks, None, k))
+                ours = matrices.multiply(case.x, blocks, None, k, activation.constants)
+                close(ours[is_written], apart[is_written])
+    up = ExpertMatrices(case.gate_up[1:, :72].contiguous())
+    ours = up.multiply(case.x, blocks, None, k, ReluSquared().constants)
+    close(ours[is_written], F.relu(up.multiply(case.x, blocks, None, k)).square()[is_written])
 
 
 def check_a_rank_sums_its_own_experts(dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ Weights are floats, 8-bit floats with scales as in `fp8_linear`, or 8-bit intege
 computes a tile [BLOCK_M, BLOCK_N].
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,13 +24,12 @@ from proa_engine.kernels.experts.moe_pairs import (
     ExpertRange,
     align_pairs,
     combine_pairs,
-    multiply_by_pairs,
 )
+from proa_engine.kernels.experts.moe_product import NO_ACTIVATION, multiply_by_pairs, store_pairs, tile_rows_of_weight
 from proa_engine.kernels.experts.moe_skinny import is_skinny, skinny_experts
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, check_device, quantize
 from proa_engine.kernels.int8 import Int8Form, quantize_int8
 from proa_engine.kernels.launch import begin, kernel
-from proa_engine.kernels.products.product_tile import store_tile
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 from proa_engine.kernels.tilings import tilings_of
 
@@ -77,14 +76,20 @@ class ExpertMatrices:
         return ExpertWeights(form, self.weight, self.scales, self.bias, *self.weight.shape[1:])
 
     def multiply(
-        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+        self,
+        x: torch.Tensor | QuantizedRows,
+        blocks: ExpertBlocks,
+        pair_weights: torch.Tensor | None,
+        k: int,
+        activation: Mapping[str, object] = NO_ACTIVATION,
     ) -> torch.Tensor:
         """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each row times its pair's
         weight.
 
-        GPU only; its reference is `LoopedExperts`.
+        `activation`: the constants of an `ExpertActivation` of the outputs; quantized rows have none. GPU only; its
+        reference is `LoopedExperts`.
         """
-        return moe_matmul(x, self, blocks, pair_weights, k)
+        return moe_matmul(x, self, blocks, pair_weights, k, activation)
 
 
 def moe_matmul(
@@ -93,6 +98,7 @@ def moe_matmul(
     blocks: ExpertBlocks,
     pair_weights: torch.Tensor | None,
     k: int,
+    activation: Mapping[str, object],
 ) -> torch.Tensor:
     """See `ExpertMatrices.multiply`."""
     values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
@@ -101,6 +107,7 @@ def moe_matmul(
     assert values.shape[1] == weight.shape[2]
     assert weight.is_contiguous()
     assert (x_scales is None) == (matrices.scales is None)
+    assert matrices.scales is None or activation is NO_ACTIVATION
     in_blocks = matrices.scales is not None and matrices.scales.dim() == 3
     return multiply_by_pairs(
         moe_matmul_kernel,
@@ -109,7 +116,8 @@ def moe_matmul(
         blocks,
         pair_weights,
         k,
-        num_outputs=weight.shape[1],
+        activation,
+        weight_rows=weight.shape[1],
         tile=tilings_of(values.device).experts[blocks.block_size],
         dtype=x.dtype,
         SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
@@ -134,9 +142,9 @@ def rows_per_block(num_pairs: int, num_experts: int) -> int:
 def moe_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
     x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing
-    weight_ptr,  # [experts, num_outputs, num_inputs], of x's type
+    weight_ptr,  # [experts, PARTS * num_outputs, num_inputs], of x's type
     weight_scales_ptr,  # [experts, num_outputs], [experts, ceil(num_outputs / BLOCK_K), num_inputs / BLOCK_K], nothing
-    bias_ptr,  # [experts, num_outputs], or nothing
+    bias_ptr,  # [experts, PARTS * num_outputs], or nothing
     out_ptr,  # [num_pairs, num_outputs]
     pair_weights_ptr,  # [num_pairs], or nothing
     pairs_ptr,  # [max_blocks * BLOCK_M]
@@ -149,13 +157,17 @@ def moe_matmul_kernel(
     SCALES: tl.constexpr,  # 0: none; 1: of rows and outputs; 2: of blocks
     HAS_BIAS: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PARTS: tl.constexpr,  # `rows_per_output`; 1 with scales
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # rows of the weight, PARTS for each output
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N // PARTS)
     block = tl.program_id(0) // tiles_n
     if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
         return
@@ -164,11 +176,12 @@ def moe_matmul_kernel(
     pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     row_mask = pair < num_pairs
     row = pair // ROWS_PER_INPUT
-    column = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    column_mask = column < num_outputs
+    first = tile_n * (BLOCK_N // PARTS)
+    column, column_mask = tile_rows_of_weight(first, num_outputs, PARTS, BLOCK_N)
+    first_column = expert * PARTS * num_outputs  # of the expert
     inner = tl.arange(0, BLOCK_K)
     x_place = x_ptr + row[:, None] * num_inputs + inner[None, :]
-    weight_place = weight_ptr + (expert * num_outputs + column[None, :]) * num_inputs + inner[:, None]
+    weight_place = weight_ptr + (first_column + column[None, :]) * num_inputs + inner[:, None]
     num_groups = num_inputs // BLOCK_K
     block_scales = weight_scales_ptr  # of this tile's outputs, where they lie in blocks
     if SCALES == 2:
@@ -186,11 +199,25 @@ def moe_matmul_kernel(
             total = tl.dot(x, weight, total, input_precision="ieee", out_dtype=total.dtype)
     if SCALES == 1:
         x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
-        weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
+        weight_scale = tl.load(weight_scales_ptr + first_column + column, mask=column_mask, other=0.0)
         total = total.to(tl.float32) * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
-        bias_ptr += expert * num_outputs
-    store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)
+        total += tl.load(bias_ptr + first_column + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    store_pairs(
+        out_ptr,
+        total,
+        pair_weights_ptr,
+        pair,
+        first,
+        num_pairs,
+        num_outputs,
+        WEIGHTED,
+        ACTIVATION,
+        ALPHA,
+        LIMIT,
+        PARTS,
+        BLOCK_N,
+    )
 
 
 class StackedMatrices(Protocol):
@@ -205,7 +232,12 @@ class StackedMatrices(Protocol):
         ...
 
     def multiply(
-        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+        self,
+        x: torch.Tensor | QuantizedRows,
+        blocks: ExpertBlocks,
+        pair_weights: torch.Tensor | None,
+        k: int,
+        activation: Mapping[str, object] = NO_ACTIVATION,
     ) -> torch.Tensor:
         """As `ExpertMatrices.multiply`."""
         ...
@@ -230,7 +262,7 @@ class FusedExperts:
         self.gate_up = gate_up
         self.down = down
         self.form = form
-        self.down_form = form if down_form is None else down_form
+        self.down_form = down_form or form
         self.activation = activation
         self.held = held or ExpertRange.all(gate_up.num_experts)
 
@@ -241,8 +273,7 @@ class FusedExperts:
         (num_tokens, k), held = experts.shape, self.held
         blocks = align_pairs(experts, held, rows_per_block(experts.numel(), held.total))
         # The rows of pairs whose expert is not held are never written, and never read by the second product.
-        hidden = self.gate_up.multiply(_quantized(x, self.form), blocks, None, k)
-        pairs = self.down.multiply(self._active(hidden), blocks, weights, k)
+        pairs = self.down.multiply(self._hidden(x, blocks, k), blocks, weights, k)
         return combine_pairs(pairs.view(num_tokens, k, -1), experts, held)
 
     def _unsorted(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -252,15 +283,17 @@ class FusedExperts:
         forms = self.form, self.down_form
         return few_experts(x, weights, experts, self.held, gate_up, down, activation, forms)
 
-    def _active(self, hidden: torch.Tensor) -> torch.Tensor | QuantizedRows:
+    def _hidden(self, x: torch.Tensor, blocks: ExpertBlocks, k: int) -> torch.Tensor | QuantizedRows:
+        """x [T, N] -> the rows by which `down` is multiplied, [T * k, width]"""
+        if self.form is None or self.down_form is None:
+            return self.gate_up.multiply(x, blocks, None, k, self.activation.constants)
+        hidden = self.gate_up.multiply(_quantized(x, self.form), blocks, None, k)
         if isinstance(self.down_form, Fp8Form) and self.activation is silu_and_mul:
             return silu_and_mul_fp8(hidden, self.down_form)
         return _quantized(self.activation(hidden), self.down_form)
 
 
-def _quantized(x: torch.Tensor, form: ExpertForm | None) -> torch.Tensor | QuantizedRows:
-    if form is None:
-        return x
+def _quantized(x: torch.Tensor, form: ExpertForm) -> QuantizedRows:
     return quantize_int8(x, form) if isinstance(form, Int8Form) else quantize(x, form)
 
 

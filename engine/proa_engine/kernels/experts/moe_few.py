@@ -1,9 +1,10 @@
 """Experts of few (token, expert) pairs, up to `MAX_PAIRS`: what the two products of such a step share.
 
-With more pairs a layer's experts take six launches: two sort the pairs by expert (`moe_pairs`), then product,
-activation, product and sum. With up to `MAX_PAIRS` pairs they take two (`moe_few_matmul`). Every program finds the rows
-of its block itself, from the experts of all pairs: as many numbers as a warp or two load at once, so that nothing is
-sorted beforehand. The first product ends with the activation, the second with the sum of each token's experts.
+With more pairs a layer's experts take five launches, or more with quantized inputs: two sort the pairs by expert
+(`moe_pairs`), then product, product and sum. With up to `MAX_PAIRS` pairs they take two (`moe_few_matmul`). Every
+program finds the rows of its block itself, from the experts of all pairs: as many numbers as a warp or two load at
+once, so that nothing is sorted beforehand. The first product ends with the activation, the second with the sum of each
+token's experts.
 One or two tokens have kernels of their own if the experts are floats (`moe_skinny`).
 
 A block is up to BLOCK_M pairs of one expert, in order. It belongs to its first pair: there is a program for each pair
@@ -16,7 +17,7 @@ Qwen3-30B-A3B took 46.7 and 52.7 us on an H200, the choice of experts included. 
 sorted pairs has not been measured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,11 +47,6 @@ class ExpertWeights:
     num_outputs: int
     num_inputs: int
     group: int = 0  # of integers: inputs that share a scale, 0: all
-
-
-def rows_per_output(activation: Mapping[str, object]) -> int:
-    """The rows of the first product's weight for each of its outputs: of gate and up, or of up alone."""
-    return 1 if activation["ACTIVATION"] == "relu_squared" else 2
 
 
 def few_gate_reference(

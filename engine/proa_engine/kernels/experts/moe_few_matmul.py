@@ -21,16 +21,15 @@ from proa_engine.kernels.experts.moe_few import (
     MAX_PAIRS,
     ExpertWeights,
     find_block,
-    rows_per_output,
     sum_tokens,
 )
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_product import rows_per_output, store_pairs, tile_rows_of_weight
 from proa_engine.kernels.fp4 import fp4_tile
 from proa_engine.kernels.fp8 import ROUND_BEFORE, Fp8Form, to_fp8
 from proa_engine.kernels.int8 import Int8Form, round_to_int8
 from proa_engine.kernels.int_weights import int_tile
 from proa_engine.kernels.launch import INT32_END, begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.silu_and_mul import activate_product
 
 
 def few_experts(
@@ -193,9 +192,7 @@ def moe_few_gate_matmul_kernel(
         return
     row_mask = pair < num_pairs
     first = tl.program_id(0) % tiles_n * (BLOCK_N // PARTS)
-    turn = tl.arange(0, BLOCK_N)
-    column = first + turn // PARTS + turn % PARTS * num_outputs
-    column_mask = first + turn // PARTS < num_outputs
+    column, column_mask = tile_rows_of_weight(first, num_outputs, PARTS, BLOCK_N)
     total = expert_tile(
         x_ptr,
         static_ptr,
@@ -218,12 +215,8 @@ def moe_few_gate_matmul_kernel(
         BLOCK_N,
         BLOCK_K,
     )
-    total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-    output = first + tl.arange(0, BLOCK_N // PARTS)
-    tl.store(
-        out_ptr + pair[:, None] * num_outputs + output[None, :],
-        activate_product(total, ACTIVATION, ALPHA, LIMIT),
-        mask=row_mask[:, None] & (output < num_outputs)[None, :],
+    store_pairs(
+        out_ptr, total, None, pair, first, num_pairs, num_outputs, False, ACTIVATION, ALPHA, LIMIT, PARTS, BLOCK_N
     )
 
 

@@ -1,16 +1,17 @@
 """One product for all experts by weights of 4-bit floats, dequantized in registers (`fp4`)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
 from proa_engine.kernels.experts.moe_few import ExpertWeights
-from proa_engine.kernels.experts.moe_pairs import ExpertBlocks, multiply_by_pairs
+from proa_engine.kernels.experts.moe_pairs import ExpertBlocks
+from proa_engine.kernels.experts.moe_product import NO_ACTIVATION, multiply_by_pairs, store_pairs, tile_rows_of_weight
 from proa_engine.kernels.fp4 import Fp4Matrices, fp4_tile
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.launch import begin, kernel
-from proa_engine.kernels.products.product_tile import store_tile
 from proa_engine.kernels.tilings import tilings_of
 
 
@@ -30,15 +31,25 @@ class Fp4Experts:
         return ExpertWeights("fp4", packed.words, packed.scales, packed.bias, packed.num_outputs, packed.num_inputs)
 
     def multiply(
-        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+        self,
+        x: torch.Tensor | QuantizedRows,
+        blocks: ExpertBlocks,
+        pair_weights: torch.Tensor | None,
+        k: int,
+        activation: Mapping[str, object] = NO_ACTIVATION,
     ) -> torch.Tensor:
         """As `ExpertMatrices.multiply`."""
         assert isinstance(x, torch.Tensor)
-        return moe_fp4_matmul(x, self.matrices, blocks, pair_weights, k)
+        return moe_fp4_matmul(x, self.matrices, blocks, pair_weights, k, activation)
 
 
 def moe_fp4_matmul(
-    x: torch.Tensor, matrices: Fp4Matrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    x: torch.Tensor,
+    matrices: Fp4Matrices,
+    blocks: ExpertBlocks,
+    pair_weights: torch.Tensor | None,
+    k: int,
+    activation: Mapping[str, object],
 ) -> torch.Tensor:
     """See `ExpertMatrices.multiply`."""
     assert x.is_contiguous()
@@ -50,7 +61,8 @@ def moe_fp4_matmul(
         blocks,
         pair_weights,
         k,
-        num_outputs=matrices.num_outputs,
+        activation,
+        weight_rows=matrices.num_outputs,
         tile=tilings_of(x.device).fp4_experts[blocks.block_size],
         dtype=x.dtype,
         HAS_BIAS=matrices.bias is not None,
@@ -60,9 +72,9 @@ def moe_fp4_matmul(
 @kernel(do_not_specialize=["num_pairs"])
 def moe_fp4_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
-    words_ptr,  # [experts, ceil(num_inputs / 128), num_outputs, 16]
+    words_ptr,  # [experts, ceil(num_inputs / 128), PARTS * num_outputs, 16]
     scales_ptr,  # as in `Fp4Matrices`
-    bias_ptr,  # [experts, num_outputs], or nothing
+    bias_ptr,  # [experts, PARTS * num_outputs], or nothing
     out_ptr,  # [num_pairs, num_outputs]
     pair_weights_ptr,  # [num_pairs], or nothing
     pairs_ptr,  # [max_blocks * BLOCK_M]
@@ -74,19 +86,24 @@ def moe_fp4_matmul_kernel(
     ROWS_PER_INPUT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PARTS: tl.constexpr,  # `rows_per_output`
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # rows of the weight, PARTS for each output
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N // PARTS)
     block = tl.program_id(0) // tiles_n
     if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
         return
     tile_n = tl.program_id(0) % tiles_n
     expert = tl.load(block_experts_ptr + block).to(tl.int64)
     pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tile_n * (BLOCK_N // PARTS)
+    column, column_mask = tile_rows_of_weight(first, num_outputs, PARTS, BLOCK_N)
     total = fp4_tile(
         x_ptr,
         words_ptr,
@@ -96,8 +113,8 @@ def moe_fp4_matmul_kernel(
         num_inputs,
         expert,
         column,
-        column < num_outputs,
-        num_outputs,
+        column_mask,
+        PARTS * num_outputs,
         num_inputs,
         0,
         num_inputs,
@@ -105,5 +122,20 @@ def moe_fp4_matmul_kernel(
         BLOCK_N,
     )
     if HAS_BIAS:
-        bias_ptr += expert * num_outputs
-    store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)
+        bias = tl.load(bias_ptr + expert * PARTS * num_outputs + column, mask=column_mask, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    store_pairs(
+        out_ptr,
+        total,
+        pair_weights_ptr,
+        pair,
+        first,
+        num_pairs,
+        num_outputs,
+        WEIGHTED,
+        ACTIVATION,
+        ALPHA,
+        LIMIT,
+        PARTS,
+        BLOCK_N,
+    )

@@ -1,16 +1,17 @@
 """One product for all experts by integer weights (`int_weights`), dequantized in registers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
 from proa_engine.kernels.experts.moe_few import ExpertWeights, WeightForm
-from proa_engine.kernels.experts.moe_pairs import ExpertBlocks, multiply_by_pairs
+from proa_engine.kernels.experts.moe_pairs import ExpertBlocks
+from proa_engine.kernels.experts.moe_product import NO_ACTIVATION, multiply_by_pairs, store_pairs, tile_rows_of_weight
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.int_weights import IntWeight, PackedIntWeight, int_tile, pack_int
 from proa_engine.kernels.launch import begin, kernel
-from proa_engine.kernels.products.product_tile import store_tile
 from proa_engine.kernels.tilings import tilings_of
 
 
@@ -28,11 +29,16 @@ class IntMatrices(PackedIntWeight):
         return ExpertWeights(form, self.words, self.scales, None, self.words.shape[2], self.num_inputs, self.group)
 
     def multiply(
-        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+        self,
+        x: torch.Tensor | QuantizedRows,
+        blocks: ExpertBlocks,
+        pair_weights: torch.Tensor | None,
+        k: int,
+        activation: Mapping[str, object] = NO_ACTIVATION,
     ) -> torch.Tensor:
         """As `ExpertMatrices.multiply`."""
         assert isinstance(x, torch.Tensor)
-        return moe_int_matmul(x, self, blocks, pair_weights, k)
+        return moe_int_matmul(x, self, blocks, pair_weights, k, activation)
 
 
 def pack_experts(weight: IntWeight) -> IntMatrices:
@@ -42,7 +48,12 @@ def pack_experts(weight: IntWeight) -> IntMatrices:
 
 
 def moe_int_matmul(
-    x: torch.Tensor, matrices: IntMatrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    x: torch.Tensor,
+    matrices: IntMatrices,
+    blocks: ExpertBlocks,
+    pair_weights: torch.Tensor | None,
+    k: int,
+    activation: Mapping[str, object],
 ) -> torch.Tensor:
     """See `ExpertMatrices.multiply`."""
     assert x.is_contiguous()
@@ -54,7 +65,8 @@ def moe_int_matmul(
         blocks,
         pair_weights,
         k,
-        num_outputs=matrices.words.shape[2],
+        activation,
+        weight_rows=matrices.words.shape[2],
         tile=tilings_of(x.device).packed_int_experts[blocks.block_size],
         dtype=x.dtype,
         BITS=matrices.bits,
@@ -65,8 +77,8 @@ def moe_int_matmul(
 @kernel(do_not_specialize=["num_pairs"])
 def moe_int_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
-    words_ptr,  # [experts, blocks, num_outputs, 16]
-    scales_ptr,  # [experts, groups, num_outputs]
+    words_ptr,  # [experts, blocks, PARTS * num_outputs, 16]
+    scales_ptr,  # [experts, groups, PARTS * num_outputs]
     out_ptr,  # [num_pairs, num_outputs]
     pair_weights_ptr,  # [num_pairs], or nothing
     pairs_ptr,  # [max_blocks * BLOCK_M]
@@ -79,19 +91,24 @@ def moe_int_matmul_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PARTS: tl.constexpr,  # `rows_per_output`
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # rows of the weight, PARTS for each output
     PDL: tl.constexpr,
 ):
     begin(PDL)
-    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N // PARTS)
     block = tl.program_id(0) // tiles_n
     if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
         return
     tile_n = tl.program_id(0) % tiles_n
     expert = tl.load(block_experts_ptr + block).to(tl.int64)
     pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tile_n * (BLOCK_N // PARTS)
+    column, column_mask = tile_rows_of_weight(first, num_outputs, PARTS, BLOCK_N)
     total = int_tile(
         x_ptr,
         words_ptr,
@@ -101,12 +118,26 @@ def moe_int_matmul_kernel(
         num_inputs,
         expert,
         column,
-        column < num_outputs,
-        num_outputs,
+        column_mask,
+        PARTS * num_outputs,
         num_inputs,
         BITS,
         GROUP,
         BLOCK_M,
         BLOCK_N,
     )
-    store_tile(out_ptr, total, None, pair_weights_ptr, pair, column, num_pairs, num_outputs, False, WEIGHTED)
+    store_pairs(
+        out_ptr,
+        total,
+        pair_weights_ptr,
+        pair,
+        first,
+        num_pairs,
+        num_outputs,
+        WEIGHTED,
+        ACTIVATION,
+        ALPHA,
+        LIMIT,
+        PARTS,
+        BLOCK_N,
+    )

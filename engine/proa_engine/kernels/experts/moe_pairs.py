@@ -11,14 +11,12 @@ segment's pairs behind them, in order. The host knows only an upper bound of the
 outputs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import INTERPRETED, Kernel, begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.tilings import ProductTile
+from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -57,46 +55,6 @@ class ExpertBlocks:
     num_blocks: torch.Tensor  # [1] int32: blocks in use; what lies behind them has no meaning
     max_blocks: int
     block_size: int
-
-
-def multiply_by_pairs(
-    matmul_kernel: Kernel,
-    x: torch.Tensor,
-    operands: Sequence[torch.Tensor | None],
-    blocks: ExpertBlocks,
-    pair_weights: torch.Tensor | None,
-    k: int,
-    *,
-    num_outputs: int,
-    tile: ProductTile,
-    dtype: torch.dtype,
-    **constants: object,
-) -> torch.Tensor:
-    """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs] of `dtype`, by a kernel of one
-    product for all experts, whose `operands` follow x."""
-    by_pair = pair_weights is not None
-    num_pairs, num_inputs = x.shape[0] * (1 if by_pair else k), x.shape[1]
-    out = torch.empty((num_pairs, num_outputs), dtype=dtype, device=x.device)
-    matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, tile.outputs),)](
-        x,
-        *operands,
-        out,
-        pair_weights,
-        blocks.pairs,
-        blocks.experts,
-        blocks.num_blocks,
-        num_pairs,
-        num_outputs,
-        num_inputs,
-        ROWS_PER_INPUT=1 if by_pair else k,
-        WEIGHTED=by_pair,
-        BLOCK_M=blocks.block_size,
-        BLOCK_N=tile.outputs,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        **constants,
-    )
-    return out
 
 
 def align_pairs(experts: torch.Tensor, held: ExpertRange, block_size: int) -> ExpertBlocks:

@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.experts.moe_few import ExpertWeights, rows_per_output
+from proa_engine.kernels.experts.moe_few import ExpertWeights
 from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe_product import rows_per_output
 from proa_engine.kernels.launch import INT32_END, cdiv, kernel, next_power_of_2, num_multiprocessors
 from proa_engine.kernels.products.skinny_gemm import WARPS_PER_MULTIPROCESSOR, load_block
 from proa_engine.kernels.silu_and_mul import activate_product

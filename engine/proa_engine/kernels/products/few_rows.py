@@ -272,7 +272,7 @@ def few_rows_kernel(
     if GATED:
         gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
         y = gate / (1.0 + tl.exp(-gate)) * up
-    store_tile(out_ptr, y, None, None, row, column, num_rows, num_outputs, False, False)
+    store_tile(out_ptr, y, None, row, column, num_rows, num_outputs, False)
 
 
 @triton.jit

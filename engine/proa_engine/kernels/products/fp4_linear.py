@@ -141,7 +141,7 @@ def fp4_matmul_kernel(
         if not store_part(total, place + tl.program_id(1) * size, mask, arrived_ptr + tile, num_parts):
             return
         total = add_parts(place, mask, size, arrived_ptr + tile, num_parts, 1)
-    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+    store_tile(out_ptr, total, bias_ptr, row, column, num_rows, num_outputs, HAS_BIAS)
 
 
 class Fp4Linear:

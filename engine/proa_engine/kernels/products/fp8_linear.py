@@ -116,7 +116,7 @@ def fp8_block_matmul_kernel(
         x_scale = tl.load(x_scales_ptr + row * num_groups + group, mask=row_mask, other=0.0)
         scale = x_scale * tl.load(weight_scale_place + group)
         total += tl.dot(x, weight) * scale[:, None]
-    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+    store_tile(out_ptr, total, bias_ptr, row, column, num_rows, num_outputs, HAS_BIAS)
 
 
 class Fp8Product:

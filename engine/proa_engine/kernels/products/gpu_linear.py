@@ -115,7 +115,7 @@ def invariant_linear_kernel(
             other=0.0,
         )
         total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
-    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+    store_tile(out_ptr, total, bias_ptr, row, column, num_rows, num_outputs, HAS_BIAS)
 
 
 class GpuLinear:

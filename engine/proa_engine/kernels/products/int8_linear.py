@@ -151,4 +151,4 @@ def int8_matmul_kernel(
     x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
     scale = tl.load(scales_ptr + column, mask=column_mask, other=0.0)
     y = total.to(tl.float32) * x_scale[:, None] * scale[None, :]
-    store_tile(out_ptr, y, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+    store_tile(out_ptr, y, bias_ptr, row, column, num_rows, num_outputs, HAS_BIAS)

@@ -97,4 +97,4 @@ def int_matmul_kernel(
         BLOCK_M,
         BLOCK_N,
     )
-    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+    store_tile(out_ptr, total, bias_ptr, row, column, num_rows, num_outputs, HAS_BIAS)

@@ -25,21 +25,17 @@ def store_tile(
     out_ptr,  # [num_rows, num_outputs]
     total,  # [M, N] float32: the products of `row` and `column`
     bias_ptr,  # [num_outputs], or nothing
-    factors_ptr,  # [num_rows], or nothing
     row,  # [M]
     column,  # [N]
     num_rows,
     num_outputs,
     HAS_BIAS: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
 ):
-    """The end of a product's program: store (total + bias) * factor of the row."""
+    """The end of a product's program: store total + bias."""
     row_mask = row < num_rows
     column_mask = column < num_outputs
     if HAS_BIAS:
         total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    if HAS_FACTORS:
-        total = total * tl.load(factors_ptr + row, mask=row_mask, other=0.0)[:, None]
     tl.store(
         out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
     )
