@@ -1,8 +1,8 @@
 """Experts of few (token, expert) pairs, up to `MAX_PAIRS`: what the two products of such a step share.
 
-With more pairs a layer's experts take five launches, or more with quantized inputs: two sort the pairs by expert
-(`moe_pairs`), then product, product and sum. With up to `MAX_PAIRS` pairs they take two (`moe_few_matmul`). Every
-program finds the rows of its block itself, from the experts of all pairs: as many numbers as a warp or two load at
+With more pairs a layer's experts take four launches, and more with many of them or with quantized inputs: one sorts the
+pairs by expert (`moe_pairs`), then product, product and sum. With up to `MAX_PAIRS` pairs they take two
+(`moe_few_matmul`). Every program finds the rows of its block itself, from the experts of all pairs: as many numbers as a warp or two load at
 once, so that nothing is sorted beforehand. The first product ends with the activation, the second with the sum of each
 token's experts.
 One or two tokens have kernels of their own if the experts are floats (`moe_skinny`).
