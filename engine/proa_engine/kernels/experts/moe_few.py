@@ -2,9 +2,9 @@
 
 With more pairs a layer's experts take four launches, and more with many of them or with quantized inputs: one sorts the
 pairs by expert (`moe_pairs`), then product, product and sum. With up to `MAX_PAIRS` pairs they take two
-(`moe_few_matmul`). Every program finds the rows of its block itself, from the experts of all pairs: as many numbers as a warp or two load at
-once, so that nothing is sorted beforehand. The first product ends with the activation, the second with the sum of each
-token's experts.
+(`moe_few_matmul`). Every program finds the rows of its block itself, from the experts of all pairs: as many numbers as
+a warp or two load at once, so that nothing is sorted beforehand. The first product ends with the activation, the second
+with the sum of each token's experts.
 One or two tokens have kernels of their own if the experts are floats (`moe_skinny`).
 
 A block is up to BLOCK_M pairs of one expert, in order. It belongs to its first pair: there is a program for each pair
