@@ -2,8 +2,9 @@
 right; greedy and sampled, asynchronous or not, with hits, chunks and preemption, at every limit, with adapters and on
 two ranks. And the built-in model's drafter is right as often as it was when it was trained."""
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from proa.contract import FinishReason, PoolingParams, PoolingTask, SamplingParams
 from proa_engine import LLM, LoRARequest
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.core.grammar import Grammars
+from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.step.hidden_drafts import LayerDrafts
 from support.builtin_questions import greedy_questions
@@ -32,14 +36,16 @@ from support.draft_requests import (
 from support.drafters import write_eagle3
 from support.engine import Engine, Result, build_core, pooled, request, run, tokens
 from support.fake_grammar import constrained
+from support.grammar_requests import grammar_requests, grammars_for
 from support.host_rounds import HOST, rounds
 from support.mtp_models import make_mtp_model
 from support.oracle_drafts import CHANGING
 from support.prompt_embeds import embedded, input_embeddings
 from support.scripted_drafts import scripted_drafts, seven_of_ten
-from support.tiny_models import BYTES, VOCAB_SIZE, make_tiny_model
+from support.tiny_models import BYTES, EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 
 _METHODS = {1: "greedy", 3: "auto", 5: "probabilistic"}  # by K
+_BUILTIN: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 48}
 
 
 def drafts(folder: Path, num_speculative_tokens: int = 3, **options: Any) -> SpeculativeConfig:
@@ -397,17 +403,24 @@ def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path
             assert capture.num_draws > len(engine.plans) / 4
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
-def test_the_models_own_layer_drafts_under_grammars(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "is_text"), [("glm4_moe", False), ("qwen3_5_text", False), ("glm4_moe", True), ("qwen3_5_text", True)]
+)
+def test_the_models_own_layer_drafts_under_grammars(tmp_path: Path, family: str, is_text: bool) -> None:
+    """Grammars over token ids, or Lark grammars and those of tool calls."""
     folder, _ = make_mtp_model(tmp_path, family)
-    wanted, grammars = constrained(requests(), VOCAB_SIZE)
-    with build_core(folder, grammars=grammars, **CONFIG) as engine:
-        expected = run(engine, wanted)
-    settings = {"speculative_config": SpeculativeConfig(method="mtp"), "grammars": grammars, **CONFIG}
-    with (
-        scripted_drafts(seven_of_ten(whole(expected, wanted))),
-        build_core(folder, poison=True, max_num_seqs=12, **settings) as engine,
-    ):
+    with ExitStack() as stack:
+        grammars: Grammars
+        if is_text:
+            wanted = grammar_requests(folder, [each.prompt_token_ids for each in requests()], max_tokens=40)
+            grammars = stack.enter_context(grammars_for(folder, VOCAB_SIZE, [EOS_TOKEN_ID]))
+        else:
+            wanted, grammars = constrained(requests(), VOCAB_SIZE)
+        with build_core(folder, grammars=grammars, **CONFIG) as engine:
+            expected = run(engine, wanted)
+        settings = {"speculative_config": SpeculativeConfig(method="mtp"), "grammars": grammars, **CONFIG}
+        stack.enter_context(scripted_drafts(seven_of_ten(whole(expected, wanted))))
+        engine = stack.enter_context(build_core(folder, poison=True, max_num_seqs=12, **settings))
         for _ in range(2):
             assert tokens(run(engine, wanted)) == tokens(expected)
         stats = engine.core.stats()
@@ -444,13 +457,43 @@ def test_requests_with_adapters_have_drafts_of_a_drafter_without_one() -> None:
     assert texts[0] != texts[1]
 
 
-def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained() -> None:
+@pytest.fixture(scope="module")
+def builtin_grammars() -> Iterator[LLGuidanceGrammars]:
+    fields = json.loads((builtin_model_folder() / "config.json").read_text())
+    with grammars_for(builtin_model_folder(), fields["vocab_size"], [fields["eos_token_id"]]) as grammars:
+        yield grammars
+
+
+@pytest.fixture(scope="module")
+def builtin_plain(builtin_grammars: LLGuidanceGrammars) -> Iterator[Engine]:
+    with build_core("builtin", grammars=builtin_grammars, **_BUILTIN) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def builtin_drafting(builtin_grammars: LLGuidanceGrammars) -> Iterator[Engine]:
+    config = drafts(Path("builtin"), 4)
+    with build_core("builtin", poison=True, grammars=builtin_grammars, speculative_config=config, **_BUILTIN) as engine:
+        yield engine
+
+
+def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained(
+    builtin_plain: Engine, builtin_drafting: Engine
+) -> None:
     """Tokens a step, with four draft tokens and greedy requests. The drafter's own training shows 3.9."""
     wanted = greedy_questions()
-    settings: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 48}
-    with build_core("builtin", **settings) as engine:
-        expected = run(engine, wanted)
-    with build_core("builtin", poison=True, speculative_config=drafts(Path("builtin"), 4), **settings) as engine:
-        assert_same(run(engine, wanted), expected)
-        stats = engine.core.stats()
+    assert_same(run(builtin_drafting, wanted), run(builtin_plain, wanted))
+    stats = builtin_drafting.core.stats()
     assert 1 + stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts > 3.5
+
+
+def test_lark_grammars_and_tool_calls_with_drafts_of_the_built_in_models_drafter(
+    builtin_plain: Engine, builtin_drafting: Engine
+) -> None:
+    prompts = [each.prompt_token_ids for each in greedy_questions()]
+    wanted = grammar_requests(builtin_model_folder(), prompts, max_tokens=48)
+    before = builtin_drafting.core.stats()
+    assert_same(run(builtin_drafting, wanted), run(builtin_plain, wanted))
+    after = builtin_drafting.core.stats()
+    assert after.num_forced_tokens - before.num_forced_tokens > 100
+    assert after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens > 40
