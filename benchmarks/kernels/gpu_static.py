@@ -188,14 +188,14 @@ def count_drafts() -> Iterator[DraftedStep]:
     for shape, drafts in DRAFTS:
         counter = StepCounter(StaticEngine(shape, drafts=drafts))
         for workload in DRAFT_WORKLOADS:
-            zero, full = counter.count(workload), counter.count(workload, drafts.num_speculative_tokens)
+            zero, full = counter.count(workload), counter.count(workload, drafts.max_drafts)
             yield DraftedStep(shape, drafts, workload, without[shape, workload], zero, full)
 
 
 def draft_row(step: DraftedStep) -> list[str]:
     return [
         step.shape,
-        f"{step.drafts.num_speculative_tokens} of {step.drafts.method}",
+        f"{step.drafts.max_drafts} of {step.drafts.method}",
         step.workload,
         *(f"{cost.triton} + {cost.torch}" for cost in (step.without, step.zero, step.full)),
         *map(str, step.full.replayed),

@@ -67,7 +67,7 @@ class StaticEngine:
 
     @property
     def num_drafts(self) -> int:
-        return self.drafts.num_speculative_tokens if self.drafts else 0
+        return self.drafts.max_drafts if self.drafts else 0
 
 
 class StepCounter:

@@ -249,4 +249,4 @@ class EngineConfig:
     @property
     def num_speculative_tokens(self) -> int:
         """Maximum draft tokens of a request in a step; zero without speculative decoding."""
-        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+        return 0 if self.speculative_config is None else self.speculative_config.max_drafts

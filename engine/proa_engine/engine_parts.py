@@ -28,6 +28,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.executor.started import StartedRanks
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.models.audio_config import AudioConfig, placed
+from proa_engine.models.drafters.block_size import with_draft_number
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.preflight import check_start
 from proa_engine.sources.folders import read_tokenizer_files
@@ -91,6 +92,7 @@ def load_engine(
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
     check_start(config)
+    config = with_draft_number(config)
     from proa_engine.executor import prepare_executor
     from proa_engine.memory.host import available_cores
 

@@ -10,10 +10,17 @@ from proa.tokenizer_files import SAMPLING_DEFAULTS
 TASKS: Final = ("embed", "token_embed", "classify", "token_classify")
 POOLING_TYPES: Final = ("CLS", "LAST", "MEAN")
 METHODS = ("ngram", "eagle3", "mtp", "dflash", "dspark")
-_WITH_MODEL = ("eagle3", "dflash", "dspark")  # whose drafter is no part of the model
+BLOCK_METHODS = ("dflash", "dspark")
+_WITH_MODEL = ("eagle3", *BLOCK_METHODS)  # whose drafter is no part of the model
 SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 32
+_DEFAULT_TOKENS = 3
 MAX_NGRAM = 16
+_LARGEST: Mapping[str, int] = {
+    "num_speculative_tokens": MAX_SPECULATIVE_TOKENS,
+    "prompt_lookup_max": MAX_NGRAM,
+    "prompt_lookup_min": MAX_NGRAM,
+}
 # Fields of vLLM's speculative_config that change nothing here.
 _WITHOUT_EFFECT = frozenset(("disable_eagle_block_drop", "disable_padded_drafter_batch"))
 # Those that have one value here, with others that mean the same, and why they have no other.
@@ -123,7 +130,7 @@ class SpeculativeConfig(JsonConfig):
 
     NAME = "speculative_config"
     method: Literal["ngram", "eagle3", "mtp", "dflash", "dspark"]
-    num_speculative_tokens: int = 3  # maximum in one step
+    num_speculative_tokens: int | None = None  # maximum in one step; None: see `max_drafts`
     # [first, last, drafts] by number of running requests, in place of the number that is measured to be best. Between
     # two ranges the earlier one counts, as behind the last.
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
@@ -151,14 +158,10 @@ class SpeculativeConfig(JsonConfig):
         if self.draft_sample_method not in SAMPLE_METHODS:
             known = ", ".join(SAMPLE_METHODS)
             raise ValueError(f"draft_sample_method must be one of {known}, got {self.draft_sample_method!r}")
-        for name, most in (
-            ("num_speculative_tokens", MAX_SPECULATIVE_TOKENS),
-            ("prompt_lookup_max", MAX_NGRAM),
-            ("prompt_lookup_min", MAX_NGRAM),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{name} must be an integer from 1 to {most}, got {value!r}")
+        for field in fields(self):
+            value, most = getattr(self, field.name), _LARGEST.get(field.name, 0)
+            if most and value is not field.default and (type(value) is not int or not 1 <= value <= most):
+                raise ValueError(f"{field.name} must be an integer from 1 to {most}, got {value!r}")
         if self.num_speculative_tokens_per_batch_size is not None:
             _check_schedule(self.num_speculative_tokens_per_batch_size)
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -178,10 +181,16 @@ class SpeculativeConfig(JsonConfig):
         return kept | {"method": "mtp"} if str(kept.get("method")).endswith("_mtp") else kept
 
     @property
+    def max_drafts(self) -> int:
+        """Maximum draft tokens in one step. Drafters of blocks without `num_speculative_tokens` have as many as a block
+        has room for, once `with_draft_number` has read it."""
+        return self.num_speculative_tokens or _DEFAULT_TOKENS
+
+    @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
         """The first number of requests of each range, ascending from 1, and its draft tokens; empty: measured."""
         ranges = self.num_speculative_tokens_per_batch_size or ()
-        return tuple((first, min(drafts, self.num_speculative_tokens)) for first, _, drafts in ranges)
+        return tuple((first, min(drafts, self.max_drafts)) for first, _, drafts in ranges)
 
     @property
     def reads_states(self) -> bool:

@@ -49,7 +49,7 @@ class Case:
     @property
     def num_drafts(self) -> int:
         drafts = self.settings.get("speculative_config")
-        return 0 if drafts is None else drafts.num_speculative_tokens
+        return 0 if drafts is None else drafts.max_drafts
 
     @property
     def has_fp8(self) -> bool:

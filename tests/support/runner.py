@@ -173,7 +173,7 @@ class RunnerHarness:
             compute_logits=self.model.compute_logits,
             max_logprobs=max_logprobs,
         )
-        max_drafts = 0 if drafts is None else drafts.num_speculative_tokens
+        max_drafts = 0 if drafts is None else drafts.max_drafts
         shapes = graph_shapes(max_num_seqs, max_drafts, with_loras=loras is not None)
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]

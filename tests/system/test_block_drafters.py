@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proa.contract import SamplingParams
+from proa_engine import LLM
 from proa_engine.json_configs import SpeculativeConfig
 from support.draft_requests import (
     BLOCK,
@@ -186,3 +187,20 @@ def test_two_ranks_propose_and_accept_the_same_tokens(
         assert engine.core.stats().spec_decode_num_draft_tokens > 100
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
+
+
+def test_without_a_number_a_block_has_as_many_drafts_as_it_has_room_for(
+    target: Path, folders: dict[Method, Path], expected: dict[str, Result]
+) -> None:
+    config = {"method": "dflash", "model": str(folders["dflash"])}
+    llm = LLM(str(target), max_model_len=160, speculative_config=config)
+    try:
+        assert llm.llm_engine._core._scheduler.config.num_speculative_tokens == 5  # a block of six
+        wanted = [each for each in requests() if not each.sampling_params.temperature][:4]
+        prompts = [{"prompt_token_ids": each.prompt_token_ids} for each in wanted]
+        outputs = llm.generate(prompts, [each.sampling_params for each in wanted], use_tqdm=False)
+        assert [[*each.outputs[0].token_ids] for each in outputs] == [
+            expected[each.request_id].token_ids for each in wanted
+        ]
+    finally:
+        llm.llm_engine.shutdown()

@@ -75,7 +75,7 @@ def drafting(folder: Path) -> Iterator[Engine]:
 @contextmanager
 def drafting_in_graphs(folder: Path, **settings: Any) -> Iterator[tuple[Engine, FakeCapture]]:
     """A drafting engine that replays steps of decodes with up to four rows."""
-    shapes, capture = graph_shapes(4, DRAFTS.num_speculative_tokens), FakeCapture()
+    shapes, capture = graph_shapes(4, DRAFTS.max_drafts), FakeCapture()
     with (
         mock.patch.object(Worker, "_graph_shapes", return_value=shapes),
         mock.patch.object(Worker, "_graph_capture", return_value=capture),

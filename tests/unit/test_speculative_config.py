@@ -1,7 +1,8 @@
 """speculative_config has vLLM's names; what is not supported is refused in a sentence."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -9,11 +10,12 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import WAYS
 from proa_engine.json_configs import SAMPLE_METHODS, SpeculativeConfig
 from proa_engine.models import read_config
+from proa_engine.models.drafters.block_size import with_draft_number
 from proa_engine.models.drafters.load import find_drafter
 from support.drafters import write_eagle3
 from support.tiny_models import make_tiny_model
 
-EAGLE3 = {"method": "eagle3", "model": "/drafter"}
+EAGLE3: dict[str, Any] = {"method": "eagle3", "model": "/drafter"}
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
@@ -30,6 +32,10 @@ SCHEDULE = "num_speculative_tokens_per_batch_size"
         ({"method": "ngram", "model": "m"}, "model has no effect with method ngram"),
         ({**EAGLE3, "revision": 3}, "revision must be a string, got 3"),
         ({**EAGLE3, "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 32, got 0"),
+        (
+            {**EAGLE3, "num_speculative_tokens": True},
+            "num_speculative_tokens must be an integer from 1",
+        ),
         ({**EAGLE3, "draft_sample_method": "best"}, "draft_sample_method must be one of auto, greedy, probabilistic"),
         ({**EAGLE3, "rejection_sample_method": "synthetic"}, "rejection_sample_method 'synthetic' is not supported: a"),
         ({**EAGLE3, "parallel_drafting": True}, "parallel_drafting True is not supported: its method says"),
@@ -51,7 +57,8 @@ def test_what_is_not_supported_is_refused(values: dict[str, Any], message: str) 
 def test_fields_of_vllm_without_effect_are_accepted() -> None:
     ignored = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": False, "parallel_drafting": False}
     config = SpeculativeConfig.from_mapping({**EAGLE3, **ignored, "rejection_sample_method": "standard"})
-    assert config == SpeculativeConfig(method="eagle3", model="/drafter", num_speculative_tokens=3)
+    assert config == SpeculativeConfig(method="eagle3", model="/drafter")
+    assert config.max_drafts == 3
 
 
 def test_a_schedule_is_read_by_the_first_number_of_each_range_and_limited_by_the_maximum() -> None:
@@ -77,6 +84,36 @@ def test_ranks_that_a_drafter_cannot_have_are_refused() -> None:
         EngineConfig.from_options(
             model="m", speculative_config=any_ranks, tensor_parallel_size=2, decode_context_parallel_size=2
         )
+
+
+@pytest.mark.parametrize(
+    ("method", "block_size", "fields", "expected"),
+    [
+        ("dflash", 16, {}, 15),
+        ("dspark", 7, {}, 7),
+        ("dflash", 8, {"sample_from_anchor": True}, 8),
+        ("dflash", 64, {}, 32),
+        ("dspark", 7, {"chosen": 4}, 4),
+    ],
+)
+def test_drafters_of_blocks_have_as_many_drafts_as_a_block_has_room_for(
+    tmp_path: Path, method: Literal["dflash", "dspark"], block_size: int, fields: dict[str, Any], expected: int
+) -> None:
+    chosen = fields.pop("chosen", None)
+    (tmp_path / "config.json").write_text(json.dumps({"dflash_config": {"block_size": block_size}} | fields))
+    drafts = SpeculativeConfig(method=method, model=str(tmp_path), num_speculative_tokens=chosen)
+    config = EngineConfig.from_options(model="m", speculative_config=drafts)
+    assert with_draft_number(config).num_speculative_tokens == expected
+
+
+def test_a_drafter_of_blocks_without_a_block_size_is_refused_and_others_keep_their_number(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    drafts = SpeculativeConfig(method="dflash", model=str(tmp_path))
+    with pytest.raises(ValueError, match="lacks the field 'block_size'"):
+        with_draft_number(EngineConfig.from_options(model="m", speculative_config=drafts))
+    eagle3 = EngineConfig.from_options(model="m", speculative_config=SpeculativeConfig(**EAGLE3))
+    assert with_draft_number(eagle3) == eagle3
+    assert eagle3.num_speculative_tokens == 3
 
 
 def test_models_without_drafters_are_refused(tmp_path: Path) -> None:

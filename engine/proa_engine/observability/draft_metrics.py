@@ -26,7 +26,7 @@ def draft_families(
     text = "Draft tokens of a request in the next step: the number that is measured or scheduled for this load."
     yield gauge("proa_engine_draft_tokens", text, labels, stats.spec_decode_depth)
     text = "Draft tokens for which a step had room, by step and request."
-    planned = Histogram("proa_engine_draft_tokens_planned", text, range(1, config.num_speculative_tokens + 1))
+    planned = Histogram("proa_engine_draft_tokens_planned", text, range(1, config.max_drafts + 1))
     for num_tokens, count in stats.spec_decode_num_planned.items():
         planned.observe(num_tokens, count)
     yield planned.family(labels)

@@ -193,7 +193,7 @@ class NgramDrafts(DraftColumns):
     """Drafts that followed the request's last tokens earlier in it."""
 
     def __init__(self, tables: SlotTables, config: SpeculativeConfig) -> None:
-        super().__init__(tables, config.num_speculative_tokens)
+        super().__init__(tables, config.max_drafts)
         self._config = config
 
     def before_decodes(self, columns: Tensor, shape: GraphShape) -> None:

@@ -45,7 +45,7 @@ def run_steps(*, graphs: bool, drafts: SpeculativeConfig | None = None) -> list[
     for new, lora in zip(plan.new_requests, loras, strict=True):
         object.__setattr__(new, "lora", lora)
     harness.run(harness.runner.prepare_inputs(plan))
-    width = 1 if drafts is None else 1 + drafts.num_speculative_tokens
+    width = 1 if drafts is None else 1 + drafts.max_drafts
     for known in ({"a": 3, "b": 3, "c": 3}, {"a": 3 + width}):
         gone = {"a", "b", "c"} - known.keys()
         step = harness.schedule(known=known, scheduled=dict.fromkeys(known, width), finished=sorted(gone))

@@ -35,6 +35,7 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of, total
 from proa_engine.models.decoder_layer import LayerOptions
 from proa_engine.models.drafters.base import LIBRARY_TYPE, own_linear_method
+from proa_engine.models.drafters.block_size import block_fields, most_drafts, samples_last
 from proa_engine.models.drafters.parts import (
     DrafterSizes,
     DraftHead,
@@ -86,7 +87,7 @@ class BlockOptions:
 def read_block(config: Mapping[str, Any], target: ModelConfig, speculative: SpeculativeConfig) -> BlockOptions:
     """Read a drafter's config.json in either form. Raises ValueError, naming the field, for what is not supported."""
     fields = fields_of(config)
-    own = {**config, **(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
+    own = block_fields(config)
     read_fields.require(config, LIBRARY_TYPE, (speculative.method,))
     read_fields.require(fields, "model_type", ("qwen3",))
     for name, supported in _SUPPORTED.items():
@@ -96,12 +97,10 @@ def read_block(config: Mapping[str, Any], target: ModelConfig, speculative: Spec
         raise ValueError(
             f"markov_rank is {markov_rank}: take method dspark for drafters with a Markov head, dflash for others"
         )
-    samples_last = own.get("sample_from_anchor", speculative.method == "dspark")
-    most = own["block_size"] - (not samples_last)
-    if speculative.num_speculative_tokens > most:
+    most = most_drafts(own, speculative.method)
+    if speculative.max_drafts > most:
         raise ValueError(
-            f"num_speculative_tokens is {speculative.num_speculative_tokens}, and its blocks have at most {most} draft "
-            "tokens"
+            f"num_speculative_tokens is {speculative.max_drafts}, and its blocks have at most {most} draft tokens"
         )
     taps = _taps(own, fields["num_hidden_layers"], len(target.layers))
     sizes, mask_token_id = read_sizes(config, target, taps), own["mask_token_id"]
@@ -113,7 +112,7 @@ def read_block(config: Mapping[str, Any], target: ModelConfig, speculative: Spec
         layers=_layers(own, fields),
         norm=read_fields.norm(fields),
         mask_token_id=mask_token_id,
-        samples_last=samples_last,
+        samples_last=samples_last(own, speculative.method),
         markov_rank=markov_rank,
         linear_method=own_linear_method(config, speculative.quantization),
     )
