@@ -22,6 +22,7 @@ from proa_cli.bench.session_plans import Turn as PlannedTurn
 from proa_cli.bench.session_plans import parse_subagents
 from proa_gateway.routing.policies import WEIGHTS, best
 from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.sessions.places import Places
 from proa_gateway.sessions.session import Turn
 from proa_gateway.sessions.session_table import SessionTable
 
@@ -115,6 +116,9 @@ class SimulatedGateway:
     def drain(self, engine: SimulatedEngine) -> None:
         self.sessions.evacuate(engine)
 
+    def places(self, engine: SimulatedEngine) -> Places:
+        return self._tables[engine.address].places
+
     def _submit(self, job: Job) -> None:
         path = job.client.path
         engine = self._choose(path)
@@ -195,13 +199,11 @@ class Simulation:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._engines = [
+        self.engines = [
             SimulatedEngine(f"engine {number}", capacity, rate, lambda: self.now, self.at, host=host)
             for number in range(num_engines)
         ]
-        self._gateways = [
-            SimulatedGateway(number, mode, self._engines, self, max_wait) for number in range(num_gateways)
-        ]
+        self.gateways = [SimulatedGateway(number, mode, self.engines, self, max_wait) for number in range(num_gateways)]
         self._drain_at = drain_at
         self._is_sticky = is_sticky
         self._has_ids = has_ids
@@ -216,9 +218,9 @@ class Simulation:
             self.at(float(self._draw.uniform(0, 1)), self._begin_session)
         if self.options.session_one_shots is not None:
             self.at(0.0, self._one_shot)
-        for gateway in self._gateways:
-            self._every(TICK_SECONDS, gateway.tick)
-            self._every(REPORT_SECONDS, gateway.report)
+        for gateway in self.gateways:
+            self.every(TICK_SECONDS, gateway.tick)
+            self.every(REPORT_SECONDS, gateway.report)
         if self._drain_at is not None:
             self.at(self._drain_at, self._drain)
         while self._events and self._events[0][0] < seconds:
@@ -228,6 +230,13 @@ class Simulation:
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
+
+    def every(self, seconds: float, event: Callable[[], None]) -> None:
+        def again() -> None:
+            event()
+            self.at(self.now + seconds, again)
+
+        self.at(seconds, again)
 
     def computed(self, job: Job, hits: int) -> None:
         """A prompt has been computed, of which so many blocks were cached."""
@@ -258,13 +267,6 @@ class Simulation:
         else:
             self.at(self.now + 1.0, self._begin_session)
 
-    def _every(self, seconds: float, event: Callable[[], None]) -> None:
-        def again() -> None:
-            event()
-            self.at(self.now + seconds, again)
-
-        self.at(seconds, again)
-
     def _begin_session(self) -> None:
         turns = deque(self.options.workload.plan(self._draw, 10_000))
         number = next(self._numbers) if self._has_ids else 0
@@ -284,12 +286,12 @@ class Simulation:
         self.at(self.now + float(self._draw.exponential(1 / shots.rate)), self._one_shot)
 
     def _drain(self) -> None:
-        self._engines[0].usable = False
-        for gateway in self._gateways:
-            gateway.drain(self._engines[0])
+        self.engines[0].usable = False
+        for gateway in self.gateways:
+            gateway.drain(self.engines[0])
 
     def _some_gateway(self) -> SimulatedGateway:
-        return self._spread.choice(self._gateways)
+        return self._spread.choice(self.gateways)
 
     def _new_blocks(self, tokens: int) -> list[bytes]:
         return [next(self._blocks).to_bytes(8, "big") for _ in range(-(-tokens // BLOCK_SIZE))]

@@ -141,6 +141,17 @@ async def test_the_response_says_how_a_turn_came_to_its_place() -> None:
     assert re.fullmatch(r"visitor;ms=\d+", found[2])
 
 
+async def test_prompts_with_another_cache_salt_are_another_conversation() -> None:
+    async with FakeEngine() as engine, running_gateway(engine, session_admission="wait") as gateway:
+        found = [
+            (await gateway.http.post("/v1/completions", json=completion(7, blocks, cache_salt=salt))).headers[
+                "x-proa-session"
+            ]
+            for salt, blocks in (("one", 3), ("one", 6), ("two", 9), ("one", 9), ("two", 12))
+        ]
+    assert found == ["new", "resident", "new", "resident", "resident"]
+
+
 async def test_a_stream_whose_conversation_waits_for_a_place_has_a_status_and_comments() -> None:
     async with (
         FakeEngine(num_gpu_blocks=20) as engine,

@@ -171,6 +171,21 @@ def test_a_session_that_fits_nowhere_waits_for_the_first_engine_whose_places_hav
     assert model.home("c", 30) == "1"
 
 
+@pytest.mark.parametrize(("rate", "seconds"), [(0.0, 2.0), (500.0, 4.0)])
+def test_an_engine_that_has_not_measured_its_rate_computes_1000_tokens_a_second(rate: float, seconds: float) -> None:
+    model = Model(2500)
+    model.engines[0].load_stats.prefill_tokens_per_second = rate
+    model.resident("a", 2000).means.gap = 1000.0
+    model.run("b", 1000)
+    turn = model.sessions.expect(path("b", 1002))
+    assert turn is not None
+    since = model.wait(turn)
+    while not model.sessions.admits(turn, since):
+        model.now += 0.5
+        model.sessions.tick()
+    assert model.now - since == seconds
+
+
 def test_one_resident_leaves_for_the_head_of_the_queue_and_not_one_on_each_engine() -> None:
     model = Model(50, 50)
     residents = [model.resident("a", 40, 0), model.resident("b", 40, 1)]

@@ -75,9 +75,11 @@ class Site:
         self.caller = Caller("a")
         self.admitted: list[str] = []
 
-    def send(self, name: str, rank: int = 0) -> "asyncio.Task[None]":
+    def send(
+        self, name: str, rank: int = 0, *, caller: Caller | None = None, num_tokens: int = 10
+    ) -> "asyncio.Task[None]":
         async def wait() -> None:
-            request = QueuedRequest(self.caller, rank=rank, num_tokens=10)
+            request = QueuedRequest(caller or self.caller, rank=rank, num_tokens=num_tokens, cost=num_tokens)
             self.bounds.admit(request)
             try:
                 await self.queue.wait("m", cast(ModelSessions, self.sessions), [name.encode()], request, 600.0)
@@ -90,6 +92,13 @@ class Site:
     async def settle(self) -> None:
         for _ in range(5):
             await asyncio.sleep(0)
+
+    async def free_places(self, count: int) -> None:
+        """One after the other."""
+        for _ in range(count):
+            self.sessions.places = 1
+            self.queue.changed()
+            await self.settle()
 
 
 async def test_a_turn_waits_until_there_is_a_place_and_only_the_first_is_tried() -> None:
@@ -168,6 +177,41 @@ async def test_the_order_is_that_of_the_fair_queue() -> None:
     site.queue.changed()
     await site.settle()
     assert site.admitted == ["early", "late"]
+
+
+async def test_the_order_of_waiting_sessions_does_not_depend_on_their_size() -> None:
+    site = Site()
+    for name, num_tokens in (("large", 9000), ("small", 1), ("middle", 100)):
+        site.send(name, num_tokens=num_tokens)
+    await site.settle()
+    await site.free_places(3)
+    assert site.admitted == ["large", "small", "middle"]
+
+
+async def test_keys_share_places_by_weight() -> None:
+    """The second one sends later, and less."""
+    site, flooding, light = Site(max_waiting=100), Caller("flooding"), Caller("light")
+    light.weight = 2.0
+    for number in range(20):
+        site.send(f"flooding {number}", caller=flooding)
+    await site.settle()
+    for number in range(6):
+        site.send(f"light {number}", caller=light)
+    await site.settle()
+    await site.free_places(9)
+    assert sum(name.startswith("light") for name in site.admitted) == 6
+
+
+async def test_two_turns_of_one_session_may_wait_and_one_that_is_cancelled_leaves_the_other() -> None:
+    site = Site()
+    first, _ = site.send("one"), site.send("one")
+    await site.settle()
+    assert len(site.sessions.waiting) == 2
+    first.cancel()
+    await site.settle()
+    assert len(site.sessions.waiting) == 1
+    await site.free_places(1)
+    assert site.admitted == ["one"]
 
 
 async def test_no_turn_waits_for_places_of_a_model_without_engines() -> None:

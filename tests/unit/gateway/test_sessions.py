@@ -1,6 +1,7 @@
 """Sessions are found by the blocks of their prompts, have places in an engine's cache, and give them up for others."""
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -269,6 +270,62 @@ def test_a_running_resident_leaves_at_its_turns_end_for_one_that_has_waited_long
     engine.table.end(running, (), engine.now)
     assert not resident.is_resident
     assert engine.table.admit(turn, engine.now)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_spent_on_computing_again_is_at_most_what_places_have_wasted(seed: int) -> None:
+    """And a tenth of the time, for those that have waited long."""
+    rng, rate, now, head_since = random.Random(seed), 10.0, 0.0, 0.0
+    identities = Identities()
+    table, lengths = SessionTable(100, identities, rotation=0.1), dict.fromkeys("abcdef", 5)
+    running, may_spend, spent = deque[Turn](), 0.0, 0.0
+    for _ in range(600):
+        name = rng.choice(list(lengths))
+        lengths[name] = 5 if lengths[name] > 80 else lengths[name] + rng.randint(1, 8)
+        turn = arrive(identities, path(name, lengths[name]), now)
+        if not turn.is_first and not table.admit(turn, now):
+            table.tick(now, waiting=[turn.session], is_busy=False)
+            for _ in range(rng.randint(1, 80)):
+                now += 0.5
+                is_busy, sizes = rng.random() < 0.3, {each: len(each.path) for each in table.places.residents}
+                idle = sum(size for each, size in sizes.items() if not each.num_running)
+                may_spend += 0.05 + (0.0 if is_busy else 0.5 * idle / max(sum(sizes.values()), 1))
+                table.tick(now, waiting=[turn.session], is_busy=is_busy)
+                residents = dict(table.places.residents)
+                marked = {each for each in residents if each.must_leave}
+                is_admitted = table.displace(turn, now, rate, head_since)
+                if not is_admitted:
+                    table.rotate(now, rate, head_since)
+                left = [each for each in residents if not each.is_resident]
+                left += [each for each in residents if each.must_leave and each not in marked]
+                spent += sum(sizes[each] for each in left) / rate
+                assert spent <= may_spend + 1e-6
+                if is_admitted:
+                    break
+            head_since = now
+            table.tick(now, waiting=[], is_busy=False)
+        table.start(turn, now)
+        running.append(turn)
+        now += rng.expovariate(1)
+        while len(running) > rng.randint(0, 3):
+            table.end(running.popleft(), (), now)
+    assert spent > 10.0
+
+
+def test_a_session_that_was_taken_for_gone_waits_as_others_do() -> None:
+    engine = Engine(rate=10.0)
+    gone = engine.resident("a", 60)
+    engine.run(path("b", 50))
+    engine.now += 1000
+    other = engine.run(path("b", 52)).session
+    turn = engine.arrive(path("a", 62))
+    assert turn.session is gone
+    assert not engine.table.admit(turn, engine.now)
+    engine.table.tick(engine.now, waiting=[gone], is_busy=False)
+    while not engine.table.displace(turn, engine.now, engine.rate, engine.now):
+        engine.now += 0.5
+        engine.table.tick(engine.now, waiting=[gone], is_busy=False)
+    assert (gone.is_resident, other.is_resident) == (True, False)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -106,7 +106,6 @@ class SessionQueue:
             del waiting.turns[request], sessions.waiting[turn]
             self._demand.add_waiting_session(model, -1)
             self._bounds.remove(request)
-            request.settle(0)  # what the request costs is counted where it waits for capacity
             self._admit(waiting)
         return Wait("waited" if outcome == "place" else "visitor", time.perf_counter() - started)
 
