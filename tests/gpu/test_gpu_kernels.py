@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from proa_engine.kernels import prefetch
 from proa_engine.kernels.attention import decode_plan
 from proa_engine.kernels.attention.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
@@ -252,6 +253,15 @@ def test_decodes_cut_into_many_splits_equal_those_in_one(dtype: torch.dtype, mon
         assert torch.equal(attend(case), split), "the order of merging is fixed"
     monkeypatch.setattr(decode_plan, "SPLIT_MULTIPLE", 1 << 20)
     close(attend(case), split)
+
+
+def test_a_weight_that_programs_without_work_read_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, Any] = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "device": "cuda"}
+    case = attention_case([(1, 600), (1, 40)], dtype=torch.bfloat16, **sizes)
+    expected, weight = attend(case), torch.randn(1000, 1000, device="cuda")
+    for most_bytes in (256, 1 << 20, 1 << 30):
+        monkeypatch.setattr(prefetch, "MOST_BYTES", most_bytes)
+        assert torch.equal(attend(case, following=weight), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

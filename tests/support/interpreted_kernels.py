@@ -14,6 +14,7 @@ from proa_engine.kernels.attention.decode_plan import SPLIT_MULTIPLE, plan_decod
 from proa_engine.kernels.attention.prefill_attention import prefill_attention
 from proa_engine.kernels.attention.store_kv import cache_rows
 from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS
+from proa_engine.kernels.prefetch import num_prefetched
 from proa_engine.kernels.products import lora_matmul, skinny_gemm
 from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.sampling import decode_inputs, drafts
@@ -39,6 +40,7 @@ from support.kernel_cases import (
     top_k_case,
 )
 from support.noise_kernel import chi_square_of_draws, exact_noise, noise_of, words_of_all_sizes
+from support.prefetched_bytes import marked_bytes
 from support.thorough import THOROUGH, combinations
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
@@ -147,6 +149,7 @@ def check_decode_plan(dtype: torch.dtype) -> None:
         assert (plan.arrived == 0).all()
         items = [item for item in zip(*plan.items.tolist(), strict=True) if item[0] >= 0]
         assert (plan.items[0, len(items) :] == -1).all()
+        assert (plan.items[1, len(items) :] == len(items)).all()
         lengths = []
         for row, seq_len in enumerate(seq_lens.tolist()):
             first = 0 if window is None else max(seq_len - window - width + 1, 0) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
@@ -241,6 +244,19 @@ def check_attention_of_blocks(dtype: torch.dtype) -> None:
                 close(out[:-5][is_token].float(), case.expected[is_token], TOLERANCE[dtype])
                 assert not out.isnan().any()
                 assert (out[-5:] == 0).all()
+
+
+def check_prefetch(dtype: torch.dtype) -> None:
+    """The programs' shares are whole chunks of 256 bytes, each of the weight's first ones; off, there is nothing."""
+    for num_bytes, num_programs, most_bytes, expected in (
+        (10_000, 3, 1 << 20, 39 * 256),
+        (10_000, 1, 5000, 19 * 256),
+        (512, 7, 1 << 20, 512),
+    ):
+        marked = marked_bytes(torch.zeros(num_bytes, dtype=torch.uint8), num_programs, most_bytes)
+        assert marked[:expected].all()
+        assert not marked[expected:].any()
+    assert num_prefetched(marked) == num_prefetched(None) == 0
 
 
 def check_attention_of_padded_decodes(dtype: torch.dtype) -> None:

@@ -131,6 +131,7 @@ def attend(
     decode_width: int = 1,
     *,
     causal: bool = True,
+    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
     metadata = case.metadata
@@ -157,6 +158,7 @@ def attend(
         scale=scale,
         window=window,
         ends=metadata.ends,
+        following=following,
         **case.scores,
     )
 

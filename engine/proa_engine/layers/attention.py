@@ -185,6 +185,7 @@ class Attention:
             sinks=self.sinks,
             soft_cap=self.soft_cap,
             ends=inputs.ends,
+            following=self.output.matrix,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])

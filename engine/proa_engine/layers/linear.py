@@ -142,6 +142,12 @@ class RowParallelLinear:
         self.partial, self.input_form = loaded.product, loaded.input_form
         self.parallel = parallel
 
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """The weight as it lies in memory; None if it is more than one tensor."""
+        weight = getattr(self.partial, "weight", None)
+        return weight if isinstance(weight, torch.Tensor) else None
+
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, this rank's inputs] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))

@@ -138,5 +138,5 @@ def _environment() -> list[str]:
     return [
         f"{name}={text}"
         for name, text in sorted(os.environ.items())
-        if name == "PROA_DEPENDENT_LAUNCH" or (name.startswith("TRITON_") and name not in _PLACES)
+        if name in ("PROA_DEPENDENT_LAUNCH", "PROA_L2_PREFETCH") or (name.startswith("TRITON_") and name not in _PLACES)
     ]

@@ -70,7 +70,7 @@ def test_another_model_has_its_own_list_and_an_equal_one_elsewhere_has_not(
     assert KnownKernels(replace(config, model=str(other))).count(H100) is None
 
 
-@pytest.mark.parametrize("name", ["PROA_DEPENDENT_LAUNCH", "TRITON_PTXAS_PATH"])
+@pytest.mark.parametrize("name", ["PROA_DEPENDENT_LAUNCH", "PROA_L2_PREFETCH", "TRITON_PTXAS_PATH"])
 def test_variables_that_change_kernels_are_a_part_of_the_key(
     config: EngineConfig, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

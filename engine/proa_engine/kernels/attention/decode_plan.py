@@ -33,8 +33,8 @@ class DecodePlan:
     window: int | None
     causal: bool  # False: all query tokens of a row attend to all of its tokens
     slot_mapping: torch.Tensor | None  # [num_rows * width] int64; -1: padding. None: none but before a row's beginning
-    # [6, max_items] int32: row (-1: no item), first token, end of the tokens, length and first item of the row, and its
-    # number of items
+    # [6, max_items] int32: row, first token, end of the tokens, length and first item of the row, and its number of
+    # items. Behind the last item -1 and the number of all items.
     items: torch.Tensor
     arrived: torch.Tensor  # [num_rows * kv_heads * width] int32: finished items of a row; zero between layers
 
@@ -161,6 +161,8 @@ def decode_plan_kernel(
     start = tl.program_id(0) * BLOCK
     for base in range(start, max_items, tl.num_programs(0) * BLOCK):
         item = base + lane
-        tl.store(item_ptr + item, item * 0 - 1, mask=(item >= num_items) & (item < max_items))
+        is_behind = (item >= num_items) & (item < max_items)
+        tl.store(item_ptr + item, item * 0 - 1, mask=is_behind)
+        tl.store(item_ptr + max_items + item, item * 0 + num_items, mask=is_behind)
     for base in range(start, num_arrived, tl.num_programs(0) * BLOCK):
         tl.store(arrived_ptr + base + lane, lane * 0, mask=base + lane < num_arrived)

@@ -82,6 +82,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
     ends: torch.Tensor | None = None,
+    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]
 
@@ -97,6 +98,8 @@ def paged_attention(
 
     `ends` [T] int32, of which None stands for each token's own position + 1: a token attends to those of its window
     and those behind itself, up to this position of its request (Gemma 3's images). Decodes end with themselves.
+
+    `following`: the weight by which the result is multiplied, for `PROA_L2_PREFETCH` (`kernels/prefetch.py`).
     """
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale, sinks, soft_cap)
@@ -119,7 +122,18 @@ def paged_attention(
         )
         return out
     if num_decodes:
-        decode_attention(query, key_cache, value_cache, block_table, out, plan, scale, sinks=sinks, soft_cap=soft_cap)
+        decode_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            out,
+            plan,
+            scale,
+            sinks=sinks,
+            soft_cap=soft_cap,
+            following=following,
+        )
     if num_decodes == seq_lens.shape[0]:
         return out
     hopper = _prefill_hopper() if ends is None and soft_cap is None and is_hopper(query.device) else None

@@ -27,11 +27,11 @@ from functools import cached_property
 from typing import Self
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, QuantizedRows, dequantize_rows
 from proa_engine.kernels.launch import cdiv, kernel, num_multiprocessors
+from proa_engine.kernels.prefetch import prefetch
 from proa_engine.kernels.products.product_tile import add_parts, new_counters, rows_per_program, store_part, store_tile
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
 from proa_engine.kernels.tilings import FewRowsTile, FewRowsTiles, tilings_of
@@ -273,17 +273,3 @@ def few_rows_kernel(
         gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
         y = gate / (1.0 + tl.exp(-gate)) * up
     store_tile(out_ptr, y, None, row, column, num_rows, num_outputs, False)
-
-
-@triton.jit
-def prefetch(place, size):
-    """Read `size` numbers from each of `place` [N] into the L2 cache, in multiples of 16 bytes."""
-    num_bytes = size * (place.dtype.element_ty.primitive_bitwidth // 8) // 16 * 16
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [place.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
