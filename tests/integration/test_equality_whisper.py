@@ -1,15 +1,14 @@
 """Greedy tokens of Whisper equal those of `transformers`, alone, mixed, and with every scheduling feature."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from proa.contract import EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine import LLM
 from proa_engine.core.operations import Sleep, WakeUp
 from proa_engine.json_configs import SpeculativeConfig
@@ -20,9 +19,10 @@ from support.whisper_models import (
     PROMPT,
     RATE,
     TOKENS,
+    aligned,
+    check_alignment,
     greedy_transcriptions,
     make_whisper,
-    read_shares,
     tone,
     transcription,
 )
@@ -120,24 +120,13 @@ def test_the_offline_llm_takes_audio_as_vllm_does(case: Case) -> None:
 
 @pytest.mark.parametrize("settings", [{}, ALL_ON])
 def test_alignments_equal_those_of_transformers_beside_transcriptions(case: Case, settings: dict[str, Any]) -> None:
-    from transformers.models.whisper.generation_whisper import _median_filter
-
     kept = {f"aligned-{number}": number for number in (0, 45, 3)}
-    params = PoolingParams(task=PoolingTask.ALIGN)
-    aligned = [
-        replace(
-            transcription(name, AUDIOS[index], SamplingParams(), [*PROMPT, *TEXT[10 * index :]]),
-            pooling_params=replace(params, dimensions=number or None),
-        )
+    requests = [
+        aligned(name, AUDIOS[index], [*PROMPT, *TEXT[10 * index :]], number or None)
         for index, (name, number) in enumerate(kept.items())
     ]
     with build_core(case.folder, poison=True, block_seed=1, **{"block_size": 4} | settings) as engine:
-        results = run(engine, [*aligned, *case.requests()])
+        results = run(engine, [*requests, *case.requests()])
     check_tokens([results[str(index)].token_ids for index in range(len(CASES))], case.expected)
-    for index, request in enumerate(aligned):
-        result, number = results[request.request_id], kept[request.request_id] or 50
-        read = read_shares(case.folder, AUDIOS[index], request.prompt_token_ids)[..., :number]
-        deviation, mean = torch.std_mean(read, dim=-2, keepdim=True, correction=0)
-        expected = _median_filter((read - mean) / deviation, 7).mean(dim=0)
-        values = np.frombuffer(result.pooled, "<f4").reshape(result.num_pooled_rows, number)
-        np.testing.assert_allclose(values, expected, atol=1e-3)
+    for samples, request in zip(AUDIOS, requests, strict=False):
+        check_alignment(case.folder, samples, request, results[request.request_id])

@@ -264,29 +264,48 @@ async def test_an_error_in_a_stream_is_its_last_event(engine: FakeEngine) -> Non
     assert json.dumps(error).startswith('{"error"')
 
 
+async def command(
+    gateway: RunningGateway, capsys: pytest.CaptureFixture[str], *words: str | Path
+) -> tuple[int, str, str]:
+    """The status, output and errors of `proa transcribe`."""
+    url = f"--url=http://127.0.0.1:{gateway.port}/v1"
+    status = await asyncio.to_thread(main, ["transcribe", url, *map(str, words)])
+    return (status, *capsys.readouterr())
+
+
 async def test_the_command_transcribe_prints_the_text_of_files(
     gateway: RunningGateway, engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, file in (("a.wav", FILE), ("b.flac", encode(levels(1, 2), RATE, "flac")), ("c.txt", b"hello")):
-        (tmp_path / name).write_bytes(file)
-    url = f"--url=http://127.0.0.1:{gateway.port}/v1"
-
-    async def run(*words: str) -> tuple[int, str, str]:
-        status = await asyncio.to_thread(main, ["transcribe", url, *words])
-        return (status, *capsys.readouterr())
-
-    files = [str(tmp_path / name) for name in ("a.wav", "b.flac", "c.txt")]
-    assert await run(*files[:2]) == (0, "Window 3.\nWindow 1. Window 2.\n", "")
-    assert await run(files[0], "--translate", "--language=ja", "--prompt=Ann") == (0, "Window 3.\n", "")
+    first, second, third = (tmp_path / name for name in ("a.wav", "b.flac", "c.txt"))
+    for path, file in ((first, FILE), (second, encode(levels(1, 2), RATE, "flac")), (third, b"hello")):
+        path.write_bytes(file)
+    assert await command(gateway, capsys, first, second) == (0, "Window 3.\nWindow 1. Window 2.\n", "")
+    found = await command(gateway, capsys, first, "--translate", "--language=ja", "--prompt=Ann")
+    assert found == (0, "Window 3.\n", "")
     assert names(prompt_ids(sent(engine)[-1]))[-3:-1] == ["<|ja|>", "<|translate|>"]
-    status, out, _ = await run(files[0], "--format=json")
+    status, out, _ = await command(gateway, capsys, first, "--format=json")
     assert (status, json.loads(out)["text"]) == (0, "Window 3.")
-    status, out, error = await run(files[2])
+    status, out, error = await command(gateway, capsys, third)
     assert (status, out) == (1, "")
     assert error.startswith("proa: error: Invalid or unsupported audio file: the formats are")
     async with FakeEngine() as chat, running_gateway(chat) as other:
-        url = f"--url=http://127.0.0.1:{other.port}/v1"
-        assert "has no speech model" in (await run(files[0]))[2]
+        assert "has no speech model" in (await command(other, capsys, first))[2]
+
+
+async def test_the_command_transcribe_prints_times_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.wav").write_bytes(FILE)
+    granularity = "--timestamp-granularities"
+    words = [tmp_path / "a.wav", granularity, "word"]
+    async with aligner() as engine, running_gateway(engine) as gateway:
+        status, out, error = await command(gateway, capsys, *words, "--format=verbose_json")
+        assert (status, error) == (0, "")
+        assert "segments" not in json.loads(out)
+        assert json.loads(out)["words"][0] == {"word": "One", "start": 0.0, "end": 0.04}
+        _, out, _ = await command(gateway, capsys, *words, granularity, "segment", "--format=verbose_json")
+        assert [len(json.loads(out)[name]) for name in ("segments", "words")] == [3, 7]
+        with pytest.raises(SystemExit):
+            await command(gateway, capsys, *words, "--format=srt")
+        assert "--timestamp-granularities needs --format verbose_json" in capsys.readouterr().err
 
 
 async def test_another_engine_continues_the_windows_of_a_lost_one(engine: FakeEngine) -> None:
@@ -433,7 +452,9 @@ async def test_granularities_of_timestamps_are_for_verbose_json(engine: FakeEngi
     assert accepted.status_code == 200
 
 
-async def test_words_have_times_of_the_whole_audio() -> None:
+def aligner() -> FakeEngine:
+    """An engine whose model writes `SAID`."""
+
     def read(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
         """The second token of the text is said 0.8 s after the first one, the others each 0.02 s after the last."""
         places = [max(0, row - 4) for row in range(len(prompt_ids(request)))]  # the prompt has 4 tokens before the text
@@ -441,9 +462,13 @@ async def test_words_have_times_of_the_whole_audio() -> None:
         num_columns = request.pooling_params.dimensions
         return [[1.0 if each == column else -1.0 for each in range(num_columns)] for column in columns]
 
-    aligner = whisper_engine(pooling_tasks=[core_pb2.POOLING_TASK_ALIGN], pool=read)
-    async with aligner as engine, running_gateway(engine) as gateway:
-        engine.script = lambda request: Reply([ids()["<|de|>"]] if request.sampling_params.max_tokens == 1 else SAID)
+    engine = whisper_engine(pooling_tasks=[core_pb2.POOLING_TASK_ALIGN], pool=read)
+    engine.script = lambda request: Reply([ids()["<|de|>"]] if request.sampling_params.max_tokens == 1 else SAID)
+    return engine
+
+
+async def test_words_have_times_of_the_whole_audio() -> None:
+    async with aligner() as engine, running_gateway(engine) as gateway:
         response = await gateway.openai.audio.transcriptions.create(
             model="fake",
             file=encode(levels(1, 2), RATE),

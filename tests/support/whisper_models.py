@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from proa.contract import Audio, EngineCoreRequest, SamplingParams, hash_audio
+from proa.contract import Audio, EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams, hash_audio
 from proa.text import Vocabulary
 from support.audio_files import encode
-from support.engine import request
+from support.engine import Result, request
 from support.greedy import MARGIN, Expected
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
@@ -134,6 +134,26 @@ def read_shares(folder: Path, samples: np.ndarray, token_ids: Sequence[int]) -> 
     features = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
     output = model.eval()(features, decoder_input_ids=torch.tensor([token_ids]), output_attentions=True)
     return torch.stack([output.cross_attentions[layer][0, head] for layer, head in ALIGNMENT_HEADS])
+
+
+def aligned(
+    request_id: str, samples: np.ndarray, prompt: Sequence[int], num_kept: int | None = None
+) -> EngineCoreRequest:
+    """A request for how much each token of a prompt reads of the first `num_kept` tokens of an audio; None: of all."""
+    params = PoolingParams(task=PoolingTask.ALIGN, dimensions=num_kept)
+    return replace(transcription(request_id, samples, SamplingParams(), prompt), pooling_params=params)
+
+
+def check_alignment(folder: Path, samples: np.ndarray, request: EngineCoreRequest, result: Result) -> None:
+    """That the result of a request of `aligned` is what `transformers` computes."""
+    from transformers.models.whisper.generation_whisper import _median_filter
+
+    assert request.pooling_params is not None
+    number = request.pooling_params.dimensions or NUM_POSITIONS
+    read = read_shares(folder, samples, request.prompt_token_ids)[..., :number]
+    deviation, mean = torch.std_mean(read, dim=-2, keepdim=True, correction=0)
+    expected = _median_filter((read - mean) / deviation, 7).mean(dim=0)
+    np.testing.assert_allclose(result.values, expected, atol=1e-3)
 
 
 def greedy_text(folder: Path, samples: np.ndarray, language: str, num_tokens: int) -> list[bytes]:

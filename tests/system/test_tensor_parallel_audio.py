@@ -1,4 +1,4 @@
-"""Two ranks that share the audios of a step generate the tokens of `transformers`."""
+"""Two ranks that share the audios of a step generate the tokens of `transformers`, and align texts as it does."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,16 @@ from proa.contract import SamplingParams
 from support.audio_prompt_models import greedy_with_audio, make_qwen2_audio, run_with_audio, split
 from support.engine import build_core, run
 from support.greedy import check_tokens
-from support.whisper_models import PROMPT, TOKENS, greedy_transcriptions, make_whisper, tone, transcription
+from support.whisper_models import (
+    PROMPT,
+    TOKENS,
+    aligned,
+    check_alignment,
+    greedy_transcriptions,
+    make_whisper,
+    tone,
+    transcription,
+)
 
 NUM_TOKENS = 8
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -15,17 +24,20 @@ A, B, SHORT = tone(1), tone(2, 0.77), tone(3, 0.05)
 TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "block_size": 4, "async_scheduling": True}
 
 
-def test_transcriptions_of_two_ranks_equal_those_of_transformers(tmp_path: Path) -> None:
+def test_transcriptions_and_alignments_of_two_ranks_equal_those_of_transformers(tmp_path: Path) -> None:
     folder = make_whisper(tmp_path / "whisper")
     with_text = [TOKENS["startofprev"], *range(20, 50), *PROMPT]
     cases = [(A, PROMPT), (B, with_text), (A, with_text), (SHORT, PROMPT), (B, with_text)] * 2
+    alignments = [(samples, aligned(str(len(samples)), samples, [*PROMPT, *range(60, 80)])) for samples in (B, SHORT)]
     # Chunked prefill with an audio in each step, and preemption: an audio has 13 blocks.
     with build_core(folder, max_num_batched_tokens=9, num_gpu_blocks_override=50, **TWO_RANKS) as engine:
         requests = [transcription(str(index), samples, PARAMS, prompt) for index, (samples, prompt) in enumerate(cases)]
-        results = run(engine, requests)
+        results = run(engine, [*requests, *(request for _, request in alignments)])
         assert engine.core.stats().num_preemptions > 0
     tokens = [results[str(index)].token_ids for index in range(len(cases))]
     check_tokens(tokens, greedy_transcriptions(folder, cases, NUM_TOKENS))
+    for samples, request in alignments:  # of the three heads, the second rank has one
+        check_alignment(folder, samples, request, results[request.request_id])
 
 
 def test_tokens_behind_audio_of_two_ranks_equal_those_of_transformers(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from proa.contract import AudioInput
+
 _MAX_HERTZ = 8000.0
 _LINEAR_HERTZ = 1000.0  # Slaney's scale of mels is linear up to here, then logarithmic
 _LINEAR_MELS = 15.0
@@ -14,14 +16,14 @@ _RANGE = 8.0  # powers of ten below the loudest value that are kept
 
 
 class LogMel:
-    """Computes features of audio at `sampling_rate`, of `num_bands` bands and one frame for each `hop` samples, on one
-    device."""
+    """Computes features of a model's audio, of `num_bands` bands and one frame for each hop, on one device."""
 
-    def __init__(self, *, num_bands: int, sampling_rate: int, fft_size: int, hop: int, device: torch.device) -> None:
+    def __init__(self, audio: AudioInput, *, num_bands: int, fft_size: int, device: torch.device) -> None:
+        """`fft_size`: samples of a frame."""
         self._fft_size = fft_size
-        self._hop = hop
+        self._hop = audio.hop
         self._window = torch.hann_window(fft_size, device=device)
-        self._filters = mel_filters(num_bands, sampling_rate, fft_size).to(device, torch.float32)
+        self._filters = mel_filters(num_bands, audio.sampling_rate, fft_size).to(device, torch.float32)
 
     def __call__(self, samples: Tensor) -> Tensor:
         """samples [n] float32, of which n is more than half of `fft_size` -> features [num_bands, n // hop] float32"""

@@ -70,11 +70,7 @@ class WhisperEncoder:
         ]
         self.norm = LayerNorm(weights / "layer_norm", size, EPS)
         self.log_mel = LogMel(
-            num_bands=options.num_bands,
-            sampling_rate=audio.sampling_rate,
-            fft_size=options.fft_size,
-            hop=audio.hop,
-            device=self.positions.device,
+            audio, num_bands=options.num_bands, fft_size=options.fft_size, device=self.positions.device
         )
 
     def __call__(self, samples: torch.Tensor) -> torch.Tensor:

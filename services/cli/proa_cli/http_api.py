@@ -7,7 +7,7 @@ import os
 import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,11 +30,11 @@ class Form:
     data: bytes
 
     @classmethod
-    def of(cls, fields: Mapping[str, str], file: bytes) -> "Form":
-        """`file`: the content of the field `file`."""
+    def of(cls, fields: Iterable[tuple[str, str]], file: bytes) -> "Form":
+        """`fields`: names and values; a name may be there several times. `file`: the content of the field `file`."""
         boundary = secrets.token_hex(16)
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="'
-        parts = [f'{head}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
+        parts = [f'{head}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields]
         parts += [f'{head}file"; filename="audio"\r\n\r\n'.encode(), file, f"\r\n--{boundary}--\r\n".encode()]
         return cls(f"multipart/form-data; boundary={boundary}", b"".join(parts))
 

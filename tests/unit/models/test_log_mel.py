@@ -5,10 +5,15 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
+from proa.contract import AudioInput
 from proa_engine.models.log_mel import LogMel, mel_filters
 
-RATE, FFT_SIZE, HOP = 16_000, 400, 160
-CPU = torch.device("cpu")
+RATE, FFT_SIZE = 16_000, 400
+
+
+def features_of(samples: torch.Tensor, num_bands: int) -> torch.Tensor:
+    audio = AudioInput(sampling_rate=RATE, hop=160, pad_to=1, max_samples=30 * RATE)
+    return LogMel(audio, num_bands=num_bands, fft_size=FFT_SIZE, device=samples.device)(samples)
 
 
 def noise(seconds: float, scale: float) -> np.ndarray:
@@ -32,14 +37,12 @@ def test_features_have_the_same_bits(num_bands: int, seconds: float, scale: floa
     expected = extractor(audio, sampling_rate=RATE, return_tensors="pt").input_features[0]
     samples = torch.zeros(2 * RATE)
     samples[: audio.size] = torch.from_numpy(audio)[: samples.numel()]
-    log_mel = LogMel(num_bands=num_bands, sampling_rate=RATE, fft_size=FFT_SIZE, hop=HOP, device=CPU)
-    assert torch.equal(log_mel(samples), expected)
+    assert torch.equal(features_of(samples, num_bands), expected)
 
 
 def test_thirty_seconds_have_three_thousand_frames_with_the_same_bits() -> None:
     audio = noise(30, 0.1)
     expected = WhisperFeatureExtractor()(audio, sampling_rate=RATE, return_tensors="pt").input_features[0]
-    log_mel = LogMel(num_bands=80, sampling_rate=RATE, fft_size=FFT_SIZE, hop=HOP, device=CPU)
-    features = log_mel(torch.from_numpy(audio))
+    features = features_of(torch.from_numpy(audio), 80)
     assert features.shape == (80, 3000)
     assert torch.equal(features, expected)

@@ -103,13 +103,7 @@ class Qwen3AsrEncoder:
         self.norm = LayerNorm(tower / "ln_post", size, EPS)
         self.first, self.second = Dense(projector[0], size, size), Dense(projector[1], size, options.output_size)
         self.positions = _waves(audio.num_tokens(audio.chunk * audio.hop), size).to(self.join)
-        self.log_mel = LogMel(
-            num_bands=options.num_bands,
-            sampling_rate=audio.sampling_rate,
-            fft_size=options.fft_size,
-            hop=audio.hop,
-            device=self.join.device,
-        )
+        self.log_mel = LogMel(audio, num_bands=options.num_bands, fft_size=options.fft_size, device=self.join.device)
 
     def __call__(self, samples: torch.Tensor) -> torch.Tensor:
         """samples [n] float32 -> [tokens, output_size]"""
