@@ -295,7 +295,7 @@ async def test_the_command_transcribe_prints_the_text_of_files(
 async def test_the_command_transcribe_prints_times_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.wav").write_bytes(FILE)
     granularity = "--timestamp-granularities"
-    words = [tmp_path / "a.wav", granularity, "word"]
+    words = [str(tmp_path / "a.wav"), granularity, "word"]
     async with aligner() as engine, running_gateway(engine) as gateway:
         status, out, error = await command(gateway, capsys, *words, "--format=verbose_json")
         assert (status, error) == (0, "")

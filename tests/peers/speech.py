@@ -2,8 +2,9 @@
 
 An engine and a gateway serve each model that `scripts/real-model --speech` writes, and OpenAI's client sends the
 recordings beside them. Compared with `transformers` in float32, for the same windows: greedy tokens of text, tokens
-with timestamps, the language; and the word error rates of both against the recordings whose text is known. Then one
-hour of speech, made of these recordings with pauses between them, shows how many words are lost where windows are cut.
+with timestamps, words and their times, the language; and the word error rates of both against the recordings whose
+text is known. Then one hour of speech, made of these recordings with pauses between them, shows how many words are lost
+where windows are cut.
 Prints a line for each, and exits with 1 if something differs.
 """
 
@@ -13,23 +14,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 from openai import OpenAI
+from peers.speech_reference import RATE, WINDOW, Reference, TimedWord
 
 from proa_gateway.audio.decode import Samples, decode, decode_windows
 from support.audio_files import encode
 from support.processes import engine_process, gateway_process
 
 FOLDER = Path("build/real-speech")
-RATE = 16_000
-WINDOW = 30 * RATE
 SECONDS = 3600.0  # far more than an answer takes
 TEXTS = {
     "beckett": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
@@ -41,6 +40,7 @@ TEXTS = {
         for good or for evil, in the superlative degree of comparison only.""",
 }
 """What is said in the recordings whose text is known."""
+MILLISECOND = 0.0011  # to which times are rounded
 PAUSES = (0.3, 2.0)  # seconds between the recordings of the long audio
 
 
@@ -72,98 +72,32 @@ def served(folder: Path) -> Iterator[OpenAI]:
         yield client
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A model in `transformers`, of which a window of samples is asked."""
-
-    folder: Path
-
-    @cached_property
-    def model(self) -> Any:
-        from transformers import WhisperForConditionalGeneration
-
-        model = WhisperForConditionalGeneration.from_pretrained(
-            self.folder, dtype=torch.float32, attn_implementation="eager"
-        )
-        return model.eval()
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-
-    @property
-    def is_multilingual(self) -> bool:
-        return bool(self.model.generation_config.is_multilingual)
-
-    def features(self, samples: Samples) -> torch.Tensor:
-        from transformers import WhisperFeatureExtractor
-
-        extractor = WhisperFeatureExtractor.from_pretrained(self.folder)
-        features: torch.Tensor = extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
-        return features
-
-    def language(self, samples: Samples) -> str:
-        """Its code."""
-        if not self.is_multilingual:
-            return "en"
-        (token_id,) = self.model.detect_language(self.features(samples)).tolist()
-        return str(self.tokenizer.id_to_token(token_id)).strip("<|>")
-
-    @torch.inference_mode()
-    def tokens(self, samples: Samples, language: str, *, has_timestamps: bool) -> list[int]:
-        """One pass over the window, as `WhisperForConditionalGeneration.generate` makes several of it."""
-        from transformers.generation.logits_process import LogitsProcessorList, WhisperTimeStampLogitsProcessor
-        from transformers.generation.utils import GenerationMixin
-
-        config = self.model.generation_config
-        prompt = [config.decoder_start_token_id]
-        if self.is_multilingual:
-            prompt += [config.lang_to_id[f"<|{language}|>"], config.task_to_id["transcribe"]]
-        if not has_timestamps:
-            prompt.append(config.no_timestamps_token_id)
-        rules = [WhisperTimeStampLogitsProcessor(config, len(prompt))] if has_timestamps else []
-        ids: Any = GenerationMixin.generate(
-            self.model,
-            self.features(samples),
-            decoder_input_ids=torch.tensor([prompt]),
-            logits_processor=LogitsProcessorList(rules),
-            do_sample=False,
-            max_length=config.max_length,
-        )
-        return [each for each in ids[0, len(prompt) :].tolist() if each != config.eos_token_id]
-
-    def pieces(self, samples: Samples, language: str) -> list[list[int]]:
-        """Tokens with timestamps, by segments, of a window: from the last timestamp on a part that the model has not
-        written is read again, as OpenAI's Whisper does."""
-        begin = self.model.generation_config.no_timestamps_token_id + 1
-        ids = self.tokens(samples, language, has_timestamps=True)
-        if len(ids) < 2 or min(ids[-2:]) < begin:
-            return [ids]
-        rest = samples[(ids[-1] - begin) * RATE // 50 :]
-        return [ids[:-1], *(self.pieces(rest, language) if len(rest) >= RATE / 10 else [])]
-
-
 def compare(reference: Reference, client: OpenAI) -> int:
     """Return how many recordings differ."""
-    num_wrong, totals = 0, dict.fromkeys(("tokens", "timed tokens", "languages"), 0)
+    num_wrong, totals, word_times = 0, dict.fromkeys(("tokens", "timed tokens", "languages"), 0), WordTimes()
     theirs, ours, known = list[str](), list[str](), list[str]()
     for path in sorted((FOLDER / "recordings").glob("*.wav")):
         data = path.read_bytes()
         windows = windows_of(data)
         language = reference.language(windows[0])
         tokens = [each for window in windows for each in reference.tokens(window, language, has_timestamps=False)]
-        timed = [piece for window in windows for piece in reference.pieces(window, language)]
+        timed = [reference.pieces(window, language) for window in windows]
         text, text_bytes = transcribe(client, data)
         verbose = client.audio.transcriptions.create(
-            model="whisper", file=data, response_format="verbose_json", temperature=0
+            model="whisper",
+            file=data,
+            response_format="verbose_json",
+            timestamp_granularities=["segment", "word"],
+            temperature=0,
         )
+        timed_ids = [token_id for pieces in timed for _, ids in pieces for token_id in ids]
+        have_words = word_times.add(verbose.words or (), *timed_words(reference, windows, timed, language))
         differing = [
             what
             for what, is_equal in (
                 ("tokens", text_bytes == [token_bytes(reference, each) for each in tokens]),
-                ("timed tokens", joined(verbose.segments or ()) == [each for piece in timed for each in piece]),
+                ("timed tokens", joined(verbose.segments or ()) == timed_ids),
+                ("words", have_words),
                 ("languages", verbose.language == {"en": "english"}.get(language, language)),
             )
             if not is_equal
@@ -172,7 +106,7 @@ def compare(reference: Reference, client: OpenAI) -> int:
             print(f"WRONG {reference.folder.name} {path.stem}: {what} differ", flush=True)
         num_wrong += bool(differing)
         totals["tokens"] += len(tokens)
-        totals["timed tokens"] += sum(map(len, timed))
+        totals["timed tokens"] += len(timed_ids)
         totals["languages"] += 1
         if path.stem in TEXTS:
             theirs += words(reference.tokenizer.decode(tokens))
@@ -181,7 +115,48 @@ def compare(reference: Reference, client: OpenAI) -> int:
     figures = ", ".join(f"{count} {what}" for what, count in totals.items())
     rates = f"{error_rate(known, ours):.2%}, of transformers {error_rate(known, theirs):.2%}"
     print(f"{reference.folder.name}: {figures} compared, {num_wrong} recordings differ; word error rate {rates}")
+    print(f"  {word_times}", flush=True)
     return num_wrong + (error_rate(known, ours) > error_rate(known, theirs))
+
+
+@dataclass
+class WordTimes:
+    """How words are timed, compared with `transformers`."""
+
+    num_words: int = 0
+    own: list[float] = field(default_factory=list)  # how far starts are from those of its pipeline, in seconds
+
+    def add(self, found: Sequence[Any], expected: Sequence[TimedWord], own: Sequence[TimedWord]) -> bool:
+        """`own`: the pipeline's words. Return whether texts and times are the expected ones."""
+        self.num_words += len(found)
+        texts = [each.word for each in found]
+        for block in SequenceMatcher(None, texts, [each.text for each in own], autojunk=False).get_matching_blocks():
+            pairs = zip(found[block.a :][: block.size], own[block.b :], strict=False)
+            self.own += [abs(each.start - other.start) for each, other in pairs]
+        times = np.array([(each.start, each.end) for each in found])
+        others = np.array([(each.start, each.end) for each in expected])
+        return texts == [each.text for each in expected] and bool((abs(times - others) < MILLISECOND).all())
+
+    def __str__(self) -> str:
+        near = ", ".join(f"{sum(each < most for each in self.own)} within {most} s" for most in (0.03, 0.1, 0.25))
+        return f"{self.num_words} words; of {len(self.own)} that transformers' pipeline has too: {near}"
+
+
+def timed_words(
+    reference: Reference,
+    windows: Sequence[Samples],
+    timed: Sequence[Sequence[tuple[Samples, list[int]]]],
+    language: str,
+) -> tuple[list[TimedWord], list[TimedWord]]:
+    """The words of a recording by `Reference.words`, of these parts of its windows, and by `Reference.own_words`."""
+    expected, own, start = list[TimedWord](), list[TimedWord](), 0
+    for window, pieces in zip(windows, timed, strict=True):
+        own += [each.later(start / RATE) for each in reference.own_words(window)]
+        for samples, ids in pieces:
+            begin = (start + len(window) - len(samples)) / RATE
+            expected += [each.later(begin) for each in reference.words(samples, language, ids)]
+        start += len(window)
+    return expected, own
 
 
 def windows_of(data: bytes) -> list[Samples]:
