@@ -16,7 +16,7 @@ from itertools import count
 
 from benchmarks.routing.workloads import ANSWER_TOKEN, WORKLOADS, Ask
 from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
-from proa.contract import CheckpointRule, EngineCoreRequest, SamplingParams
+from proa.contract import CheckpointRule, EngineCoreRequest, SamplingParams, SchedulerStats
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv.cache_groups import CacheGroups
@@ -118,8 +118,8 @@ class Gateway:
         chosen.load += 1
         return self.replicas.index(chosen), self.policy.record_sent(chosen.address, hints)
 
-    def receive(self, number: int, outputs: StepOutputs, events: bool) -> None:
-        replica, stats = self.replicas[number], outputs.stats
+    def receive(self, number: int, outputs: StepOutputs, stats: SchedulerStats, events: bool) -> None:
+        replica = self.replicas[number]
         replica.load = stats.num_running_reqs + stats.num_waiting_reqs
         replica.kv_cache_usage = stats.kv_cache_usage
         if events and self.policy.needs_hashes and outputs.kv_events is not None:
@@ -200,9 +200,9 @@ class Simulation:
                     self._ask(event)
                 case (Replica() as replica, StepOutputs() | None as outputs):
                     self._step_ended(replica, outputs)
-                case (int() as number, StepOutputs() as outputs):
+                case (int() as number, StepOutputs() as outputs, SchedulerStats() as stats):
                     for gateway in self.gateways:
-                        gateway.receive(number, outputs, self.events)
+                        gateway.receive(number, outputs, stats, self.events)
 
     def _push(self, at: float, event: object) -> None:
         heapq.heappush(self._queue, (at, next(self._order), event))
@@ -233,7 +233,7 @@ class Simulation:
 
     def _step_ended(self, replica: Replica, outputs: StepOutputs | None) -> None:
         if outputs is not None:
-            self._push(self.now + EVENT_SECONDS, (replica.number, outputs))
+            self._push(self.now + EVENT_SECONDS, (replica.number, outputs, replica.core.stats()))
             for output in outputs.outputs:
                 result = self.results[output.request_id]
                 if result.first_token is None:

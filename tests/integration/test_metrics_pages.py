@@ -66,8 +66,7 @@ def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tok
     )
 
 
-def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
-    """Run each round of requests to its end, and abort some after the first step of the last round."""
+def make_core() -> EngineCore:
     config = SchedulerConfig(
         max_model_len=64,
         max_num_seqs=8,
@@ -76,8 +75,13 @@ def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Se
         eos_token_ids=frozenset({60}),
     )
     manager = KVCacheManager(CACHE, hash_block=hash_block)
-    scheduler = Scheduler(config, manager)
-    core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
+    return EngineCore(Scheduler(config, manager), FakeExecutor(num_blocks=64, block_size=4))
+
+
+def run_core(
+    core: EngineCore, metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()
+) -> None:
+    """Run each round of requests to its end, and abort some after the first step of the last round."""
     for requests in rounds:
         for each in requests:
             metrics.observe_request(each)
@@ -96,8 +100,9 @@ def scrape(registry: CollectorRegistry) -> Scrape:
 
 def test_engine_page_counts_the_cores_work() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, **SIZES)
-    run_core(metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
+    core = make_core()
+    metrics = EngineMetrics(registry, CONFIG, **SIZES, stats=core.stats)
+    run_core(core, metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
     page = scrape(registry)
     assert page.value("vllm:generation_tokens_total", model_name="m", engine="0") == 15
     assert page.value("vllm:prompt_tokens_total") == 9 + 12 + 9
@@ -126,22 +131,22 @@ def test_tokens_that_a_request_resumes_count_as_its_prompts() -> None:
     metrics = EngineMetrics(registry, CONFIG, **SIZES)
     whole = range(24)
     resumed = replace(request("b", prompt=whole[:9], max_tokens=20), resumed_token_ids=list(whole[9:]))
-    run_core(metrics, [request("a", prompt=whole)], [resumed])
+    run_core(make_core(), metrics, [request("a", prompt=whole)], [resumed])
     page = scrape(registry)
     assert page.value("vllm:prompt_tokens_total") == 24 + 24
     assert page.value("vllm:prompt_tokens_cached_total") == 20
     assert page.value("vllm:prompt_tokens_by_source_total", source="local_compute") == 28
     assert page.value("vllm:request_prefill_kv_computed_tokens_sum") == 28
-    assert metrics.totals(SchedulerStats()).prompt_tokens == 28
+    assert metrics.totals().prompt_tokens == 28
 
 
 def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, **SIZES)
+    stats = SchedulerStats(num_waiting_reqs=5, num_deferred_reqs=2)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES, stats=lambda: stats)
     events = [Event(EventType.SCHEDULED, 1.0), *[Event(EventType.PREEMPTED, 2.0)] * 2]
     output = EngineCoreOutput(request_id="a", events=events, finish_reason=FinishReason.ABORT)
-    stats = SchedulerStats(num_waiting_reqs=5, num_deferred_reqs=2)
-    metrics.observe_outputs(StepOutputs([output], stats, 3.0, 1))
+    metrics.observe_outputs(StepOutputs([output], 3.0, 1))
     page = scrape(registry)
     assert page.value("vllm:request_num_preemptions_sum") == 2
     assert page.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 3
@@ -170,7 +175,7 @@ def test_engine_page_tells_what_host_memory_holds_and_gave() -> None:
 def test_a_prompt_that_is_only_computed_counts_as_a_prompt() -> None:
     metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES)
     prefill = replace(request("a", prompt=range(13)), prefill_only=True)
-    run_core(metrics, [prefill], [request("b", prompt=range(17), max_tokens=1)])
+    run_core(make_core(), metrics, [prefill], [request("b", prompt=range(17), max_tokens=1)])
     page = scrape(registry)
     assert page.value("vllm:prompt_tokens_total") == 13 + 17
     assert page.value("vllm:prompt_tokens_cached_total") == 12
@@ -200,7 +205,7 @@ def test_engine_page_tells_what_came_from_other_engines() -> None:
 
 def test_engine_page_tells_what_came_from_disk() -> None:
     run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1), disk=FakeDisk())
-    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
     assert run.mover is not None
     prompt, hashes = range(17), KvChanges()
     parent = b"root"
@@ -223,7 +228,6 @@ def test_engine_page_tells_what_came_from_disk() -> None:
     run.core.abort(["a"])  # its pages hold nothing
     run.core.take_from_mover(Fetched(job_id=job.job_id, num_blocks=3, num_bytes=70, is_done=True, error="damaged"))
     run.core.step()
-    metrics.observe_outputs(StepOutputs([], run.core.stats(), 0.0, 1))
     page = scrape(registry)
     assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="CPU_to_disk") == 500
     assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="disk_to_CPU") == 70
@@ -267,7 +271,7 @@ def test_engine_page_tells_what_the_cache_holds() -> None:
 def test_aborted_request_is_counted_and_its_state_removed() -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, CONFIG, **SIZES)
-    run_core(metrics, [request("a", max_tokens=50)], abort=["a"])
+    run_core(make_core(), metrics, [request("a", max_tokens=50)], abort=["a"])
     page = scrape(registry)
     assert page.value("vllm:request_success_total", finished_reason="abort") == 1
     assert not metrics._requests
@@ -311,10 +315,9 @@ def test_latencies_are_counted_in_their_buckets() -> None:
     first = EngineCoreOutput(
         request_id="a", new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
     )
-    plain, stats = PlainTokens(["a"], [1]), SchedulerStats(num_running_reqs=1)
-    metrics.observe_outputs(StepOutputs([first], stats, 12.0, 1))
+    metrics.observe_outputs(StepOutputs([first], 12.0, 1))
     for now in (12.0015, 12.0115):
-        metrics.observe_outputs(StepOutputs([], stats, now, 1, plain))
+        metrics.observe_outputs(StepOutputs([], now, 1, PlainTokens(["a"], [1])))
     page = scrape(registry)
     assert page.value("vllm:request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert page.value("vllm:request_prefill_time_seconds_sum") == pytest.approx(1.75)
@@ -322,14 +325,12 @@ def test_latencies_are_counted_in_their_buckets() -> None:
     assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.001") == 0
     assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.002") == 1
     assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.015") == 2
-    assert page.value("vllm:num_requests_running") == 1
 
 
 @pytest.mark.parametrize(("level", "state"), list(enumerate(["awake", "weights_offloaded", "discard_all"])))
 def test_one_sleep_state_holds(level: int, state: str) -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, **SIZES)
-    metrics.observe_outputs(StepOutputs([], SchedulerStats(sleep_level=level), 1.0, 1))
+    EngineMetrics(registry, CONFIG, **SIZES, stats=lambda: SchedulerStats(sleep_level=level))
     page = scrape(registry)
     assert page.value("vllm:engine_sleep_state", sleep_state=state) == 1
     assert page.value("vllm:engine_sleep_state") == 1  # the sum
@@ -351,9 +352,8 @@ def test_engine_page_is_served_until_stopped() -> None:
 def test_accepted_drafts_are_counted_for_each_position() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
-    metrics = EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES)
     stats = SchedulerStats(spec_decode_num_accepted_tokens_per_pos=(5, 2))
-    metrics.observe_outputs(StepOutputs([], stats, 1.0, 1))
+    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, stats=lambda: stats)
     page = scrape(registry)
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert [page.value(name, position=str(position)) for position in range(3)] == [5, 2, 0]
@@ -362,9 +362,8 @@ def test_accepted_drafts_are_counted_for_each_position() -> None:
 def test_draft_tokens_are_counted_by_how_many_a_step_had_room_for_and_by_the_way_to_draw() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="eagle3", model="d", num_speculative_tokens=3)
-    metrics = EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES)
     stats = SchedulerStats(spec_decode_num_planned={3: 5, 1: 2}, spec_decode_num_matches={(0, 0): 4, (2, 3): 1})
-    metrics.observe_outputs(StepOutputs([], stats, 1.0, 1))
+    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, stats=lambda: stats)
     page = scrape(registry)
     planned = "proa_engine_draft_tokens_planned"
     assert [page.value(f"{planned}_bucket", le=bound) for bound in ("1.0", "2.0", "3.0")] == [2, 2, 7]
@@ -529,9 +528,9 @@ def test_adapters_are_waiting_until_their_first_step_and_then_running() -> None:
     assert labels() == ("", "law,sql")
     scheduled = [Event(type=EventType.SCHEDULED, timestamp=1.0)]
     first = [EngineCoreOutput(request_id=each, new_token_ids=[5], events=scheduled) for each in ("1", "2", "4")]
-    metrics.observe_outputs(StepOutputs(first, SchedulerStats(), 1.0, 1))
+    metrics.observe_outputs(StepOutputs(first, 1.0, 1))
     assert labels() == ("law,sql", "law")
     metrics.observe_rejection("not_found", "3")
     last = [EngineCoreOutput(request_id="1", finish_reason=FinishReason.STOP)]
-    metrics.observe_outputs(StepOutputs(last, SchedulerStats(), 2.0, 2))
+    metrics.observe_outputs(StepOutputs(last, 2.0, 2))
     assert labels() == ("law", "")

@@ -87,6 +87,7 @@ def engine_series() -> Series:
         EngineConfig(model="m", block_size=4),
         cache_groups=CacheGroups(num_blocks=64, block_size=4),
         max_model_len=64,
+        stats=tiers.core.stats,
         occupancy=tiers.core.cache_occupancy,
     )
     core = CoreRun().core

@@ -174,7 +174,7 @@ class EngineCore:
                 self._finish_oldest()
             if not self._outbox.has_any:
                 return None
-            return self._outbox.take(self.stats(), self._clock(), self._num_steps)
+            return self._outbox.take(self._clock(), self._num_steps)
         finally:
             self.step_started_at = None
 

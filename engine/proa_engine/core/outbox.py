@@ -1,6 +1,6 @@
 """Outbox: what the core has for its clients and has not sent yet."""
 
-from proa.contract import EngineCoreOutput, SchedulerStats
+from proa.contract import EngineCoreOutput
 from proa_engine.core.admission.request_admission import Admission
 from proa_engine.core.kv_events import KvEvents
 from proa_engine.core.loras import Loras
@@ -35,8 +35,8 @@ class Outbox:
         has_slept = self._operations.sleep_level != self._sent_sleep_level
         return has_slept or self._kv_events.has_pending or self._loras.has_changed
 
-    def take(self, stats: SchedulerStats, timestamp: float, num_steps: int) -> StepOutputs:
-        """Return all that is to be sent, with the statistics after `num_steps` steps."""
+    def take(self, timestamp: float, num_steps: int) -> StepOutputs:
+        """Return all that is to be sent after `num_steps` steps."""
         kv_events = self._kv_events.take()
         loras = self._loras.loaded if self._loras.has_changed else None
         self._loras.has_changed = False
@@ -44,4 +44,4 @@ class Outbox:
         outputs, self.outputs = self.outputs, []
         plain, self.plain = self.plain, PlainTokens()
         rejections, self._rejections = self._rejections, []
-        return StepOutputs(outputs, stats, timestamp, num_steps, plain, rejections, kv_events, loras)
+        return StepOutputs(outputs, timestamp, num_steps, plain, rejections, kv_events, loras, self._sent_sleep_level)

@@ -11,7 +11,6 @@ from proa.contract import (
     PoolingParams,
     PromptEmbeds,
     SamplingParams,
-    SchedulerStats,
     TokenLogprobs,
 )
 from proa_engine.core.kv_events import KvEventBatch
@@ -74,13 +73,13 @@ class StepOutputs:
     """One step's results for all clients."""
 
     outputs: list[EngineCoreOutput]
-    stats: SchedulerStats
     timestamp: float  # Unix seconds, when the step ended
     step: int
     plain: PlainTokens = field(default_factory=PlainTokens)  # the outputs of other requests than those in `outputs`
     rejections: Sequence[Rejection] = ()
     kv_events: KvEventBatch | None = None  # set only while there are subscribers
     loras: LoadedLoras | None = None  # set when the loaded adapters have changed
+    sleep_level: int = 0
 
 
 class LoraSlot(NamedTuple):

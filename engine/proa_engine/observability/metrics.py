@@ -48,14 +48,16 @@ class EngineMetrics:
         *,
         cache_groups: CacheGroups,
         max_model_len: int,
+        stats: Callable[[], SchedulerStats] = SchedulerStats,
         occupancy: Callable[[], CacheOccupancy] = CacheOccupancy,
         grammars: GrammarStats | None = None,
     ) -> None:
-        """`occupancy` is called at each scrape. `grammars` None: the engine has no grammar compiler."""
+        """`stats` and `occupancy` are called at each scrape. `grammars` None: the engine has no grammar compiler."""
         self._config = config
         self._num_gpu_blocks = cache_groups.num_blocks
         self._max_concurrency = cache_groups.concurrency(max_model_len)
         self._cache_tokens = int(self._max_concurrency * max_model_len)
+        self._stats = stats
         self._occupancy = occupancy
         self._grammars = grammars
         self._labels = {"model_name": config.model_name, "engine": "0"}
@@ -67,7 +69,6 @@ class EngineMetrics:
         self._plain_ids: Sequence[str] = ()
         self._plain_time = 0.0
         self._last_token: dict[str, float] = {}
-        self._stats = SchedulerStats()
         self._prompt_tokens = self._cached_tokens = self._loaded_tokens = self._generation_tokens = 0
         self._finishes = CounterByLabel("finished_reason", (reason.public_name for reason in FinishReason))
         self._rejections = CounterByLabel("reason")
@@ -112,7 +113,6 @@ class EngineMetrics:
     def observe_outputs(self, outputs: StepOutputs) -> None:
         """Count one step's outputs. They are not modified."""
         with self._lock:
-            self._stats = outputs.stats
             before = self._prompt_tokens + self._generation_tokens
             self._observe_plain(outputs.plain.request_ids, outputs.timestamp)
             for output in outputs.outputs:
@@ -133,30 +133,31 @@ class EngineMetrics:
             self._num_resumed.pop(request_id, None)
             self._rejections.counts[reason] += 1
 
-    def totals(self, stats: SchedulerStats) -> Totals:
-        """Return the tokens so far, beside `stats`, the engine's load now."""
+    def totals(self) -> Totals:
+        """Return the tokens so far, beside the engine's load now."""
         with self._lock:
-            return Totals(self._prompt_tokens - self._cached_tokens, self._generation_tokens, stats)
+            return Totals(self._prompt_tokens - self._cached_tokens, self._generation_tokens, self._stats())
 
     def collect(self) -> Iterator[Metric]:
         """Return all metric families. The registry calls this at each scrape."""
+        stats = self._stats()
         with self._lock:
             families = [
-                *self._gauges(),
-                *self._counters(),
-                *draft_families(self._config.speculative_config, self._stats, self._labels),
+                *self._gauges(stats),
+                *self._counters(stats),
+                *draft_families(self._config.speculative_config, stats, self._labels),
                 *self._render_histograms(),
             ]
         yield from families
         if self._grammars is not None:
             yield from self._grammars.families(self._labels)
 
-    def _gauges(self) -> Iterator[Metric]:
-        stats, labels = self._stats, self._labels
+    def _gauges(self, stats: SchedulerStats) -> Iterator[Metric]:
+        labels = self._labels
         yield gauge("vllm:num_requests_running", "Requests running now.", labels, stats.num_running_reqs)
         yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
-        yield self._waiting_by_reason()
-        yield self._sleep_state()
+        yield self._waiting_by_reason(stats)
+        yield self._sleep_state(stats)
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
         text = "Blocks that sessions retain for their next turns, in use or free."
         yield gauge("proa_engine_retained_blocks", text, labels, stats.num_retained_blocks)
@@ -251,24 +252,23 @@ class EngineMetrics:
         ):
             yield counter(f"proa_engine_kv_disk_{name}", text, labels, value)
 
-    def _waiting_by_reason(self) -> Metric:
-        deferred = self._stats.num_deferred_reqs
-        reasons = {"capacity": self._stats.num_waiting_reqs - deferred, "deferred": deferred}
+    def _waiting_by_reason(self, stats: SchedulerStats) -> Metric:
+        deferred = stats.num_deferred_reqs
+        reasons = {"capacity": stats.num_waiting_reqs - deferred, "deferred": deferred}
         text = "Waiting requests by reason; deferred: for a grammar, an adapter's slot, or blocks from elsewhere."
         return gauge_by_label("vllm:num_requests_waiting_by_reason", text, self._labels, "reason", reasons)
 
-    def _sleep_state(self) -> Metric:
+    def _sleep_state(self, stats: SchedulerStats) -> Metric:
         states = ("awake", "weights_offloaded", "discard_all")
         return gauge_by_label(
             "vllm:engine_sleep_state",
             "1 for the engine's sleep_state, 0 for the others.",
             self._labels,
             "sleep_state",
-            {state: float(self._stats.sleep_level == level) for level, state in enumerate(states)},
+            {state: float(stats.sleep_level == level) for level, state in enumerate(states)},
         )
 
-    def _counters(self) -> Iterator[Metric]:
-        stats = self._stats
+    def _counters(self, stats: SchedulerStats) -> Iterator[Metric]:
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
@@ -279,7 +279,7 @@ class EngineMetrics:
             (
                 "spec_decode_num_accepted_tokens_per_pos",
                 "Draft tokens accepted, by place.",
-                accepted_drafts(self._config.num_speculative_tokens, self._stats),
+                accepted_drafts(self._config.num_speculative_tokens, stats),
             ),
             (
                 "prompt_tokens",

@@ -264,8 +264,8 @@ class RequestRouter:
             return
         observer = self._engine.loaded.observer
         observer.on_outputs(outputs)
-        if outputs.stats.sleep_level != self._sleep_level:
-            self._sleep_level = outputs.stats.sleep_level
+        if outputs.sleep_level != self._sleep_level:
+            self._sleep_level = outputs.sleep_level
             self._on_sleep(self._sleep_level > 0)
             for each in self._streams.values():
                 each.output.load_changed()

@@ -139,6 +139,7 @@ class EngineServer:
                 parts.config,
                 cache_groups=parts.executor.started.cache_groups,
                 max_model_len=parts.limits.lengths.max_model_len,
+                stats=parts.core.stats,
                 occupancy=parts.core.cache_occupancy,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )
@@ -190,8 +191,8 @@ class EngineServer:
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
         if not self._options.disable_log_stats:
-            totals, on_gpu = lambda: metrics.totals(parts.core.stats()), parts.executor.started.on_gpu
-            self._stats_log = asyncio.ensure_future(log_stats(totals, on_gpu=on_gpu))
+            on_gpu = parts.executor.started.on_gpu
+            self._stats_log = asyncio.ensure_future(log_stats(metrics.totals, on_gpu=on_gpu))
         seconds = time.monotonic() - self._started_at
         fields = with_fields(
             model=info.model_name,

@@ -133,7 +133,7 @@ def test_steps_are_numbered_like_scheduler_outputs() -> None:
         outputs = run.core.step()
         if outputs is not None:
             steps.append(outputs.step)
-            assert outputs.stats.num_running_reqs <= 1
+            assert run.core.stats().num_running_reqs <= 1
     assert steps == [1, 2, 3]
 
 

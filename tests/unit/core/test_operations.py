@@ -139,7 +139,7 @@ def test_the_sleep_level_is_sent_when_it_changes() -> None:
         run.core.operate(operation)
         outputs = run.core.step()
         assert outputs is not None
-        assert outputs.stats.sleep_level == level
+        assert outputs.sleep_level == level
     assert run.core.step() is None
 
 

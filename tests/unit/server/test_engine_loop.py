@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from proa.contract import SchedulerStats
 from proa_engine.core.types import StepOutputs
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from support.core import CoreRun, make_request
@@ -12,7 +11,7 @@ from support.fake_grammar import fake_grammar
 
 
 def step_outputs(step: int) -> StepOutputs:
-    return StepOutputs([], SchedulerStats(), 0.0, step)
+    return StepOutputs([], 0.0, step)
 
 
 def test_one_wake_up_delivers_all_queued_steps() -> None:

@@ -133,10 +133,10 @@ class SessionUnderTest:
         return stats
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
-        self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections=rejections))
+        self.router.deliver(StepOutputs(list(outputs), 1.0, 1, rejections=rejections))
 
     def plain_step(self, tokens: PlainTokens) -> None:
-        self.router.deliver(StepOutputs([], SchedulerStats(), 1.0, 1, tokens))
+        self.router.deliver(StepOutputs([], 1.0, 1, tokens))
 
     def output(self, handle: int, *token_ids: int, **fields: object) -> EngineCoreOutput:
         client = self.core.submitted[0].client_index

@@ -134,10 +134,11 @@ class BlockPool:
             if block.ref_count > 0:
                 continue
             if block.cached_in is None:
-                self._forget_owners(block)
+                if block.owners:
+                    self._forget_owners(block)
                 self._free.append_left(block)
             else:
-                self._queue_of(block).append(block)
+                (self._free_retained if block.owners else self._free).append(block)
 
     def refresh(self, block: Block) -> None:
         """Move a block to the end of its list, if it is free."""

@@ -231,7 +231,8 @@ class KVCacheManager:
         num_full = min(request.num_computed_tokens, request.num_tokens) // self._block_size
         if num_full <= request.num_cached_blocks:
             return
-        table, cached = request.tables[0], list[tuple[bytes, Block]]()
+        table = request.tables[0]
+        cached: list[tuple[bytes, Block]] = []
         for index in range(request.num_cached_blocks, num_full):
             block = table[index]
             assert block, "table 0 has all blocks"
