@@ -112,6 +112,22 @@ def test_each_audio_is_encoded_once_and_again_after_sleep(case: Case) -> None:
             operate(engine, WakeUp())
 
 
+def test_blocks_with_audio_return_from_host_memory(case: Case) -> None:
+    settings = ALL_ON | {
+        "max_model_len": 68,
+        "block_size": 4,
+        "num_gpu_blocks_override": 18,
+        "kv_offloading_size": 0.02,
+    }
+    with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
+        for _ in range(3):
+            for parts, expected in zip(PARTS, case.expected, strict=True):
+                check_tokens(run_with_audio(engine, [parts], PARAMS), [expected])
+        host = engine.core.cache_occupancy().host
+    assert host is not None
+    assert host.num_loaded_tokens > 40  # more than the text has twice
+
+
 def test_the_offline_llm_replaces_placeholders_by_audio(case: Case) -> None:
     llm = LLM(model=str(case.folder), device="cpu", max_model_len=100)
     for index in (1, 2):

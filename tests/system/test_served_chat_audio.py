@@ -91,6 +91,30 @@ def test_a_chats_tokens_are_those_of_the_offline_llm(tmp_path: Path) -> None:
     assert served_ids != other.choices[0].model_extra["token_ids"]
 
 
+def test_grammars_and_called_tools_behind_audio_are_what_was_demanded(tmp_path: Path) -> None:
+    folder = with_template(make_qwen2_audio(tmp_path / "qwen2_audio"), TEMPLATE + "{% if tools %}T{% endif %}")
+    file = b64encode(encode(tone(0, 0.7), RATE, "wav of floats")).decode()
+    part: Any = {"type": "input_audio", "input_audio": {"data": file, "format": "wav"}}
+    schema: Any = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["glad", "sad"]}},
+        "required": ["mood"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "note", "parameters": schema}}
+    format: Any = {"type": "json_schema", "json_schema": {"name": "mood", "schema": schema}}
+    common: Any = {"model": "audio", "messages": [{"role": "user", "content": [part]}], "temperature": 0}
+    with served(folder) as client:
+        written = client.chat.completions.create(**common, response_format=format).choices[0].message
+        called = client.chat.completions.create(
+            **common, tools=[tool], tool_choice={"type": "function", "function": {"name": "note"}}
+        )
+    (call,) = called.choices[0].message.tool_calls
+    for text in (written.content, call.function.arguments):
+        assert json.loads(text)["mood"] in ("glad", "sad")
+    assert called.usage.prompt_tokens_details.audio_tokens > 0
+
+
 def test_a_published_qwen3_asr_chats_and_transcribes_as_the_offline_llm_with_the_files_of_transformers(
     tmp_path: Path,
 ) -> None:
