@@ -43,7 +43,7 @@ async def test_a_disconnect_during_a_stream_aborts_in_the_engine(
         async for event in events_of(response):
             if event["choices"][0]["delta"].get("content"):
                 break
-        assert engine.num_unfinished == choices
+        await engine.until(lambda engine: engine.num_unfinished == choices)
     await engine.until(lambda engine: engine.num_unfinished == 0)
     assert len(engine.aborted) == choices
     assert engine.stats().kv_cache_usage == 0
