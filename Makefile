@@ -54,8 +54,7 @@ cluster-up: ## create a kind cluster (needs Docker) and load both images
 setup: ## create .venv with the locked dependencies (PYTHON, TORCH_INDEX); does nothing if it is up to date
 	@scripts/setup
 
-tools: ## compile buf and helm into .tools if they are not installed
-	@scripts/with-tool buf true
+tools: ## compile helm into .tools if it is not installed
 	@scripts/with-tool helm true
 
 test: setup tools ## all checks, unit and integration tests: six to twelve minutes on two cores
@@ -109,7 +108,7 @@ gpu-static: setup ## compile all kernels, without a GPU: registers, copies in fl
 lint: setup ## check the style of the code and of the .proto files
 	ruff check
 	ruff format --check
-	scripts/with-tool buf buf lint protos
+	buf lint protos
 
 types: setup ## check types (mypy --strict)
 	mypy
@@ -120,8 +119,8 @@ imports: setup ## check the import rules
 verify-protos: setup ## check that the generated contract code is up to date
 	scripts/protos --check
 
-breaking: ## list incompatible changes of the contract since another version (AGAINST=main)
-	scripts/with-tool buf buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
+breaking: setup ## list incompatible changes of the contract since another version (AGAINST=main)
+	buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
 
 chart-checks: setup ## lint and render the chart, check its generated files
 	scripts/with-tool helm scripts/check-chart
