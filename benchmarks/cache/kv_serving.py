@@ -128,7 +128,7 @@ def serve(parts: EngineParts, rows: random.Random) -> Served:
         parent = hash_block(parent, prompt[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE], ())
         chain.append(parent.hex())
     transfer = parts.executor.started.kv_transfer
-    host = parts.core.cache_occupancy().host
+    host = parts.core.counters().cache.host
     assert transfer is not None
     assert host is not None
     return Served(f"127.0.0.1:{transfer.ports[0]}", transfer.fingerprint.hex(), host.page_bytes, chain)

@@ -70,7 +70,7 @@ class Prompts:
     @property
     def num_on_disk(self) -> int:
         """Blocks that the engine knows to be on disk."""
-        disk = self._core.cache_occupancy().disk
+        disk = self._core.counters().cache.disk
         assert disk is not None
         return disk.num_blocks
 
@@ -115,7 +115,7 @@ def measure(parts: EngineParts, peer: EngineParts, length: int, num_rounds: int,
 
 def record(parts: EngineParts, length: int, found: dict[str, list[float]]) -> dict[str, Any]:
     best = {tier: min(times) for tier, times in found.items()}
-    host = parts.core.cache_occupancy().host
+    host = parts.core.counters().cache.host
     assert host is not None
     num_bytes = length // BLOCK_SIZE * host.page_bytes
     rate = num_bytes / max(best["host"] - best["device"], 1e-3) / 1e6

@@ -118,11 +118,11 @@ def measure_together(llm: LLM, requests: Sequence[Request], params: SamplingPara
         replace(params, seed=seed, grammar=grammar if constrained else None)
         for seed, (_, grammar) in enumerate(requests)
     ]
-    before = core.stats()
+    before = core.counters()
     llm.generate([{"prompt_token_ids": prompt} for prompt, _ in requests], own, use_tqdm=False)
-    after = core.stats()
-    num_accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
-    return 1 + num_accepted / max(after.spec_decode_num_drafts - before.spec_decode_num_drafts, 1)
+    after = core.counters()
+    num_accepted = after.drafts.num_accepted_tokens - before.drafts.num_accepted_tokens
+    return 1 + num_accepted / max(after.drafts.num_drafts - before.drafts.num_drafts, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

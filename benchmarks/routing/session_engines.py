@@ -140,10 +140,8 @@ class SimulatedEngine:
 
     def stats_for(self, gateway: int) -> SchedulerStats:
         """What the gateway is told."""
-        stats = replace(
-            self.load_stats, num_retained_blocks=len(self.cache.owners), num_retained_of=self.cache.num_owned
-        )
-        self.claims.fill(stats, gateway)
+        stats = replace(self.load_stats, num_retained_blocks=len(self.cache.owners))
+        self.claims.fill(stats, gateway, lambda stream: self.cache.num_owned.get(stream, 0))
         return stats
 
     def _compute(self) -> None:

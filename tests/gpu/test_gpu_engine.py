@@ -85,8 +85,8 @@ def test_the_built_in_drafter_is_as_good_as_on_a_cpu() -> None:
         expected = tokens(run(engine, wanted))
     with build_core("builtin", poison=True, speculative_config=drafting, **settings) as engine:
         assert tokens(run(engine, wanted)) == expected
-        stats = engine.core.stats()
-    assert 1 + stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts > 2.5
+        counters = engine.core.counters()
+    assert 1 + counters.drafts.num_accepted_tokens / counters.drafts.num_drafts > 2.5
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text", "gpt_oss", "qwen3_moe"])
@@ -129,9 +129,9 @@ def test_replayed_steps_accept_draft_tokens(architecture: str, batch_invariant: 
     settings = {"device": "cuda", "max_num_seqs": 20, "batch_invariant": batch_invariant}
     with build_core(folder, poison=True, block_seed=3, speculative_config=drafts, **settings) as engine:
         results = run(engine, wanted)
-        stats, num_steps = engine.core.stats(), len(engine.plans)
+        counters, num_steps = engine.core.counters(), len(engine.plans)
     assert {tuple(result.token_ids) for result in results.values()} == {(70,) * 80}
-    assert stats.spec_decode_num_accepted_tokens > 0.8 * stats.spec_decode_num_draft_tokens
+    assert counters.drafts.num_accepted_tokens > 0.8 * counters.drafts.num_draft_tokens
     assert num_steps < 40
 
 

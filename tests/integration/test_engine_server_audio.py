@@ -60,7 +60,7 @@ async def test_an_audio_changes_the_tokens_and_may_come_again_as_a_hash(stub: St
     first = await generate(stub, audios=[AUDIO])
     assert await generate(stub, audios=[replace(AUDIO, samples=b"")]) == first
     assert await generate(stub, audios=[OTHER]) != first
-    assert server.parts.core.stats().num_encoded_audios == 2
+    assert server.parts.core.counters().audios.num_encoded == 2
 
 
 async def test_an_audio_that_was_not_kept_is_named(stub: Stub) -> None:

@@ -53,7 +53,7 @@ async def test_an_image_changes_the_tokens_and_may_come_again_as_a_hash(stub: St
     first = await generate(stub, PROMPT, images=[IMAGE])
     assert await generate(stub, PROMPT, images=[replace(IMAGE, pixels=b"")]) == first
     assert await generate(stub, PROMPT, images=[OTHER]) != first
-    assert server.parts.core.stats().num_encoded_images == 2
+    assert server.parts.core.counters().images.num_encoded == 2
 
 
 async def test_images_that_were_not_kept_are_named(stub: Stub) -> None:

@@ -85,10 +85,10 @@ def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) ->
     settings = {"max_model_len": 100, "block_size": 4} | SETTINGS[setting]
     with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
         case.run(engine)
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert stats.num_preemptions > 0 or setting != "all on"
-    assert stats.num_encoded_audios >= 3
-    assert (stats.num_encoded_images, stats.num_encoded_audio_hits > 0) == (0, True)
+    assert counters.audios.num_encoded >= 3
+    assert (counters.images.num_encoded, counters.audios.num_hits > 0) == (0, True)
     assert (stats.prefix_cache_hits > 0) == (setting != "all off")
 
 
@@ -123,7 +123,7 @@ def test_blocks_with_audio_return_from_host_memory(case: Case) -> None:
         for _ in range(3):
             for parts, expected in zip(PARTS, case.expected, strict=True):
                 check_tokens(run_with_audio(engine, [parts], PARAMS), [expected])
-        host = engine.core.cache_occupancy().host
+        host = engine.core.counters().cache.host
     assert host is not None
     assert host.num_loaded_tokens > 40  # more than the text has twice
 

@@ -63,7 +63,7 @@ def test_embeddings_equal_those_of_sentence_transformers(
         params = PoolingParams(task=PoolingTask.EMBED)
         results = run(engine, [pooled(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)])
         assert len([plan for plan in engine.plans if not plan.is_empty]) < len(PROMPTS)
-        assert engine.core.cache_occupancy().cached_blocks == (0,)
+        assert engine.core.counters().cache.cached_blocks == (0,)
     actual = torch.cat([results[str(number)].values for number in range(len(PROMPTS))])
     model = SentenceTransformer(str(folder), device="cpu")
     expected = torch.cat([model(features(prompt))["sentence_embedding"] for prompt in PROMPTS])

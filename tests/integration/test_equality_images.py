@@ -38,10 +38,10 @@ def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) ->
     settings = {"max_model_len": 140, "block_size": 4} | SETTINGS[setting]
     with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
         case.check(case.generate(engine))
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert stats.num_preemptions > 0 or setting == "drafts"
     assert (stats.prefix_cache_hits > 0) == settings["enable_prefix_caching"]
-    assert (stats.spec_decode_num_draft_tokens > 0) == ("speculative_config" in settings)
+    assert (counters.drafts.num_draft_tokens > 0) == ("speculative_config" in settings)
 
 
 def test_tokens_of_a_recurrent_model_equal_those_of_transformers(tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) ->
     settings = {"block_size": 4} | SETTINGS[setting]
     with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
         case.check(engine)
-        stats = engine.core.stats()
-    assert stats.num_encoded_audios + stats.num_encoded_audio_hits == len(CASES) + stats.num_preemptions
+        stats, counters = engine.core.stats(), engine.core.counters()
+    assert counters.audios.num_encoded + counters.audios.num_hits == len(CASES) + stats.num_preemptions
     assert (stats.num_preemptions > 0) == (setting != "all off")
-    assert (stats.spec_decode_num_draft_tokens > 0) == ("speculative_config" in settings)
+    assert (counters.drafts.num_draft_tokens > 0) == ("speculative_config" in settings)
 
 
 def test_tokens_alone_equal_those_of_transformers_and_an_audio_is_encoded_once_and_again_after_sleep(
@@ -96,7 +96,7 @@ def test_tokens_alone_equal_those_of_transformers_and_an_audio_is_encoded_once_a
         for round in range(2):
             results = [run(engine, [wanted])[wanted.request_id] for wanted in case.requests(f"{round}-")]
             check_tokens([result.token_ids for result in results], case.expected)
-            assert engine.core.stats().num_encoded_audios == len(AUDIOS) * (1 + round)
+            assert engine.core.counters().audios.num_encoded == len(AUDIOS) * (1 + round)
             assert results[-1].num_cached_tokens > 0  # of the third audio with the same text
             operate(engine, Sleep(2))
             operate(engine, WakeUp())

@@ -35,7 +35,7 @@ def test_a_pressed_cache_with_a_host_gives_the_tokens_of_an_unpressed_one(family
     folder, config = family
     with build_core(folder, poison=True, block_seed=3, **config | HOST) as engine:
         with_host = rounds(engine)
-        host = engine.core.cache_occupancy().host
+        host = engine.core.counters().cache.host
     with build_core(folder, **config | {"num_gpu_blocks_override": 600}) as engine:
         expected = rounds(engine)
     assert_equal(with_host, expected)

@@ -84,7 +84,7 @@ def test_a_request_cannot_name_a_source_that_the_operator_has_not_listed(tmp_pat
         for config in (alone, listed):
             with build_core(folder, **config) as second:
                 asked = ask(second, "b", source_of(first))
-                counts = second.core.cache_occupancy().fetches
+                counts = second.core.counters().cache.fetches
             assert asked.num_cached_tokens == 0
             assert_equal([asked], [computed])
             assert counts is not None

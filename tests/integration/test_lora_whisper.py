@@ -68,7 +68,7 @@ def test_requests_with_and_without_an_adapter_share_an_audio(folder: Path, tmp_p
     with build_core(folder, enable_lora=True, lora_modules=modules) as engine:
         plain = transcription("", AUDIO, PARAMS)
         results = run(engine, [plain, replace(plain, request_id="a", lora_name="a")])
-        assert engine.core.stats().num_encoded_audios == 1
+        assert engine.core.counters().audios.num_encoded == 1
     for name, wanted in expected.items():
         assert results[name].token_ids[: wanted.num_sure] == wanted.token_ids[: wanted.num_sure], name
 

@@ -26,6 +26,7 @@ from proa.contract import (
 )
 from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
+from proa_engine.core.counters import CoreCounters, DraftCounts
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
@@ -142,8 +143,8 @@ def test_tokens_that_a_request_resumes_count_as_its_prompts() -> None:
 
 def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
     registry = CollectorRegistry()
-    stats = SchedulerStats(num_waiting_reqs=5, num_deferred_reqs=2)
-    metrics = EngineMetrics(registry, CONFIG, **SIZES, stats=lambda: stats)
+    stats, counters = SchedulerStats(num_waiting_reqs=5), CoreCounters(num_deferred_reqs=2)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES, stats=lambda: stats, counters=lambda: counters)
     events = [Event(EventType.SCHEDULED, 1.0), *[Event(EventType.PREEMPTED, 2.0)] * 2]
     output = EngineCoreOutput(request_id="a", events=events, finish_reason=FinishReason.ABORT)
     metrics.observe_outputs(StepOutputs([output], 3.0, 1))
@@ -156,7 +157,7 @@ def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
 def test_engine_page_tells_what_host_memory_holds_and_gave() -> None:
     host = HostTierConfig(num_pages=22, page_bytes=100)
     run = CoreRun(num_blocks=8, async_scheduling=False, host=host)
-    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, counters=run.core.counters)
     for name, prompt in (("a", range(17)), ("other", range(20, 48)), ("again", range(17))):
         run.submit(make_request(name, prompt, max_tokens=1))
         while run.core.has_unfinished_requests():
@@ -186,7 +187,7 @@ def test_a_prompt_that_is_only_computed_counts_as_a_prompt() -> None:
 
 def test_engine_page_tells_what_came_from_other_engines() -> None:
     run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1))
-    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, counters=run.core.counters)
     assert run.mover is not None
     run.core.submit(replace(make_request(prompt=range(17)), kv_source=KvSource(addresses=("peer:1",))))
     run.step()
@@ -205,7 +206,7 @@ def test_engine_page_tells_what_came_from_other_engines() -> None:
 
 def test_engine_page_tells_what_came_from_disk() -> None:
     run = CoreRun(host=HostTierConfig(num_pages=22), fetches=random.Random(1), disk=FakeDisk())
-    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, counters=run.core.counters)
     assert run.mover is not None
     prompt, hashes = range(17), KvChanges()
     parent = b"root"
@@ -252,7 +253,7 @@ def test_engine_page_tells_what_the_cache_holds() -> None:
     config = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, max_waiting_requests=8)
     executor = FakeExecutor(num_blocks=64, block_size=4, windows=(8,), num_state_slots=6)
     core = EngineCore(Scheduler(config, manager), executor)
-    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=core.cache_occupancy)
+    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, counters=core.counters)
     for name in "ab":
         core.submit(request(name, prompt=range(13), max_tokens=2))
         core.step()
@@ -352,8 +353,8 @@ def test_engine_page_is_served_until_stopped() -> None:
 def test_accepted_drafts_are_counted_for_each_position() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
-    stats = SchedulerStats(spec_decode_num_accepted_tokens_per_pos=(5, 2))
-    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, stats=lambda: stats)
+    counters = CoreCounters(drafts=DraftCounts(num_accepted_per_position=(5, 2)))
+    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, counters=lambda: counters)
     page = scrape(registry)
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert [page.value(name, position=str(position)) for position in range(3)] == [5, 2, 0]
@@ -362,8 +363,9 @@ def test_accepted_drafts_are_counted_for_each_position() -> None:
 def test_draft_tokens_are_counted_by_how_many_a_step_had_room_for_and_by_the_way_to_draw() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="eagle3", model="d", num_speculative_tokens=3)
-    stats = SchedulerStats(spec_decode_num_planned={3: 5, 1: 2}, spec_decode_num_matches={(0, 0): 4, (2, 3): 1})
-    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, stats=lambda: stats)
+    drafts = DraftCounts(num_planned={3: 5, 1: 2}, num_matches={(0, 0): 4, (2, 3): 1})
+    counters = CoreCounters(drafts=drafts)
+    EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, counters=lambda: counters)
     page = scrape(registry)
     planned = "proa_engine_draft_tokens_planned"
     assert [page.value(f"{planned}_bucket", le=bound) for bound in ("1.0", "2.0", "3.0")] == [2, 2, 7]

@@ -88,7 +88,7 @@ def engine_series() -> Series:
         cache_groups=CacheGroups(num_blocks=64, block_size=4),
         max_model_len=64,
         stats=tiers.core.stats,
-        occupancy=tiers.core.cache_occupancy,
+        counters=tiers.core.counters,
     )
     core = CoreRun().core
     core.submit(make_request("a", range(17), max_tokens=4))

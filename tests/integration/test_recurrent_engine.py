@@ -65,7 +65,7 @@ def test_drafts_change_no_token(folder: Path, llm: LLM) -> None:
     for _ in range(2):
         outputs = drafting.generate(PROMPTS, params, use_tqdm=False)
         assert [each.outputs[0].token_ids for each in outputs] == expected
-    assert drafting.llm_engine._core.stats().spec_decode_num_accepted_tokens > 20
+    assert drafting.llm_engine._core.counters().drafts.num_accepted_tokens > 20
     drafting.llm_engine.shutdown()
 
 

@@ -88,8 +88,8 @@ def test_ngram_drafts_change_no_token(short: list[list[int]], long: list[list[in
         real_model.FOLDER, num_gpu_blocks_override=ROOM, speculative_config=DRAFTS, poison=True, **CONFIG
     ) as engine:
         results = ask(engine, prompts)
-        stats = engine.core.stats()
-    accepted, drafted = stats.spec_decode_num_accepted_tokens, stats.spec_decode_num_draft_tokens
+        counters = engine.core.counters()
+    accepted, drafted = counters.drafts.num_accepted_tokens, counters.drafts.num_draft_tokens
     assert 0 < accepted < drafted
     record(
         "… in one batch, with n-gram drafts", f"{compare(prompts, results)}; {accepted} of {drafted} drafts accepted"
@@ -103,7 +103,7 @@ def test_blocks_that_come_back_from_host_memory_change_no_token(long: list[list[
         real_model.FOLDER, num_gpu_blocks_override=NARROW, kv_offloading_size=1.0, poison=True, **CONFIG
     ) as engine:
         results = [ask(engine, [prompt])[0] for prompt in prompts]
-        host = engine.core.cache_occupancy().host
+        host = engine.core.counters().cache.host
     assert host is not None
     assert host.num_loaded_tokens > 1.5 * real_texts.LONG_TOKENS  # some blocks are still on the device
     figures = f"{compare(prompts, results)}; {host.num_loaded_tokens:,} tokens loaded"

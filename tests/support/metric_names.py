@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 
 from proa.blocks import hash_block
 from proa_engine.config import EngineConfig
+from proa_engine.core.counters import CoreCounters
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.kv.host_tier import HostTierConfig
 from proa_engine.core.kv.kv_cache_manager import KVCacheManager
@@ -32,7 +33,7 @@ def engine_metrics() -> set[str]:
     disk = DiskOccupancy(0, DiskCounts(), FetchCounts())
     occupancy = replace(manager.occupancy, fetches=FetchCounts(), disk=disk)
     metrics = EngineMetrics(
-        CollectorRegistry(), config, cache_groups=groups, max_model_len=16, occupancy=lambda: occupancy
+        CollectorRegistry(), config, cache_groups=groups, max_model_len=16, counters=lambda: CoreCounters(occupancy)
     )
     return _names(metrics.collect())
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.counters import CoreCounters
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskCounts, DiskOccupancy, FetchCounts, HostOccupancy
 from proa_engine.grammar.stats import GrammarStats
@@ -65,7 +66,7 @@ def _engine() -> CollectorRegistry:
         EngineConfig(model="m", speculative_config=SpeculativeConfig(method="eagle3", model="d")),
         cache_groups=CacheGroups(num_blocks=1, block_size=16),
         max_model_len=16,
-        occupancy=lambda: occupancy,
+        counters=lambda: CoreCounters(occupancy),
         grammars=GrammarStats(),
     )
     return registry

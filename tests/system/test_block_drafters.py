@@ -87,15 +87,15 @@ def test_random_drafts_and_drafts_of_which_70_percent_are_right_change_no_token(
     with build_core(target, poison=True, **CONFIG, **settings) as engine:
         assert_same(run(engine, requests()), expected)
         with scripted_drafts(seven_of_ten(whole(expected, requests()))):
-            before = engine.core.stats()
+            before = engine.core.counters()
             results = run(engine, requests())
-            stats = engine.core.stats()
+            stats, counters = engine.core.stats(), engine.core.counters()
     assert_same(results, expected)
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
     if num_blocks > 60:  # of a pressed cache, few blocks are left, if any
         assert any(result.num_cached_tokens for result in results.values()) == has_hits
-    first = stats.spec_decode_num_accepted_tokens_per_pos[0] - before.spec_decode_num_accepted_tokens_per_pos[0]
-    assert 0.6 < first / (stats.spec_decode_num_drafts - before.spec_decode_num_drafts) < 0.8
+    first = counters.drafts.num_accepted_per_position[0] - before.drafts.num_accepted_per_position[0]
+    assert 0.6 < first / (counters.drafts.num_drafts - before.drafts.num_drafts) < 0.8
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -111,7 +111,7 @@ def test_tokens_equal_those_of_replayed_steps(
         build_core(target, poison=True, max_num_seqs=4, speculative_config=config, **CONFIG) as engine,
     ):
         assert_same(run(engine, requests()), expected)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 5
+        assert engine.core.counters().drafts.num_accepted_tokens > 5
         assert capture.num_replays == capture.num_draws > len(engine.plans) / 4
 
 
@@ -130,7 +130,7 @@ def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(
         build_core(target, poison=True, **settings) as engine,
     ):
         assert run(engine, [request("drafted", start, GREEDY)])["drafted"].token_ids == output
-        assert engine.core.stats().spec_decode_num_accepted_tokens == 0
+        assert engine.core.counters().drafts.num_accepted_tokens == 0
     with (
         scripted_drafts(lambda tokens, choice: choice) as fresh,
         build_core(target, poison=True, **settings) as engine,
@@ -156,7 +156,7 @@ def test_recurrent_layers_and_other_heads_than_the_drafters(tmp_path: Path, meth
     ):
         for _ in range(2):
             assert tokens(run(engine, requests())) == tokens(expected)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+        assert engine.core.counters().drafts.num_accepted_tokens > 100
 
 
 def test_each_draft_of_dspark_follows_from_the_one_before(target: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_two_ranks_propose_and_accept_the_same_tokens(
 ) -> None:
     with build_core(target, tensor_parallel_size=2, speculative_config=drafts(folders[method]), **CONFIG) as engine:
         results = run(engine, requests()[:8])
-        assert engine.core.stats().spec_decode_num_draft_tokens > 100
+        assert engine.core.counters().drafts.num_draft_tokens > 100
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
 

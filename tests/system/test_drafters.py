@@ -100,10 +100,10 @@ def test_random_drafts_change_no_token(
         for _ in range(1 + has_hits):
             results = run(engine, requests())
             assert_same(results, expected)
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
     assert any(result.num_cached_tokens for result in results.values()) == has_hits
-    assert stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+    assert counters.drafts.num_accepted_tokens < counters.drafts.num_draft_tokens
 
 
 @pytest.mark.parametrize(("num_drafts", "is_async", "has_hits", "num_blocks"), SETTINGS)
@@ -123,9 +123,9 @@ def test_drafts_of_which_70_percent_are_right_change_no_token(
     ):
         for _ in range(1 + has_hits):
             assert_same(run(engine, requests()), expected)
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
-    first = stats.spec_decode_num_accepted_tokens_per_pos[0] / stats.spec_decode_num_drafts
+    first = counters.drafts.num_accepted_per_position[0] / counters.drafts.num_drafts
     assert 0.6 < first < 0.8
 
 
@@ -141,7 +141,7 @@ def test_tokens_are_the_same_where_the_number_of_drafts_follows_the_load(
     ):
         assert_same(run(engine, requests()), expected)
         assert any(len(plan.decode_request_ids) - len(plan.cached_requests) >= 4 for plan in engine.plans)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 40
+        assert engine.core.counters().drafts.num_accepted_tokens > 40
 
 
 @pytest.mark.parametrize("schedule", [None, CHANGING])
@@ -162,7 +162,7 @@ def test_tokens_equal_those_of_replayed_steps(
         build_core(target, poison=True, max_num_seqs=4, **CONFIG, **settings) as engine,
     ):
         assert_same(run(engine, requests()), expected)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 5
+        assert engine.core.counters().drafts.num_accepted_tokens > 5
         assert capture.num_replays == capture.num_draws > len(engine.plans) / 4
 
 
@@ -175,8 +175,8 @@ def test_replayed_steps_propose_what_others_do(target: Path, drafter: Path) -> N
             build_core(target, poison=True, speculative_config=drafts(drafter), max_num_seqs=3, **CONFIG) as engine,
         ):
             run(engine, requests())
-            stats = engine.core.stats()
-            found.append((stats.spec_decode_num_accepted_tokens_per_pos, stats.spec_decode_num_matches))
+            counters = engine.core.counters()
+            found.append((counters.drafts.num_accepted_per_position, counters.drafts.num_matches))
     assert found[0] == found[1]
     assert found[0][0][0] > 0
 
@@ -196,7 +196,7 @@ def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(
         build_core(target, poison=True, speculative_config=drafts(drafter, 5), **CONFIG) as engine,
     ):
         assert run(engine, [request("drafted", start, params)])["drafted"].token_ids == output
-        assert engine.core.stats().spec_decode_num_accepted_tokens == 0
+        assert engine.core.counters().drafts.num_accepted_tokens == 0
     with (
         scripted_drafts(lambda tokens, choice: choice) as fresh,
         build_core(target, speculative_config=drafts(drafter, 1), enable_prefix_caching=False, **CONFIG) as engine,
@@ -236,14 +236,14 @@ def test_a_hit_of_all_but_one_token_drafts_nothing_in_its_first_step(
     with build_core(target, speculative_config=drafts(drafter), max_num_seqs=1, **CONFIG) as engine:
         run(engine, wanted)
         features(engine)._carry.fill_(torch.nan)
-        before = engine.core.stats()
+        before = engine.core.counters()
         result = run(engine, [request("again", known, replace(params, max_tokens=1))])["again"]
-        after = engine.core.stats()
+        after = engine.core.counters()
         assert (result.token_ids, result.num_cached_tokens) == (alone[:1], 4 * BLOCK)
-        assert after.spec_decode_num_draft_tokens == before.spec_decode_num_draft_tokens
+        assert after.drafts.num_draft_tokens == before.drafts.num_draft_tokens
         features(engine)._carry.fill_(torch.nan)
         assert run(engine, [request("whole", known, params)])["whole"].token_ids == alone
-        assert engine.core.stats().spec_decode_num_draft_tokens > after.spec_decode_num_draft_tokens
+        assert engine.core.counters().drafts.num_draft_tokens > after.drafts.num_draft_tokens
 
 
 def test_a_stop_token_inside_accepted_drafts_while_a_step_is_in_flight(
@@ -280,7 +280,7 @@ def test_a_resumed_request_continues_with_drafts(target: Path, drafter: Path, ex
         build_core(target, poison=True, speculative_config=drafts(drafter), **CONFIG) as engine,
     ):
         results = run(engine, resumed)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 50
+        assert engine.core.counters().drafts.num_accepted_tokens > 50
     for name, result in results.items():
         assert result.token_ids == expected[name].token_ids[1 + int(name) % 15 :]
 
@@ -340,7 +340,7 @@ def test_a_draft_vocabulary_proposes_ids_of_the_model(
 def test_two_ranks_propose_and_accept_the_same_tokens(target: Path, drafter: Path, expected: dict[str, Result]) -> None:
     with build_core(target, tensor_parallel_size=2, speculative_config=drafts(drafter), **CONFIG) as engine:
         results = run(engine, requests()[:8])
-        assert engine.core.stats().spec_decode_num_draft_tokens > 100
+        assert engine.core.counters().drafts.num_draft_tokens > 100
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
 
@@ -376,7 +376,7 @@ def test_drafts_change_no_token_with_windows_and_latents(tmp_path: Path, family:
     ):
         for _ in range(2):
             assert_same(run(engine, requests()), expected)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+        assert engine.core.counters().drafts.num_accepted_tokens > 100
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "qwen3_next", "qwen3_5_text"])
@@ -392,7 +392,7 @@ def test_the_models_own_layer_for_further_tokens_changes_no_token(tmp_path: Path
     ):
         for _ in range(2):
             assert tokens(run(engine, requests())) == tokens(expected)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 100
+        assert engine.core.counters().drafts.num_accepted_tokens > 100
     if family in ("glm4_moe", "qwen3_5_text"):
         with (
             replayed(3) as capture,
@@ -423,9 +423,9 @@ def test_the_models_own_layer_drafts_under_grammars(tmp_path: Path, family: str,
         engine = stack.enter_context(build_core(folder, poison=True, max_num_seqs=12, **settings))
         for _ in range(2):
             assert tokens(run(engine, wanted)) == tokens(expected)
-        stats = engine.core.stats()
-        assert stats.num_forced_tokens > 50
-        assert stats.spec_decode_num_accepted_tokens > 40
+        counters = engine.core.counters()
+        assert counters.num_forced_tokens > 50
+        assert counters.drafts.num_accepted_tokens > 40
 
 
 def test_host_memory_keeps_what_the_drafter_knows() -> None:
@@ -436,8 +436,8 @@ def test_host_memory_keeps_what_the_drafter_knows() -> None:
     for more in ({"num_gpu_blocks_override": 600}, {"num_gpu_blocks_override": 17, **HOST}):
         with build_core("builtin", poison=True, **settings | more) as engine:
             found.append([result.token_ids for result in rounds(engine)])
-            stats, host = engine.core.stats(), engine.core.cache_occupancy().host
-            accepted.append(stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts)
+            counters, host = engine.core.counters(), engine.core.counters().cache.host
+            accepted.append(counters.drafts.num_accepted_tokens / counters.drafts.num_drafts)
     assert found[0] == found[1]
     assert host is not None
     assert host.num_loaded_tokens > 500
@@ -483,8 +483,8 @@ def test_the_built_in_models_drafter_is_as_good_as_when_it_was_trained(
     """Tokens a step, with four draft tokens and greedy requests. The drafter's own training shows 3.9."""
     wanted = greedy_questions()
     assert_same(run(builtin_drafting, wanted), run(builtin_plain, wanted))
-    stats = builtin_drafting.core.stats()
-    assert 1 + stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_drafts > 3.5
+    counters = builtin_drafting.core.counters()
+    assert 1 + counters.drafts.num_accepted_tokens / counters.drafts.num_drafts > 3.5
 
 
 def test_lark_grammars_and_tool_calls_with_drafts_of_the_built_in_models_drafter(
@@ -492,8 +492,8 @@ def test_lark_grammars_and_tool_calls_with_drafts_of_the_built_in_models_drafter
 ) -> None:
     prompts = [each.prompt_token_ids for each in greedy_questions()]
     wanted = grammar_requests(builtin_model_folder(), prompts, max_tokens=48)
-    before = builtin_drafting.core.stats()
+    before = builtin_drafting.core.counters()
     assert_same(run(builtin_drafting, wanted), run(builtin_plain, wanted))
-    after = builtin_drafting.core.stats()
+    after = builtin_drafting.core.counters()
     assert after.num_forced_tokens - before.num_forced_tokens > 100
-    assert after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens > 40
+    assert after.drafts.num_accepted_tokens - before.drafts.num_accepted_tokens > 40

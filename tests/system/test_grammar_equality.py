@@ -177,7 +177,7 @@ def test_constrained_requests_get_the_tokens_that_they_get_alone(bench: Bench, a
     beside = [plan for plan in engine.plans if plan.grammar_rows]
     assert num_preemptions(engine) > 3
     assert any(map(has_chunks, beside))
-    assert engine.core.stats().num_forced_tokens > 50
+    assert engine.core.counters().num_forced_tokens > 50
     assert bench.config.speculative_config is None or any(has_drafts(plan, wanted) for plan in beside)
 
 

@@ -16,7 +16,7 @@ def test_two_ranks_have_hosts_of_their_own(tmp_path: Path) -> None:
         expected = rounds(engine)
     with build_core(folder, **config | HOST) as engine:
         with_host = rounds(engine)
-        host = engine.core.cache_occupancy().host
+        host = engine.core.counters().cache.host
     assert_equal(with_host, expected)
     assert host is not None
     assert host.num_loaded_tokens > 500

@@ -30,7 +30,7 @@ class DiskEngine:
 
     @property
     def num_on_disk(self) -> int:
-        disk = self.engine.core.cache_occupancy().disk
+        disk = self.engine.core.counters().cache.disk
         assert disk is not None
         return disk.num_blocks
 
@@ -136,7 +136,7 @@ def test_blocks_come_from_disk_when_host_memory_has_lost_them(tmp_path: Path) ->
         read = engine.ask()
         assert read.num_cached_tokens == NUM_CACHED
         assert_equal([read], [computed])
-        occupancy = engine.engine.core.cache_occupancy().disk
+        occupancy = engine.engine.core.counters().cache.disk
         assert occupancy is not None
         assert occupancy.reads.num_fetched_tokens > 0
 

@@ -98,8 +98,8 @@ def test_images_whose_blocks_are_fetched_are_not_encoded(tmp_path: Path) -> None
         fetched = fetch(second, first, requests)
         assert tokens(fetched) == tokens(computed)
         assert cached(fetched) == {str(index): (len(case.prompts[index]) - 1) // 8 * 8 for index in (3, 4)}
-        assert first.core.stats().num_encoded_images > 0
-        assert second.core.stats().num_encoded_images == 0
+        assert first.core.counters().images.num_encoded > 0
+        assert second.core.counters().images.num_encoded == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"speculative_config": DRAFTS}], ids=["plain", "drafts"])
@@ -117,7 +117,7 @@ def test_grammars_and_drafts_continue_behind_fetched_blocks(more: dict[str, Any]
         fetched = fetch(second, first, requests)
         assert tokens(fetched) == tokens(computed)
         assert all(count == (len(prompt) - 1) // 8 * 8 for count in cached(fetched).values())
-        assert (second.core.stats().spec_decode_num_accepted_tokens > 0) is bool(more)
+        assert (second.core.counters().drafts.num_accepted_tokens > 0) is bool(more)
 
 
 def test_fetched_requests_that_are_preempted_get_the_same_tokens() -> None:
@@ -137,6 +137,6 @@ def test_the_blocks_of_other_weights_are_refused(tmp_path: Path) -> None:
     with engine(models[0]) as first, engine(models[1]) as second:
         compute(first, [request("a", PROMPT, GREEDY)])
         assert cached(fetch(second, first, [request("a", PROMPT, GREEDY)])) == {"a": 0}
-        counts = second.core.cache_occupancy().fetches
+        counts = second.core.counters().cache.fetches
         assert counts is not None
         assert counts.num_failed_fetches == 1

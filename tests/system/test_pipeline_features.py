@@ -71,7 +71,7 @@ def test_a_pressed_cache_with_a_host_gives_the_tokens_of_one_process(tmp_path: P
     small: dict[str, Any] = {"num_gpu_blocks_override": 20, "kv_offloading_size": 0.02}
     with build_core(folder, pipeline_parallel_size=2, **config, **small) as engine:
         ours = rounds(engine)
-        host = engine.core.cache_occupancy().host
+        host = engine.core.counters().cache.host
     assert_equal(ours, expected)
     assert host is not None
     assert host.num_loaded_tokens > 500

@@ -103,11 +103,11 @@ def test_tokens_and_logprobs_equal_those_without_speculation(
     settings = {"num_gpu_blocks_override": num_blocks, "async_scheduling": async_scheduling}
     with build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG, **settings) as engine:
         results = run(engine, requests())
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert_same(results, expected)
     assert (stats.num_preemptions > 0) == (num_blocks == 30)
-    assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
-    assert 0 < stats.spec_decode_num_drafts < stats.spec_decode_num_draft_tokens
+    assert 0 < counters.drafts.num_accepted_tokens < counters.drafts.num_draft_tokens
+    assert 0 < counters.drafts.num_drafts < counters.drafts.num_draft_tokens
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
@@ -132,7 +132,7 @@ def test_tokens_and_logprobs_equal_those_of_replayed_steps(
     with drafting_in_graphs(folder, **settings) as (engine, capture):
         assert_same(run(engine, requests()), expected)
         assert len(engine.plans) / 4 < capture.num_replays < len(engine.plans)
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 0
+        assert engine.core.counters().drafts.num_accepted_tokens > 0
         assert (engine.core.stats().num_preemptions > 0) == (num_blocks == 18)
 
 
@@ -233,7 +233,7 @@ def test_blocks_of_accepted_draft_tokens_are_prefix_cache_hits(plain: Engine, dr
 def test_two_ranks_accept_the_same_draft_tokens(folder: Path, expected: dict[str, Result]) -> None:
     with build_core(folder, tensor_parallel_size=2, speculative_config=DRAFTS, **CONFIG) as engine:
         results = run(engine, requests()[:7])
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 0
+        assert engine.core.counters().drafts.num_accepted_tokens > 0
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
 
@@ -251,6 +251,6 @@ def test_drafts_change_no_token_with_windows_in_tables(num_blocks: int, tmp_path
         assert engine.executor.started.cache_groups.windows == (20,)
         for _ in range(2):
             assert_same(run(engine, wanted), expected)
-        stats = engine.core.stats()
+        stats, counters = engine.core.stats(), engine.core.counters()
     assert (stats.num_preemptions > 0) == (num_blocks == 60)
-    assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+    assert 0 < counters.drafts.num_accepted_tokens < counters.drafts.num_draft_tokens

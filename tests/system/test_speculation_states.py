@@ -84,8 +84,8 @@ def check_equal(engine: Engine, expected: Mapping[str, list[int]], *, least: int
     """Run the requests twice, the second time as hits. At least `least` drafts are accepted."""
     for _ in range(2):
         assert tokens(run(engine, requests())) == expected
-    stats = engine.core.stats()
-    assert least <= stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+    counters = engine.core.counters()
+    assert least <= counters.drafts.num_accepted_tokens < counters.drafts.num_draft_tokens
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_tokens_under_grammars_equal_those_without_drafts(
     ):
         for _ in range(2):
             assert tokens(run(engine, wanted)) == expected
-        stats = engine.core.stats()
-        assert stats.num_forced_tokens > 50
-        assert 40 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+        stats, counters = engine.core.stats(), engine.core.counters()
+        assert counters.num_forced_tokens > 50
+        assert 40 < counters.drafts.num_accepted_tokens < counters.drafts.num_draft_tokens
         assert (stats.num_preemptions > 0) == (num_gpu_blocks_override is not None)
 
 
@@ -254,6 +254,6 @@ def test_two_ranks_accept_the_same_drafts(folder: Path, expected: dict[str, list
     drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
     with build_core(folder, tensor_parallel_size=2, speculative_config=drafts, **CONFIG) as engine:
         results = tokens(run(engine, requests()))
-        assert engine.core.stats().spec_decode_num_accepted_tokens > 10
+        assert engine.core.counters().drafts.num_accepted_tokens > 10
     equal = [output == expected[name] for name, output in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close

@@ -47,5 +47,5 @@ def test_tokens_behind_audio_of_two_ranks_equal_those_of_transformers(tmp_path: 
     settings = TWO_RANKS | {"max_model_len": 100, "max_num_batched_tokens": 40, "num_gpu_blocks_override": 30}
     with build_core(folder, **settings) as engine:
         tokens = run_with_audio(engine, prompts, PARAMS)
-        assert engine.core.stats().num_encoded_audios >= 3
+        assert engine.core.counters().audios.num_encoded >= 3
     check_tokens(tokens, greedy_with_audio(folder, [split(each) for each in prompts], NUM_TOKENS))

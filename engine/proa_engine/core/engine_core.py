@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from proa.contract import EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.admission.request_admission import Admission
 from proa_engine.core.constrained import ConstrainedRequest, constrained_rows, samples_to_mask
+from proa_engine.core.counters import CoreCounters
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.kv.mover import Adopted, DiskChanges, Fetched, FromMover
@@ -28,7 +29,7 @@ from proa_engine.core.request import Request
 from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.timing.step_costs import RowSizes, StepRows
-from proa_engine.core.types import CacheOccupancy, Rejection, SchedulerOutput, StepOutputs
+from proa_engine.core.types import Rejection, SchedulerOutput, StepOutputs
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
         self._tiers = scheduler.tiers
-        self._retention = scheduler.retention
+        self.retention = scheduler.retention
         self._grammars = scheduler.grammars
         self._loras = scheduler.loras
         self._executor = executor
@@ -184,9 +185,9 @@ class EngineCore:
         stats.sleep_level = self._operations.sleep_level
         return stats
 
-    def cache_occupancy(self) -> CacheOccupancy:
-        """Return what the cache holds now. From any thread."""
-        return self._scheduler.cache_occupancy
+    def counters(self) -> CoreCounters:
+        """Return what has been counted since the start, and what the cache holds now. From any thread."""
+        return self._scheduler.counters
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the core's state is inconsistent. For tests."""
@@ -270,7 +271,7 @@ class EngineCore:
                 pass
 
     def _add(self, request: EngineCoreRequest, now: float) -> Admission:
-        self._retention.release(request.client_index, request.released)
+        self.retention.release(request.client_index, request.released)
         if self._operations.sleep_level:
             return Rejection(request.request_id, request.client_index, "unavailable", "the engine sleeps")
         return self._scheduler.add_request(request, now, self._on_grammar_ready)

@@ -13,6 +13,7 @@ from proa_engine.core.admission.request_factory import RequestFactory
 from proa_engine.core.admission.request_table import RequestTable
 from proa_engine.core.admission.validation import LengthLimits
 from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.counters import CoreCounters, EncoderCounts
 from proa_engine.core.grammar import GrammarReady, Grammars, NoGrammars
 from proa_engine.core.kv.kv_cache_manager import MISS, Hit, KVCacheManager
 from proa_engine.core.loras import Loras
@@ -25,7 +26,6 @@ from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.timing.prefill_rate import PrefillRate
 from proa_engine.core.timing.step_costs import RowSizes
 from proa_engine.core.types import (
-    CacheOccupancy,
     Copies,
     ModelRunnerOutput,
     PlainTokens,
@@ -96,33 +96,28 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        drafts = self._factory.drafts
         stats = SchedulerStats(
             num_running_reqs=len(self._table.running),
             num_waiting_reqs=self._table.num_waiting,
-            num_deferred_reqs=self._table.num_deferred,
             num_waiting_tokens=self._table.waiting.num_tokens,
             num_preemptions=self._table.num_preemptions,
             prefill_tokens_per_second=self.prefill_rate.tokens_per_second,
-            spec_decode_num_drafts=drafts.num_drafts,
-            spec_decode_num_draft_tokens=drafts.num_draft_tokens,
-            spec_decode_num_accepted_tokens=drafts.num_accepted_tokens,
-            spec_decode_num_accepted_tokens_per_pos=tuple(drafts.num_accepted_per_position),
-            spec_decode_depth=drafts.depth.num_drafts,
-            spec_decode_num_planned=dict(drafts.num_planned),
-            spec_decode_num_matches=dict(drafts.num_matches),
-            num_forced_tokens=self._factory.forced.num_tokens,
-            num_encoded_images=self.encoder_cache.num_encoded[Image],
-            num_encoder_hits=self.encoder_cache.num_hits[Image],
-            num_encoded_audios=self.encoder_cache.num_encoded[Audio],
-            num_encoded_audio_hits=self.encoder_cache.num_hits[Audio],
         )
         self._manager.fill_stats(stats)
         return stats
 
     @property
-    def cache_occupancy(self) -> CacheOccupancy:
-        return self._manager.occupancy
+    def counters(self) -> CoreCounters:
+        num_encoded, num_hits = self.encoder_cache.num_encoded, self.encoder_cache.num_hits
+        crossed = self._manager.encoder_blocks
+        return CoreCounters(
+            cache=self._manager.occupancy,
+            num_deferred_reqs=self._table.num_deferred,
+            num_forced_tokens=self._factory.forced.num_tokens,
+            drafts=self._factory.drafts.counts,
+            images=EncoderCounts(num_encoded[Image], num_hits[Image]),
+            audios=EncoderCounts(num_encoded[Audio] + crossed.num_encoded, num_hits[Audio] + crossed.num_hits),
+        )
 
     def add_request(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """Queue a request. Returns a rejection if it cannot be accepted, or its output if it has ended already.

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest
+from proa_engine.core.counters import DraftCounts
 from proa_engine.core.request import Request
 from proa_engine.core.timing.draft_depth import DraftDepth
 from proa_engine.core.timing.step_costs import RowSizes
@@ -69,6 +70,18 @@ class DraftCounter:
         by_position += [0] * (num_accepted - len(by_position))
         for position in range(num_accepted):
             by_position[position] += 1
+
+    @property
+    def counts(self) -> DraftCounts:
+        return DraftCounts(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_accepted_per_position=tuple(self.num_accepted_per_position),
+            depth=self.depth.num_drafts,
+            num_planned=dict(self.num_planned),
+            num_matches=dict(self.num_matches),
+        )
 
     def end_step(self, num_rows: int, sizes: RowSizes, seconds: float) -> None:
         """Count a step all of whose drafts have been added."""

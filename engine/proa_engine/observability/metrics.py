@@ -16,6 +16,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
+from proa_engine.core.counters import CoreCounters
 from proa_engine.core.kv.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, DiskOccupancy, FetchCounts, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
@@ -49,16 +50,17 @@ class EngineMetrics:
         cache_groups: CacheGroups,
         max_model_len: int,
         stats: Callable[[], SchedulerStats] = SchedulerStats,
-        occupancy: Callable[[], CacheOccupancy] = CacheOccupancy,
+        counters: Callable[[], CoreCounters] = CoreCounters,
         grammars: GrammarStats | None = None,
     ) -> None:
-        """`stats` and `occupancy` are called at each scrape. `grammars` None: the engine has no grammar compiler."""
+        """`stats` and `counters` are called at each scrape. `grammars` None: the engine has no grammar
+        compiler."""
         self._config = config
         self._num_gpu_blocks = cache_groups.num_blocks
         self._max_concurrency = cache_groups.concurrency(max_model_len)
         self._cache_tokens = int(self._max_concurrency * max_model_len)
         self._stats = stats
-        self._occupancy = occupancy
+        self._core_counters = counters
         self._grammars = grammars
         self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
@@ -135,33 +137,34 @@ class EngineMetrics:
 
     def totals(self) -> Totals:
         """Return the tokens so far, beside the engine's load now."""
+        drafts = self._core_counters().drafts
         with self._lock:
-            return Totals(self._prompt_tokens - self._cached_tokens, self._generation_tokens, self._stats())
+            return Totals(self._prompt_tokens - self._cached_tokens, self._generation_tokens, self._stats(), drafts)
 
     def collect(self) -> Iterator[Metric]:
         """Return all metric families. The registry calls this at each scrape."""
-        stats = self._stats()
+        stats, counters = self._stats(), self._core_counters()
         with self._lock:
             families = [
-                *self._gauges(stats),
-                *self._counters(stats),
-                *draft_families(self._config.speculative_config, stats, self._labels),
+                *self._gauges(stats, counters),
+                *self._counters(stats, counters),
+                *draft_families(self._config.speculative_config, counters.drafts, self._labels),
                 *self._render_histograms(),
             ]
         yield from families
         if self._grammars is not None:
             yield from self._grammars.families(self._labels)
 
-    def _gauges(self, stats: SchedulerStats) -> Iterator[Metric]:
+    def _gauges(self, stats: SchedulerStats, counters: CoreCounters) -> Iterator[Metric]:
         labels = self._labels
         yield gauge("vllm:num_requests_running", "Requests running now.", labels, stats.num_running_reqs)
         yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
-        yield self._waiting_by_reason(stats)
+        yield self._waiting_by_reason(stats.num_waiting_reqs, counters.num_deferred_reqs)
         yield self._sleep_state(stats)
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
         text = "Blocks that sessions retain for their next turns, in use or free."
         yield gauge("proa_engine_retained_blocks", text, labels, stats.num_retained_blocks)
-        yield from self._cache_gauges(self._occupancy())
+        yield from self._cache_gauges(counters.cache)
         cache = {
             "block_size": str(self._config.block_size),
             "num_gpu_blocks": str(self._num_gpu_blocks),
@@ -252,9 +255,8 @@ class EngineMetrics:
         ):
             yield counter(f"proa_engine_kv_disk_{name}", text, labels, value)
 
-    def _waiting_by_reason(self, stats: SchedulerStats) -> Metric:
-        deferred = stats.num_deferred_reqs
-        reasons = {"capacity": stats.num_waiting_reqs - deferred, "deferred": deferred}
+    def _waiting_by_reason(self, waiting: int, deferred: int) -> Metric:
+        reasons = {"capacity": max(waiting - deferred, 0), "deferred": deferred}  # the two are read one after the other
         text = "Waiting requests by reason; deferred: for a grammar, an adapter's slot, or blocks from elsewhere."
         return gauge_by_label("vllm:num_requests_waiting_by_reason", text, self._labels, "reason", reasons)
 
@@ -268,18 +270,19 @@ class EngineMetrics:
             {state: float(stats.sleep_level == level) for level, state in enumerate(states)},
         )
 
-    def _counters(self, stats: SchedulerStats) -> Iterator[Metric]:
+    def _counters(self, stats: SchedulerStats, counters: CoreCounters) -> Iterator[Metric]:
+        drafts = counters.drafts
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
             ("num_preemptions", "Requests preempted because the KV cache was full.", stats.num_preemptions),
-            ("spec_decode_num_drafts", "Drafts verified, one per request and step.", stats.spec_decode_num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens verified.", stats.spec_decode_num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
+            ("spec_decode_num_drafts", "Drafts verified, one per request and step.", drafts.num_drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens verified.", drafts.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", drafts.num_accepted_tokens),
             (
                 "spec_decode_num_accepted_tokens_per_pos",
                 "Draft tokens accepted, by place.",
-                accepted_drafts(self._config.num_speculative_tokens, stats),
+                accepted_drafts(self._config.num_speculative_tokens, drafts),
             ),
             (
                 "prompt_tokens",
@@ -294,14 +297,14 @@ class EngineMetrics:
         ):
             yield counter(f"vllm:{name}", text, self._labels, value)
         text = "Generated tokens that a grammar left no choice for, which were computed without being sampled."
-        yield counter("proa_engine_grammar_forced_tokens", text, self._labels, stats.num_forced_tokens)
-        yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
+        yield counter("proa_engine_grammar_forced_tokens", text, self._labels, counters.num_forced_tokens)
+        yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, counters.images.num_encoded)
         text = "Images of requests that were found encoded."
-        yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
+        yield counter("proa_engine_encoder_cache_hits", text, self._labels, counters.images.num_hits)
         text = "Audios encoded, for tokens in prompts or for cross-attention."
-        yield counter("proa_engine_encoded_audios", text, self._labels, stats.num_encoded_audios)
+        yield counter("proa_engine_encoded_audios", text, self._labels, counters.audios.num_encoded)
         text = "Audios of requests that were found encoded."
-        yield counter("proa_engine_encoded_audio_hits", text, self._labels, stats.num_encoded_audio_hits)
+        yield counter("proa_engine_encoded_audio_hits", text, self._labels, counters.audios.num_hits)
 
     def _prompt_sources(self) -> CounterByLabel:
         sources = CounterByLabel("source")

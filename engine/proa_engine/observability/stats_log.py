@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from proa.contract import SchedulerStats
 from proa.logs import with_fields
+from proa_engine.core.counters import DraftCounts
 
 SECONDS = 10.0
 _log = logging.getLogger(__name__)
@@ -18,11 +19,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Tokens since the engine's start: of prompts, without those from a cache, and of outputs; and its load now."""
+    """Tokens since the engine's start: of prompts, without those from a cache, and of outputs; its load now, and
+    its drafts."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     stats: SchedulerStats = field(default_factory=SchedulerStats)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,9 @@ class Interval:
             after.stats.prefix_cache_queries - before.stats.prefix_cache_queries,
         )
         old, new = before.stats, after.stats
-        num_drafts = new.spec_decode_num_drafts - old.spec_decode_num_drafts
-        num_accepted = new.spec_decode_num_accepted_tokens - old.spec_decode_num_accepted_tokens
-        num_draft_tokens = new.spec_decode_num_draft_tokens - old.spec_decode_num_draft_tokens
+        num_drafts = after.drafts.num_drafts - before.drafts.num_drafts
+        num_accepted = after.drafts.num_accepted_tokens - before.drafts.num_accepted_tokens
+        num_draft_tokens = after.drafts.num_draft_tokens - before.drafts.num_draft_tokens
         accepted_per_draft = _share(num_accepted, num_drafts)
         return cls(
             prompt_tokens_per_second=(after.prompt_tokens - before.prompt_tokens) / seconds,

@@ -1,5 +1,7 @@
 """Claims: what the conversations of each connected gateway want of the cache, for the others."""
 
+from collections.abc import Callable
+
 from proa.contract import SchedulerStats, SessionClaim
 
 
@@ -15,13 +17,15 @@ class Claims:
     def end(self, stream_id: int) -> None:
         self._claims.pop(stream_id, None)
 
-    def fill(self, stats: SchedulerStats, stream_id: int) -> None:
-        """Set what statistics for a stream say of the others. Blocks that several retain count once."""
+    def fill(self, stats: SchedulerStats, stream_id: int, num_retained: Callable[[int], int]) -> None:
+        """Set what statistics for a stream say of the others. Blocks that several retain count once.
+
+        `num_retained` returns how many blocks a stream's sessions retain.
+        """
         others = {each: claim for each, claim in self._claims.items() if each != stream_id}
         if not others:
             return
-        retained = stats.num_retained_of
-        num_lacking = sum(claim.num_blocks - retained.get(each, 0) for each, claim in others.items())
-        num_blocks = stats.num_retained_blocks - retained.get(stream_id, 0) + num_lacking
+        num_lacking = sum(claim.num_blocks - num_retained(each) for each, claim in others.items())
+        num_blocks = stats.num_retained_blocks - num_retained(stream_id) + num_lacking
         stats.num_claimed_elsewhere = max(num_blocks, 0)
         stats.longest_wait_elsewhere = max(claim.longest_wait for claim in others.values())

@@ -45,6 +45,10 @@ class RequestObserver:
         self.tracer.end_request(request_id, reason, message)
 
 
+class Retained(Protocol):
+    def num_blocks_of(self, owner: int) -> int: ...
+
+
 class Core(KvEventSource, Protocol):
     """The part of `EngineCore` that the router calls. Every method is thread-safe."""
 
@@ -55,6 +59,9 @@ class Core(KvEventSource, Protocol):
     def operate(self, operation: Operation[T]) -> "Future[T]": ...
 
     def stats(self) -> SchedulerStats: ...
+
+    @property
+    def retention(self) -> Retained: ...
 
     @property
     def step_started_at(self) -> float | None: ...

@@ -129,6 +129,9 @@ class _WithoutEngine:
     def stats(self) -> SchedulerStats:
         return SchedulerStats()
 
+    def num_retained_blocks(self, stream_id: int) -> int:
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class _WithEngine:
@@ -159,6 +162,9 @@ class _WithEngine:
         if started_at is not None:
             stats.last_step_age = max(0.0, time.monotonic() - started_at)
         return stats
+
+    def num_retained_blocks(self, stream_id: int) -> int:
+        return self.loaded.core.retention.num_blocks_of(stream_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +314,12 @@ class RequestRouter:
     def load(self) -> SchedulerStats:
         """Current statistics; all zero before the model is loaded."""
         return self._engine.stats()
+
+    def load_beside(self, stream_id: int) -> SchedulerStats:
+        """The same, with what other streams than this one claim."""
+        stats = self._engine.stats()
+        self.claims.fill(stats, stream_id, self._engine.num_retained_blocks)
+        return stats
 
     def _admit(self, request: EngineCoreRequest) -> LoadedEngine:
         engine = self._engine.admit()

@@ -140,7 +140,7 @@ class EngineServer:
                 cache_groups=parts.executor.started.cache_groups,
                 max_model_len=parts.limits.lengths.max_model_len,
                 stats=parts.core.stats,
-                occupancy=parts.core.cache_occupancy,
+                counters=parts.core.counters,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )
             loop = EngineLoop(parts.core, self._make_output_queue(), metrics.observe_step)

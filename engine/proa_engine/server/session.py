@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras, SchedulerStats, SessionClaim
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras, SessionClaim
 from proa.logs import with_fields
 from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
@@ -73,9 +73,8 @@ class Session:
         self._on_open()
         try:
             engine = self._router.engine
-            hello = Hello(
-                instance_id=engine.instance_id, model=engine.info, stats=self._load(), loras=self._router.loras
-            )
+            stats = self._router.load_beside(self._stream_id)
+            hello = Hello(instance_id=engine.instance_id, model=engine.info, stats=stats, loras=self._router.loras)
             await write(convert.hello_to_pb(hello))
             reading = self._read(messages, engine.info.vocab_size)
             await _until_one_ends(reading, self._write(write), self._heartbeat(), self._failure)
@@ -155,15 +154,11 @@ class Session:
             if self._pending.num_bytes or self._heartbeat_due:
                 self._heartbeat_due = False
                 outputs = self._pending.take()
-                outputs.stats, outputs.timestamp, outputs.step = self._load(), self._timestamp, self._step
+                outputs.stats = self._router.load_beside(self._stream_id)
+                outputs.timestamp, outputs.step = self._timestamp, self._step
                 await write(convert.outputs_to_pb(outputs))
             if self._draining and not (self._request_ids or self._pending.num_bytes or self._control):
                 return
-
-    def _load(self) -> SchedulerStats:
-        stats = self._router.load()
-        self._router.claims.fill(stats, self._stream_id)
-        return stats
 
     async def _heartbeat(self) -> None:
         while True:

@@ -1,6 +1,6 @@
 """What an engine answers: the outputs of its steps and its load."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -128,23 +128,6 @@ class SchedulerStats:
     num_retained_blocks: int = 0  # of all sessions, in use or free
     num_claimed_elsewhere: int = 0  # blocks that other gateways than the receiver retain or claim
     longest_wait_elsewhere: float = 0.0  # seconds that a turn has waited for room in another gateway; 0: none waits
-    spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
-    spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
-    spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
-    # The same by the draft's place, the first one first, as far as any was accepted.
-    spec_decode_num_accepted_tokens_per_pos: Sequence[int] = field(default=(), metadata=LOCAL)
-    spec_decode_depth: int = field(default=0, metadata=LOCAL)  # draft tokens of a request in the next step
-    # By number of draft tokens: times that a step had room for so many of a request.
-    spec_decode_num_planned: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)
-    # By way to draw and range of temperatures: times that the way's first draft token was the sample.
-    spec_decode_num_matches: Mapping[tuple[int, int], int] = field(default_factory=dict, metadata=LOCAL)
-    num_retained_of: Mapping[int, int] = field(default_factory=dict, metadata=LOCAL)  # blocks by session
-    num_deferred_reqs: int = field(default=0, metadata=LOCAL)  # waiting ones that could not start if there were room
-    num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
-    num_encoded_images: int = field(default=0, metadata=LOCAL)
-    num_encoder_hits: int = field(default=0, metadata=LOCAL)  # times that a request found an image encoded
-    num_encoded_audios: int = field(default=0, metadata=LOCAL)  # for cross-attention
-    num_encoded_audio_hits: int = field(default=0, metadata=LOCAL)  # times that a request found its audio encoded
 
 
 @dataclass(slots=True, kw_only=True)

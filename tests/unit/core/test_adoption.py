@@ -147,7 +147,7 @@ def test_what_is_computed_before_pages_have_come_is_stored_then(shape: str) -> N
     take(run, ranges_of([], [], 60, 30))
     run.steps(3)
     assert run.hashes_in_host == usual.hashes_in_host
-    host = run.core.cache_occupancy().host
+    host = run.core.counters().cache.host
     assert host is not None
     assert host.num_skipped_stores == 0
 
@@ -234,7 +234,7 @@ def _units_of(stored: StoredCheckpoint) -> set[tuple[int, int, bytes]]:
 def test_random_traffic_while_blocks_are_adopted(shape: str) -> None:
     num_loaded = 0
     for seed in seeds(12, thorough=200):
-        occupancy = drive(seed, shape).core.cache_occupancy().host
+        occupancy = drive(seed, shape).core.counters().cache.host
         assert occupancy is not None
         num_loaded += occupancy.num_loaded_pages
     assert num_loaded > 0

@@ -129,17 +129,17 @@ class Totals:
     encoded_audio_hits: int = 0
 
     def add(self, run: CoreRun) -> None:
-        stats, host = run.core.stats(), run.core.cache_occupancy().host
+        stats, counters, host = run.core.stats(), run.core.counters(), run.core.counters().cache.host
         self.runs += 1
         self.retained_blocks += stats.num_retained_blocks
         self.hit_tokens += stats.prefix_cache_hits
         self.preemptions += stats.num_preemptions
-        self.encoded_audios += stats.num_encoded_audios
-        self.encoded_audio_hits += stats.num_encoded_audio_hits
+        self.encoded_audios += counters.audios.num_encoded
+        self.encoded_audio_hits += counters.audios.num_hits
         self.fetched_pages += 0 if run.mover is None else run.mover.num_fetched
         if run.mover is not None and run.mover.disk is not None:
             self.written_pages += run.mover.disk.num_written
-        if (disk := run.core.cache_occupancy().disk) is not None:
+        if (disk := run.core.counters().cache.disk) is not None:
             self.read_tokens += disk.reads.num_fetched_tokens
         if host is not None:
             self.with_host += 1

@@ -111,7 +111,7 @@ def test_masks_end_behind_the_first_draft_that_the_grammar_refuses() -> None:
     run.submit(request)
     run.finish()
     run.assert_complete([request])
-    assert run.core.stats().spec_decode_num_accepted_tokens == 6
+    assert run.core.counters().drafts.num_accepted_tokens == 6
     assert {len(rows) for rows in run.grammars.fills[1:-1]} == {2}
 
 

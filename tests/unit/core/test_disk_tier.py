@@ -184,7 +184,7 @@ def test_what_the_disk_has_lost_is_computed() -> None:
     run.finish()
     run.assert_complete([request])
     assert run.last().num_cached_tokens == 12
-    occupancy = run.core.cache_occupancy().disk
+    occupancy = run.core.counters().cache.disk
     assert occupancy is not None
     assert (occupancy.num_blocks, occupancy.reads.num_fetched_tokens) == (7, 12)
 
@@ -245,4 +245,4 @@ def test_windows_are_written_and_read_as_whole_checkpoints() -> None:
     disk.remove((1, hashes()[-1]))
     last = make_run(disk, windows=(6,), num_blocks=22)
     assert ask(last, "a") == 0, "without its checkpoint the prefix is of no use"
-    assert last.core.cache_occupancy().disk is not None
+    assert last.core.counters().cache.disk is not None

@@ -99,5 +99,5 @@ def test_an_engine_stops_drafting_where_drafts_are_never_accepted() -> None:
     run.submit(request)
     run.finish()
     run.assert_complete([request])
-    assert run.core.stats().spec_decode_depth == 0
+    assert run.core.counters().drafts.depth == 0
     assert [sum(batch.values()) for batch in run.batches()][-20:] == [1] * 20

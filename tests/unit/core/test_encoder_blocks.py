@@ -40,7 +40,7 @@ def test_requests_of_one_step_share_the_blocks_of_their_audio() -> None:
     assert blocks["a"] == blocks["b"]
     assert not set(blocks["a"]) & set(blocks["c"])
     assert encoded(run)[0] == 2
-    assert (run.core.stats().num_encoded_audios, run.core.stats().num_encoded_audio_hits) == (2, 1)
+    assert (run.core.counters().audios.num_encoded, run.core.counters().audios.num_hits) == (2, 1)
 
 
 def test_a_step_encodes_no_more_tokens_than_it_computes_but_for_a_single_audio() -> None:
@@ -75,7 +75,7 @@ def test_an_audio_of_which_a_block_is_evicted_is_encoded_again() -> None:
     run.submit(with_audio("c", A))
     run.finish()
     run.assert_complete([with_audio("c", A)])
-    assert run.core.stats().num_encoded_audios == 3
+    assert run.core.counters().audios.num_encoded == 3
 
 
 def test_the_other_blocks_of_an_evicted_audio_are_allocated_before_cached_ones() -> None:

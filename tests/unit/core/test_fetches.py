@@ -261,7 +261,7 @@ def test_a_host_full_of_pinned_pages_skips_stores_and_fetches_nothing() -> None:
     run.steps(30)
     assert len(jobs(run)) == 1, "no page is free for another"
     run.assert_complete([other, make_request("c", range(30))])
-    host = run.core.cache_occupancy().host
+    host = run.core.counters().cache.host
     assert host is not None
     assert host.num_skipped_stores > 0
     run.finish()
@@ -287,7 +287,7 @@ def test_a_preempted_request_does_not_fetch_again() -> None:
     run.finish()
     run.assert_complete(requests)
     assert run.core.stats().num_preemptions > 0
-    counts = run.core.cache_occupancy().fetches
+    counts = run.core.counters().cache.fetches
     assert counts is not None
     assert counts.num_fetches == 1
 

@@ -34,7 +34,7 @@ def num_steps(run: CoreRun) -> int:
 
 
 def num_forced(run: CoreRun) -> int:
-    return run.core.stats().num_forced_tokens
+    return run.core.counters().num_forced_tokens
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])

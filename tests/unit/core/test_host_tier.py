@@ -116,8 +116,8 @@ def test_a_load_that_takes_several_steps_delays_no_other_request() -> None:
     num_before = len(run.executor.plans)
     run.submit(make_request("b", PROMPT, max_tokens=1), make_request("c", [50], max_tokens=6))
     run.step()
-    stats = run.core.stats()
-    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_deferred_reqs) == (1, 1, 1)
+    stats, counters = run.core.stats(), run.core.counters()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, counters.num_deferred_reqs) == (1, 1, 1)
     run.finish()
     plans = run.executor.plans[num_before:]
     assert [len(plan.copies.loads) for plan in plans[:5]] == [1, 1, 1, 1, 0]

@@ -59,7 +59,7 @@ def test_an_image_across_chunks_is_encoded_once(async_scheduling: bool) -> None:
     run.assert_complete([request])
     assert num_tokens(run, "a") == [4, 4, 4, 4]
     assert encoded(run)[:4] == [[LARGE.hash], [], [], []]
-    assert run.core.stats().num_encoder_hits == 0
+    assert run.core.counters().images.num_hits == 0
 
 
 def test_the_same_image_of_two_requests_in_one_step_is_encoded_once() -> None:
@@ -69,7 +69,7 @@ def test_the_same_image_of_two_requests_in_one_step_is_encoded_once() -> None:
     run.finish()
     run.assert_complete(requests)
     assert encoded(run)[0] == [A.hash]
-    assert run.core.stats().num_encoder_hits == 1
+    assert run.core.counters().images.num_hits == 1
 
 
 def test_a_chunk_ends_before_an_image_without_room_while_another_request_is_inside_one() -> None:

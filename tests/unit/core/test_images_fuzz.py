@@ -92,13 +92,11 @@ def drive(seed: int, *, attends_within: bool) -> CoreRun:
 @pytest.mark.parametrize("attends_within", [False, True])
 def test_random_traffic_with_images(attends_within: bool) -> None:
     runs = [drive(seed, attends_within=attends_within) for seed in seeds(8, thorough=300)]
-    stats = [run.core.stats() for run in runs]
-    assert (
-        sum(each.num_encoded_images for each in stats) == sum(run.executor.encodings.num_encoded for run in runs) > 50
-    )
-    assert sum(each.num_encoder_hits for each in stats) > 20
+    images = [run.core.counters().images for run in runs]
+    assert sum(each.num_encoded for each in images) == sum(run.executor.encodings.num_encoded for run in runs) > 50
+    assert sum(each.num_hits for each in images) > 20
     assert sum(run.executor.encodings.num_freed for run in runs) > 20
-    assert sum(each.num_preemptions for each in stats) > 0
+    assert sum(run.core.stats().num_preemptions for run in runs) > 0
 
 
 def main(first: int, end: int) -> None:
@@ -106,12 +104,13 @@ def main(first: int, end: int) -> None:
         encoded = hits = preemptions = 0
         for seed in range(first, end):
             try:
-                stats = drive(seed, attends_within=attends_within).core.stats()
+                core = drive(seed, attends_within=attends_within).core
             except AssertionError as error:
                 print(f"{attends_within}, seed {seed}: {error}", flush=True)
                 raise
-            encoded, hits = encoded + stats.num_encoded_images, hits + stats.num_encoder_hits
-            preemptions += stats.num_preemptions
+            images = core.counters().images
+            encoded, hits = encoded + images.num_encoded, hits + images.num_hits
+            preemptions += core.stats().num_preemptions
         print(f"{attends_within}: {end - first} runs, {encoded} encoded, {hits} hits, {preemptions} preemptions")
 
 

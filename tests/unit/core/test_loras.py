@@ -152,7 +152,7 @@ def test_a_request_that_waits_for_a_slot_does_not_stop_those_behind_it() -> None
     run.submit(*(make_request(key, lora_name=name, lora_digest=name, max_tokens=20) for key, name in names.items()))
     run.step()
     assert running(run) == {"1", "3", "4"}
-    assert run.core.stats().num_deferred_reqs == 2
+    assert run.core.counters().num_deferred_reqs == 2
     run.finish()
     run.assert_complete(make_request(key, lora_digest=name, max_tokens=20) for key, name in names.items())
 

@@ -185,7 +185,7 @@ def test_the_images_of_the_blocks_are_encoded_and_not_cut(num_behind: int, atten
         end = 19 if num_behind else 10
     assert finish(run, replace(make_prefill("a", prompt), images=images)) == [{"a": end}]
     assert len(run.cached_hashes) == end // 4
-    assert run.core.stats().num_encoded_images == (end > 10)
+    assert run.core.counters().images.num_encoded == (end > 10)
     first, *_ = finish(run, replace(make_request("b", prompt), images=images))
     assert first == {"b": len(prompt) - end // 4 * 4}
 

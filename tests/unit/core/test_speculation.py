@@ -47,10 +47,10 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
     run.finish()
     run.assert_complete([request])
     assert len(run.batches()) == 1 + 32 / (1 + NUM_DRAFTS)
-    stats = run.core.stats()
-    assert (stats.spec_decode_num_drafts, stats.spec_decode_num_draft_tokens) == (8, 24)
-    assert stats.spec_decode_num_accepted_tokens == 24
-    assert stats.spec_decode_num_accepted_tokens_per_pos == (8, 8, 8)
+    counters = run.core.counters()
+    assert (counters.drafts.num_drafts, counters.drafts.num_draft_tokens) == (8, 24)
+    assert counters.drafts.num_accepted_tokens == 24
+    assert counters.drafts.num_accepted_per_position == (8, 8, 8)
 
 
 def test_drafts_are_counted_by_room_and_by_way_to_draw() -> None:

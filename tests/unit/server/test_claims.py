@@ -1,5 +1,7 @@
 """What gateways claim of an engine's cache is reported to the others."""
 
+from collections import Counter
+
 from proa.contract import SchedulerStats, SessionClaim
 from proa_engine.server.claims import Claims
 
@@ -7,10 +9,9 @@ from proa_engine.server.claims import Claims
 def of_others(claims: Claims, stream_id: int, num_retained: int = 0, **retained: int) -> tuple[int, float]:
     """`retained`: blocks by stream, as `one`, `two` and `three`."""
     numbers = {"one": 1, "two": 2, "three": 3}
-    stats = SchedulerStats(
-        num_retained_blocks=num_retained, num_retained_of={numbers[name]: count for name, count in retained.items()}
-    )
-    claims.fill(stats, stream_id)
+    num_retained_of = Counter({numbers[name]: count for name, count in retained.items()})
+    stats = SchedulerStats(num_retained_blocks=num_retained)
+    claims.fill(stats, stream_id, num_retained_of.__getitem__)
     return stats.num_claimed_elsewhere, stats.longest_wait_elsewhere
 
 

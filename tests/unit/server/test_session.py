@@ -35,7 +35,14 @@ T = TypeVar("T")
 LORA = Lora(name="a", path="/a", digest="0" * 64)
 
 
+class NothingRetained:
+    def num_blocks_of(self, owner: int) -> int:
+        return 0
+
+
 class FakeCore:
+    retention = NothingRetained()
+
     def __init__(self) -> None:
         self.submitted: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
@@ -128,9 +135,7 @@ class SessionUnderTest:
 
     def told(self, stream_id: int) -> SchedulerStats:
         """What a stream is told; there is none of the number 0."""
-        stats = self.router.load()
-        self.router.claims.fill(stats, stream_id)
-        return stats
+        return self.router.load_beside(stream_id)
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
         self.router.deliver(StepOutputs(list(outputs), 1.0, 1, rejections=rejections))

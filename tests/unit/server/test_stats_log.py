@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from proa.contract import SchedulerStats
+from proa_engine.core.counters import DraftCounts
 from proa_engine.observability.stats_log import Interval, StatsLog, Totals, log_stats
 
 BUSY = SchedulerStats(
@@ -49,14 +50,11 @@ def test_the_hit_rate_is_that_of_the_last_lookups() -> None:
 
 
 def test_drafts_and_preemptions_are_shown_where_there_are_some() -> None:
-    stats = SchedulerStats(
-        num_running_reqs=1,
-        num_preemptions=2,
-        spec_decode_num_drafts=10,
-        spec_decode_num_draft_tokens=40,
-        spec_decode_num_accepted_tokens=30,
+    totals = Totals(
+        stats=SchedulerStats(num_running_reqs=1, num_preemptions=2),
+        drafts=DraftCounts(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=30),
     )
-    assert line(StatsLog(Totals()).next(Totals(stats=stats), 10.0)).endswith(
+    assert line(StatsLog(Totals()).next(totals, 10.0)).endswith(
         ", Avg Draft acceptance rate: 75.0%, Mean acceptance length: 4.00, Preempted: 2 times"
     )
 

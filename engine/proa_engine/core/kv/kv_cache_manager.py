@@ -88,16 +88,13 @@ class KVCacheManager:
         self.kv_events.host = self.tiers.host.kv_events
 
     def fill_stats(self, stats: SchedulerStats) -> None:
-        """Set the fields of the statistics that describe the cache and its tiers, and count its encoded audios."""
+        """Set the fields of the statistics that describe the cache and its tiers."""
         stats.kv_cache_usage = max(self._device.blocks.usage, self._states.usage)
         stats.prefix_cache_queries, stats.prefix_cache_hits = self.num_queried_tokens, self.num_hit_tokens
         host = self.tiers.host
         stats.host_cache_usage, stats.load_bytes_per_second = host.usage, host.load_bytes_per_second
         stats.num_fetching_reqs = self.tiers.fetches.num_requests
         stats.num_retained_blocks = self._device.blocks.num_retained
-        stats.num_retained_of = dict(self._device.blocks.num_retained_of)
-        stats.num_encoded_audios += self.encoder_blocks.num_encoded
-        stats.num_encoded_audio_hits += self.encoder_blocks.num_hits
 
     @property
     def occupancy(self) -> CacheOccupancy:

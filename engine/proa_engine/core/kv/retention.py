@@ -53,6 +53,10 @@ class Retention:
             if checkpoint := self._cache.checkpoints.get(block_hash):
                 self._release(checkpoint, owner, is_next=True)
 
+    def num_blocks_of(self, owner: int) -> int:
+        """Return how many blocks are retained for a stream. From any thread."""
+        return self._blocks.num_retained_of.get(owner, 0)
+
     def forget(self, owner: int) -> None:
         """End the retention of all blocks of a stream that has ended. They stay cached."""
         for pool in (self._blocks, self._states):
