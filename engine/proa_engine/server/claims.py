@@ -22,9 +22,9 @@ class Claims:
 
         `num_retained` returns how many blocks a stream's sessions retain.
         """
-        others = {each: claim for each, claim in self._claims.items() if each != stream_id}
-        if not others:
+        if self._claims.keys() <= {stream_id}:
             return
+        others = {each: claim for each, claim in self._claims.items() if each != stream_id}
         num_lacking = sum(claim.num_blocks - num_retained(each) for each, claim in others.items())
         num_blocks = stats.num_retained_blocks - num_retained(stream_id) + num_lacking
         stats.num_claimed_elsewhere = max(num_blocks, 0)

@@ -92,8 +92,10 @@ def _writer(cls: type, message_class: type[Any]) -> Callable[[Any, Any], None]:
                 line = f"if {value} is not None: {target}.SetInParent(); {write}({value}, {target})"
         elif field.is_repeated:
             line = f"if {value}: {target}.extend({value})"
-        else:
+        elif field.has_presence:
             line = f"if {value} is not None: {target} = {value}"
+        else:
+            line = f"if {value}: {target} = {value}"  # a zero is not sent
         lines.append(line)
     exec("\n ".join(lines), names)
     function: Callable[[Any, Any], None] = names["function"]
@@ -161,9 +163,10 @@ class _WireField:
         self.is_repeated = descriptor.is_repeated
         self.is_map = message is not None and message.GetOptions().map_entry
         self.message_class: Any = None if message is None or self.is_map else GetMessageClass(message)
+        self.has_presence = descriptor.has_presence
         self.unset = None if optional else default
         has_default = default is not MISSING and default != descriptor.default_value
-        self.may_be_unset = descriptor.has_presence and (optional or has_default)
+        self.may_be_unset = self.has_presence and (optional or has_default)
 
 
 def _wire_fields(cls: type, message_class: type[Any]) -> Iterator[_WireField]:
