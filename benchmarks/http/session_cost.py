@@ -1,6 +1,6 @@
-"""What `--session-admission wait` costs the gateway for prompts of no session: instructions of a request.
+"""What `--session-admission` costs the gateway for prompts of no session: instructions of a request.
 
-    PYTHONPATH=tests python -m benchmarks.http.session_cost --tokens 512 8192
+    PYTHONPATH=tests python -m benchmarks.http.session_cost --mode retain --tokens 512 8192
 
 CPU times differ by tens of percent on a machine that does other work, and hide a cost of one percent; instructions do
 not. Two gateways run under valgrind's callgrind, one with it and one without, and get the same prompts, each once. A
@@ -22,7 +22,6 @@ import httpx
 
 from support.processes import fake_engine_process, free_port, http_status, process
 
-MODES = ("off", "wait")
 WARM_UP = 20
 SLOW_REPORTS = """
 import proa_gateway.sessions.engine_sessions as sessions
@@ -78,6 +77,7 @@ class Gateway:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=["retain", "wait"], default="wait", help="of the gateway compared with off")
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 8192], help="of a prompt")
     parser.add_argument("--requests", type=int, default=20, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -87,13 +87,13 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         client = stack.enter_context(httpx.Client(timeout=600))
         _, engine = stack.enter_context(fake_engine_process())
-        off, wait = (Gateway(mode, engine, folder, client, stack) for mode in MODES)
-        for gateway in (off, wait):
+        off, on = (Gateway(mode, engine, folder, client, stack) for mode in ("off", arguments.mode))
+        for gateway in (off, on):
             gateway.warm_up(max(arguments.tokens))
         for tokens in arguments.tokens:
             for _ in range(arguments.rounds):
                 prompts = [[draw.randrange(3, 250) for _ in range(tokens)] for _ in range(arguments.requests)]
-                before, after = off.measure(prompts), wait.measure(prompts)
+                before, after = off.measure(prompts), on.measure(prompts)
                 print(
                     f"{tokens} tokens: {before:,.0f} and {after:,.0f} instructions, ratio {after / before:.4f}",
                     flush=True,

@@ -1,12 +1,13 @@
 """With `--session-admission retain` a gateway tells engines which blocks conversations keep, and which they give up."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 
 import pytest
 
 from proa.blocks import hash_blocks, root_hash
-from proa.engine.v1 import core_pb2
+from proa.engine.v1 import core_pb2, service_pb2
 from support.fake_engine import FakeEngine
 from support.gateway import RunningGateway, running_gateway, until
 
@@ -150,6 +151,49 @@ async def test_prompts_with_another_cache_salt_are_another_conversation() -> Non
             for salt, blocks in (("one", 3), ("one", 6), ("two", 9), ("one", 9), ("two", 12))
         ]
     assert found == ["new", "resident", "new", "resident", "resident"]
+
+
+async def test_prompts_for_another_adapter_are_another_conversation() -> None:
+    folders = {"/adapters/sql": "d1", "/adapters/law": "d2"}
+    loras = {"sql": "/adapters/sql", "law": "/adapters/law"}
+    async with (
+        FakeEngine(max_loras=2, lora_folders=folders, loras=loras) as engine,
+        running_gateway(engine, session_admission="wait") as gateway,
+    ):
+        found = [
+            (await gateway.http.post("/v1/completions", json=completion(7, blocks, model=model))).headers[
+                "x-proa-session"
+            ]
+            for model, blocks in (("sql", 3), ("sql", 6), ("law", 9), ("fake", 9), ("sql", 9), ("law", 12))
+        ]
+    assert found == ["new", "resident", "new", "new", "resident", "resident"]
+
+
+async def test_places_stay_when_kv_events_are_lost() -> None:
+    """Only a turn whose blocks another gateway has brought depends on them: it waits until they are known again."""
+    async with FakeEngine(num_gpu_blocks=20) as engine:
+        engine.kv_events = events = asyncio.Queue()
+        info = engine.info
+        hashes = hash_blocks(root_hash(info.model, info.revision), prompt(8, 12), BLOCK)
+
+        async def know(gateway: RunningGateway, stored: Sequence[bytes]) -> None:
+            snapshot = service_pb2.SubscribeKvEventsResponse(sequence=1, snapshot=True, stored=b"".join(stored))
+            events.put_nowait(snapshot)
+            index = gateway.gateway.router.index.device
+            await until(lambda: index.count_confirmed(engine.address, hashes) == len(stored))
+
+        async with running_gateway(engine, session_admission="wait", session_max_wait=0.05) as gateway:
+            await fill(gateway, engine)
+            await know(gateway, hashes)
+            events.put_nowait(service_pb2.SubscribeKvEventsResponse(sequence=3))  # 2 is lost
+            await engine.until(lambda fake: fake.num_kv_subscriptions == 2)
+            await know(gateway, [])
+            found = []
+            for name, blocks, stored in ((7, 13, ()), (8, 9, ()), (8, 12, hashes)):
+                await know(gateway, stored)
+                answer = await gateway.http.post("/v1/completions", json=completion(name, blocks))
+                found.append(answer.headers["x-proa-session"].partition(";")[0])
+        assert found == ["resident", "visitor", "resident"]
 
 
 async def test_a_stream_whose_conversation_waits_for_a_place_has_a_status_and_comments() -> None:

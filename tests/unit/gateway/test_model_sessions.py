@@ -1,5 +1,6 @@
 """Sessions of several engines: each has a place on one, and gets another if that engine is not used any more."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -299,6 +300,25 @@ def test_a_turn_is_sent_to_its_home_unless_that_is_overloaded() -> None:
     assert router.choose("another", candidates, hints) is two
     one.load = 17
     assert router.choose(info.model_name, candidates, hints) is two
+
+
+@pytest.mark.parametrize("seconds", [-86_400.0, 86_400.0])
+def test_jumps_of_the_wall_clock_change_no_place(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_clock = [1e9]
+    monkeypatch.setattr(time, "time", lambda: wall_clock[-1])
+    router = Router("prefix", on_room=lambda: None)
+    sessions = router.new_sessions(Engine("one"), model_info(block_size=1, num_gpu_blocks=50))
+    assert sessions is not None
+
+    def is_retained(name: str, length: int) -> bool:
+        running = sessions.begin(request(length), path(name, length), None)
+        assert running is not None
+        running.end([1])
+        return running.retain
+
+    assert [is_retained("a", 10), is_retained("a", 30), is_retained("b", 18)] == [False, True, False]
+    wall_clock.append(1e9 + seconds)
+    assert [is_retained("b", 28), is_retained("a", 32)] == [False, True]
 
 
 def test_a_session_that_another_gateway_serves_has_its_place_here_too() -> None:
