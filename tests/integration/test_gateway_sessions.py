@@ -172,7 +172,8 @@ async def test_prompts_for_another_adapter_are_another_conversation() -> None:
 async def test_places_stay_when_kv_events_are_lost() -> None:
     """Only a turn whose blocks another gateway has brought depends on them: it waits until they are known again."""
     async with FakeEngine(num_gpu_blocks=20) as engine:
-        engine.kv_events = events = asyncio.Queue()
+        events = asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None]()
+        engine.kv_events = events
         info = engine.info
         hashes = hash_blocks(root_hash(info.model, info.revision), prompt(8, 12), BLOCK)
 

@@ -1,4 +1,4 @@
-"""Conversations that are larger than the caches of two engines, through two gateways, while one engine drains."""
+"""Conversations that are larger than the caches of their engines, each with a client of its own."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ from support.gateway import RunningGateway, running_gateway, until
 from support.processes import engine_process
 from support.scrape import Scrape
 
-ENGINE = ("--model=builtin", "--max-model-len=1024", "--max-num-batched-tokens=256", "--num-gpu-blocks-override=120")
+ENGINE = ("--model=builtin", "--max-model-len=1024", "--max-num-batched-tokens=256")
 NUM_CONVERSATIONS, NUM_TURNS, GROWTH = 10, 8, 64  # tokens: twice as many as both caches have, at the end
 OUTPUT = 4
 
@@ -21,8 +21,9 @@ OUTPUT = 4
 @pytest.fixture
 def engines() -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
     """Two processes and their addresses."""
+    command = (*ENGINE, "--num-gpu-blocks-override=120")
     with ExitStack() as stack, ThreadPoolExecutor() as starting:
-        yield list(starting.map(lambda _: stack.enter_context(engine_process(*ENGINE)), range(2)))
+        yield list(starting.map(lambda _: stack.enter_context(engine_process(*command)), range(2)))
 
 
 def prompt(number: int, turn: int) -> list[int]:
@@ -50,6 +51,16 @@ def num_usable(gateway: RunningGateway) -> int:
 async def waits(gateway: RunningGateway) -> float:
     scrape = Scrape((await gateway.http.get("/metrics")).text)
     return scrape.value("proa_gateway_session_wait_seconds_count")
+
+
+async def test_conversations_that_wait_for_places_find_their_blocks() -> None:
+    """They have 480 blocks at the end. 0.857 could be cached; without places 0.36 to 0.40 of them are."""
+    with engine_process(*ENGINE, "--num-gpu-blocks-override=300") as (_, address):
+        async with running_gateway(address, session_admission="wait") as gateway:
+            talking = (converse(gateway, number, range(12)) for number in range(NUM_CONVERSATIONS))
+            shares = await asyncio.gather(*talking)
+            assert await waits(gateway) > 0
+    assert sum(shares) / len(shares) > 0.75
 
 
 async def test_conversations_keep_their_places_and_none_fails_when_an_engine_drains(
