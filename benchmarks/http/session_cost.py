@@ -91,9 +91,11 @@ def main() -> None:
         for gateway in (off, on):
             gateway.warm_up(max(arguments.tokens))
         for tokens in arguments.tokens:
-            for _ in range(arguments.rounds):
+            for number in range(arguments.rounds):
                 prompts = [[draw.randrange(3, 250) for _ in range(tokens)] for _ in range(arguments.requests)]
-                before, after = off.measure(prompts), on.measure(prompts)
+                pair = (off, on) if number % 2 else (on, off)
+                measured = {gateway: gateway.measure(prompts) for gateway in pair}
+                before, after = measured[off], measured[on]
                 print(
                     f"{tokens} tokens: {before:,.0f} and {after:,.0f} instructions, ratio {after / before:.4f}",
                     flush=True,

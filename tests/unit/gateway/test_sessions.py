@@ -168,6 +168,18 @@ def test_sessions_that_hardly_come_back_leave_for_others() -> None:
     assert engine.table.places.ended_size == 60
 
 
+def test_sessions_that_hardly_come_back_leave_while_first_turns_run() -> None:
+    engine = Engine()
+    gone = engine.resident("a", 60)
+    engine.now += 1000
+    engine.table.tick(engine.now, waiting=[], is_busy=False)
+    assert gone.is_resident
+    engine.table.start(engine.arrive(path("b", 5)), engine.now)
+    engine.table.tick(engine.now, waiting=[], is_busy=False)
+    assert not gone.is_resident
+    assert engine.table.places.take_released() == path("a", 60)
+
+
 def test_of_residents_that_outgrow_the_cache_the_last_admitted_leaves() -> None:
     engine = Engine()
     first, last = engine.resident("a", 40), engine.resident("b", 40)

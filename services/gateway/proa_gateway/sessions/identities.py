@@ -60,6 +60,8 @@ class Identities:
             if len(session.marks) > MAX_MARKS:
                 self._unmark(session, session.marks[0])
         excess = len(self._sessions) - MAX_SESSIONS
+        if excess <= 0:
+            return []
         idle = (each for each in self._sessions if not each.num_running and each is not session)
         forgotten = [each for each, _ in zip(idle, range(excess), strict=False)]
         for each in forgotten:

@@ -114,7 +114,12 @@ class SessionTable:
 
     def tick(self, now: float, *, waiting: Collection[Session], is_busy: bool) -> None:
         """Count what places cost. `waiting`: sessions that wait here for places; those that called them do not hold
-        theirs for nothing. `is_busy`: the engine has waiting prompts, so another resident would gain nothing."""
+        theirs for nothing. `is_busy`: the engine has waiting prompts, so another resident would gain nothing.
+
+        While first turns run, residents that will hardly come back leave: what other prompts share would find no room
+        beside theirs otherwise, long after their sessions have ended."""
+        if self.places.num_first_blocks:
+            self.places.leave_gone(now, self._identities.means)
         if not waiting and not self.longest_elsewhere:
             self._ticked_at, self._lost = None, 0.0
             return
