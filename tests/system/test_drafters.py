@@ -3,11 +3,12 @@ right; greedy and sampled, asynchronous or not, with hits, chunks and preemption
 two ranks. And the built-in model's drafter is right as often as it was when it was trained."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.grammar import Grammars
 from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.models.drafters.eagle3 import Eagle3Drafter
 from proa_engine.step.hidden_drafts import LayerDrafts
 from support.builtin_questions import greedy_questions
 from support.cache_families import make_cache_family
@@ -179,6 +181,51 @@ def test_replayed_steps_propose_what_others_do(target: Path, drafter: Path) -> N
             found.append((counters.drafts.num_accepted_per_position, counters.drafts.num_matches))
     assert found[0] == found[1]
     assert found[0][0][0] > 0
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[tuple[str, int]]]:
+    """The calls of drafters meanwhile, in their order: the method and its number of rows."""
+    calls: list[tuple[str, int]] = []
+
+    def recording(name: str) -> Callable[..., Any]:
+        method = getattr(Eagle3Drafter, name)
+
+        def call(drafter: Eagle3Drafter, rows: torch.Tensor, *others: Any) -> Any:
+            calls.append((name, len(rows)))
+            return method(drafter, rows, *others)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("observe", "__call__", "compute_logits"):
+            stack.enter_context(mock.patch.object(Eagle3Drafter, name, recording(name)))
+        yield calls
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_the_drafters_whole_layer_is_computed_for_draft_tokens_alone(
+    target: Path, drafter: Path, is_replayed: bool
+) -> None:
+    """A step without draft tokens stores entries. One with them computes for each a row of each request."""
+    params = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
+    config = drafts(drafter, 2, num_speculative_tokens_per_batch_size=[[1, 1, 0], [2, 64, 2]])
+    settings = CONFIG | {"speculative_config": config, "async_scheduling": False, "max_num_seqs": 4}
+    with (
+        replayed(2) if is_replayed else nullcontext(),
+        recorded_calls() as calls,
+        build_core(target, poison=True, **settings) as engine,
+    ):
+        calls.clear()  # those of the start
+        run(engine, [request("alone", prompt(4)[:20], params)])
+        assert calls == [("observe", 20)] + [("observe", 1)] * 6
+        calls.clear()
+        for name, start in (("first", 2), ("second", 6)):
+            engine.core.submit(request(name, prompt(start)[:20], params))
+        for _ in range(2):
+            engine.core.step()
+        proposed = [("__call__", 2), ("compute_logits", 2)] * 2
+        assert calls == [("observe", 40), *proposed, ("observe", 6)]
 
 
 def test_rejected_drafts_leave_no_trace_in_the_drafters_cache(

@@ -95,33 +95,39 @@ class LatentAttention:
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's rows to `cache`."""
-        options = self.options
-        (rows,) = cache.tensors
-        rotation = step.rotation(self.rotary)
+        options, rotation = self.options, step.rotation(self.rotary)
         query, compressed = self._project(x)
-        cache_latents(
-            compressed,
-            self.latent_norm,
-            rotation.cos,
-            rotation.sin,
-            rows,
-            self.rows.slot_mapping(step, cache),
-            interleaved=options.interleaved,
-        )
+        self._write(compressed, cache, step)
         nope, rope = query.split((options.nope_dim, options.rope_dim), dim=-1)
         rotated = rotate_part(rope, rotation.cos, rotation.sin, interleaved=options.interleaved)
         query = torch.cat((self.absorb(nope), rotated), dim=-1)
         out = self.rows.attend(query, step, cache, options.rank, options.scale)
         return self.output(self.values(out).flatten(1))
 
+    def store(self, x: Activation, cache: LayerCache, step: AttentionStep) -> None:
+        """Write the rows of x [T, hidden_size] to `cache`. What queries are made of is computed too and dropped: it
+        comes with the rows in one product."""
+        self._write(self._compress(x)[1], cache, step)
+
     def _project(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> queries [T, heads, nope_dim + rope_dim] and rows [T, rank + rope_dim] of the latent."""
-        projected = self.down(x)
-        num_latent = self.options.rank + self.options.rope_dim
-        query, compressed = projected.split((projected.shape[1] - num_latent, num_latent), dim=-1)
+        query, compressed = self._compress(x)
         if self.query is not None and self.query_norm is not None:
             query = self.query(self.query_norm(query.contiguous()))
         return query.unflatten(-1, (self.num_heads, -1)), compressed
+
+    def _compress(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> what queries are made of, and rows [T, rank + rope_dim] of the latent."""
+        projected = self.down(x)
+        num_latent = self.options.rank + self.options.rope_dim
+        query, compressed = projected.split((projected.shape[1] - num_latent, num_latent), dim=-1)
+        return query, compressed
+
+    def _write(self, compressed: torch.Tensor, cache: LayerCache, step: AttentionStep) -> None:
+        (rows,) = cache.tensors
+        rotation, slots = step.rotation(self.rotary), self.rows.slot_mapping(step, cache)
+        interleaved = self.options.interleaved
+        cache_latents(compressed, self.latent_norm, rotation.cos, rotation.sin, rows, slots, interleaved=interleaved)
 
 
 def _whole(weights: Weights, out_features: int, in_features: int) -> Projection:

@@ -1,12 +1,12 @@
 """HiddenDrafts: speculative decoding with a drafter that reads the model's hidden states, on the device alone;
 LayerDrafts: with one layer that proposes one token after another. `block_drafts` has the other kind.
 
-Entries of the drafter are those of `models.drafters.base`. The end of a step computes those of all its tokens
+Entries of the drafter are those of `models.drafters.base`. The end of a step stores those of all its tokens
 (`observe`), whose next tokens are known by then: of the prompt, or sampled. The beginning of the next step proposes as
-many tokens as the plan has room for (`propose`): no draft is computed for a request that has ended, and the block
-tables are those of the step that verifies the drafts. Entries of drafts, and of tokens behind rejected ones, are
-overwritten when the request reaches their positions, as the model's keys are. So chunks, preemption and prefix hits
-need no rule: an entry needs one state alone.
+many tokens as the plan has room for (`propose`): no draft is computed for a request that has ended or in a step without
+drafts, and the block tables are those of the step that verifies the drafts. Entries of drafts, and of tokens behind
+rejected ones, are overwritten when the request reaches their positions, as the model's keys are. So chunks, preemption
+and prefix hits need no rule: an entry needs one state alone.
 
 Where decodes are replayed as graphs, one has the proposals and the model's layers, and a second one the entries,
 because the tokens are sampled and accepted between the two. Padding rows read slot 0 and write a slot of their own.
@@ -236,6 +236,10 @@ class HiddenDrafts(DraftColumns):
     def _range_of(self, temperatures: Tensor) -> Tensor:
         return torch.bucketize(temperatures, self._ranges, right=True)
 
+    def _last_places(self, slots: Tensor) -> Tensor:
+        """Return where in the token table the last tokens of the slots' requests are."""
+        return slots * self._tables.token_width + (self._lengths.index_select(0, slots) - 1).clamp(min=0)
+
     def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor) -> Tensor:
         """Return the token that each row of logits proposes for its request's position, [rows] int64: the likeliest.
         If any row is `random`, rows with a temperature draw as their requests' samples are drawn, with the same noise
@@ -255,14 +259,13 @@ class HiddenDrafts(DraftColumns):
         """Write a token of each row to the token table. A row without room writes its request's last token again."""
         flat = self._tables.flat_token_ids
         places = slots * self._tables.token_width + positions
-        own = slots * self._tables.token_width + (self._lengths.index_select(0, slots) - 1).clamp(min=0)
-        places = torch.where(has_room, places, own)
+        places = torch.where(has_room, places, self._last_places(slots))
         flat.index_copy_(0, places, torch.where(has_room, token_ids.int(), flat.index_select(0, places)))
 
 
 class LayerDrafts(HiddenDrafts):
-    """With a `HiddenDrafter`. What the entry of a request's last token returns stays with its slot: the next draft is
-    computed from it."""
+    """With a `HiddenDrafter`. What a request's last entry reads stays with its slot: the first draft token is computed
+    from it. So a step without drafts computes no more of the drafter's layer than the entries."""
 
     def __init__(
         self, tables: SlotTables, drafter: HiddenDrafter, caches: Sequence[LayerCache], options: HiddenDraftOptions
@@ -271,7 +274,7 @@ class LayerDrafts(HiddenDrafts):
         super().__init__(tables, drafter.taps, options)
         self._drafter, self._caches = drafter, caches
         num_slots, device = tables.num_slots, tables.device
-        # [slots + 1, read_size]: what the entry behind a request's last one reads
+        # [slots + 1, read_size]: what a request's last entry reads
         self._carry = torch.zeros(num_slots + 1, drafter.read_size, dtype=options.dtype, device=device)
         # [slots + 1] int64: 0 until a request's first step has ended; `_carry` is another request's until then.
         self._has_carry = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
@@ -286,24 +289,27 @@ class LayerDrafts(HiddenDrafts):
     def logits(
         self, slots: Tensor, lengths: Tensor, room: Tensor, num_drafts: int, drafted: Sequence[Tensor]
     ) -> Iterator[Tensor]:
-        read = self._carry.index_select(0, slots)
+        read, token_ids = self._carry.index_select(0, slots), self._token_ids(self._last_places(slots))
         for place in range(num_drafts):
-            if place:
-                read = self._enter(slots, lengths + place - 1, read, drafted[-1], room > place)
+            read = self._enter(slots, lengths + place - 1, read, drafted[-1] if place else token_ids, room > place)
             yield self._drafter.compute_logits(read)
 
     def observe(
         self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
     ) -> None:
-        """Also keep what the entries of the rows' last true tokens return."""
+        """Also keep what the entries of the rows' last true tokens read."""
         metadata, (states, positions) = forward.metadata, self.states_of(forward, hidden)
-        # -1 stands for a prompt's embedding. Behind a pooled request's last token is any.
-        next_ids = self._tables.flat_token_ids.index_select(0, next_positions).clamp(min=0).long()
-        entries = self._drafter(self._drafter.combine(states), next_ids, positions, self._caches, metadata)
+        read, next_ids = self._drafter.combine(states), self._token_ids(next_positions)
+        self._drafter.observe(read, next_ids, positions, self._caches, metadata)
         num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
         last = metadata.query_start_loc[1:] - 1 - num_behind
-        self._carry.index_copy_(0, homes, entries.index_select(0, last))
+        self._carry.index_copy_(0, homes, read.index_select(0, last))
         self._has_carry.index_fill_(0, homes, 1)
+
+    def _token_ids(self, places: Tensor) -> Tensor:
+        """Return the token table's ids there, int64. -1 stands for a prompt's embedding; behind a pooled request's
+        last token is any."""
+        return self._tables.flat_token_ids.index_select(0, places).clamp(min=0).long()
 
     def _enter(self, slots: Tensor, ends: Tensor, read: Tensor, token_ids: Tensor, is_needed: Tensor) -> Tensor:
         """Return what the entries of the last of each row's `ends` tokens return, behind which `token_ids` are. Rows

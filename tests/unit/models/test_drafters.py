@@ -22,6 +22,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
+from support.drafter_entries import assert_entries_are_stored_alone
 from support.drafters import Form, write_eagle3
 from support.paged_model import PagedModel, attention_metadata, nan_caches
 from support.tiny_models import LATENT, MIXTURES, VOCAB_SIZE, make_tiny_model
@@ -145,6 +146,16 @@ def test_logits_equal_those_of_the_published_computation(target: Path, tmp_path:
     torch.testing.assert_close(torch.cat(results), expected, atol=TOLERANCE, rtol=TOLERANCE)
     logits = drafter.compute_logits(torch.cat(results))
     torch.testing.assert_close(logits, reference.logits(expected), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("form", ["original", "speculators"])
+@pytest.mark.parametrize("case", CASES)
+def test_entries_are_stored_without_the_rest_of_the_layer(target: Path, tmp_path: Path, case: str, form: Form) -> None:
+    _, drafter = load(target, write_eagle3(tmp_path / "drafter", target, form, **CASES[case]))
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(21, len(drafter.taps) * 64, generator=generator)
+    next_ids = torch.randint(VOCAB_SIZE, (21,), generator=generator)
+    assert_entries_are_stored_alone(drafter, drafter.combine(states), next_ids)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from proa_engine.models import read_config
 from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
+from support.drafter_entries import assert_entries_are_stored_alone
 from support.mtp_models import FAMILIES, make_library_mtp, make_mtp_model, parts_of
 from support.paged_model import attention_metadata, nan_caches
 from support.tiny_models import RECURRENT, VOCAB_SIZE, make_tiny_model
@@ -84,6 +85,16 @@ def test_entries_and_logits_equal_those_of_transformers_layer(tmp_path: Path, fa
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-5, rtol=1e-5)
     logits = drafter.compute_logits(torch.cat(found))
     torch.testing.assert_close(logits, norm(y, final) @ weights["lm_head"].T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_entries_are_stored_without_the_rest_of_the_layer(tmp_path: Path, family: str) -> None:
+    drafter = load(make_mtp_model(tmp_path, family)[0])
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(19, 64, generator=generator)
+    next_ids = torch.randint(VOCAB_SIZE, (19,), generator=generator)
+    assert_entries_are_stored_alone(drafter, drafter.combine(hidden), next_ids)
 
 
 @pytest.mark.parametrize("family", RECURRENT)

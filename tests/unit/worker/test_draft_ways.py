@@ -28,6 +28,15 @@ class EqualDrafter:
     def combine(self, states: Tensor) -> Tensor:
         return states
 
+    def observe(
+        self,
+        read: Tensor,
+        input_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+    ) -> None: ...
+
     def __call__(
         self,
         read: Tensor,

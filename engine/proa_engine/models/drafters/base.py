@@ -2,8 +2,9 @@
 layer that proposes one token after another, and BlockDrafter, layers that propose a block of tokens at once.
 
 An entry of a `HiddenDrafter` is made of the state of token i and of token i + 1. It lies in the drafter's caches where
-the model's keys of token i lie in the model's. What a call returns of it has the logits of token i + 2, and stands for
-the state of token i + 1 in the next entry while there is none: so one layer proposes any number of tokens.
+the model's keys of token i lie in the model's. It is stored without the rest of the layer (`observe`). What the whole
+layer returns of it has the logits of token i + 2, and stands for the state of token i + 1 in the next entry while there
+is none: so one layer proposes any number of tokens.
 
 An entry of a `BlockDrafter` is made of the state of token i alone, and lies at the same place.
 """
@@ -46,6 +47,22 @@ class HiddenDrafter(Drafter, Protocol):
     @property
     def read_size(self) -> int: ...
 
+    def observe(
+        self,
+        read: torch.Tensor,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+        /,
+    ) -> None:
+        """Write the entries of T tokens to `caches`, one for each of `cache_layers`.
+
+        `read` [T, `read_size`] and `positions` [T] int64 are of the tokens themselves, `input_ids` [T] int64 are the
+        ids of those behind them.
+        """
+        ...
+
     def __call__(
         self,
         read: torch.Tensor,
@@ -55,12 +72,8 @@ class HiddenDrafter(Drafter, Protocol):
         metadata: AttentionMetadata,
         /,
     ) -> torch.Tensor:
-        """Write the entries of T tokens to `caches`, one for each of `cache_layers`. Returns what has their logits and
-        what the next entries read, [T, `read_size`]. May overwrite `read`.
-
-        `read` [T, `read_size`] and `positions` [T] int64 are of the tokens themselves, `input_ids` [T] int64 are the
-        ids of those behind them.
-        """
+        """As `observe`. Also returns what has the logits of the entries and what the next entries read,
+        [T, `read_size`]. May overwrite `read`."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -128,6 +128,18 @@ class Eagle3Drafter:
             states = torch.cat(normed, dim=-1)
         return self.fc(states)
 
+    def observe(
+        self,
+        read: torch.Tensor,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+    ) -> None:
+        (cache,) = caches
+        step = AttentionStep(metadata, positions, self.batch_invariant)
+        self.attention.store(self._beside(input_ids, self.hidden_norm(read)), cache, step)
+
     def __call__(
         self,
         read: torch.Tensor,
@@ -139,11 +151,14 @@ class Eagle3Drafter:
         (cache,) = caches
         step = AttentionStep(metadata, positions, self.batch_invariant)
         normed = self.hidden_norm(read)
-        both = torch.cat((self.input_norm(self.embedding(input_ids)), normed), dim=-1)
-        x, residual = self.attention(both, cache, step), normed if self.norm_before_residual else read
+        x = self.attention(self._beside(input_ids, normed), cache, step)
+        residual = normed if self.norm_before_residual else read
         between, residual = self.post_norm.into(self.mlp.input_form, x, residual)
         x = self.mlp(between)
         return self.norm.add(x, residual)[0] if self.norm_output else x + residual
+
+    def _beside(self, input_ids: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.input_norm(self.embedding(input_ids)), normed), dim=-1)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden if self.norm_output else self.norm(hidden))

@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 
+from proa_engine.layers.attention import Attention
 from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache, StateLayer
+from proa_engine.layers.latent_attention import LatentAttention
 from proa_engine.layers.norm import NormOptions, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import LinearMethod, Projection, Slice, Weights
 from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of, total
-from proa_engine.models.decoder_layer import LayerDeclaration
+from proa_engine.models.decoder_layer import DecoderLayer, LayerDeclaration
 from proa_engine.models.drafters.base import LIBRARY_TYPE, check_sizes, own_linear_method
 from proa_engine.models.text_prefix import text_prefix
 
@@ -174,12 +176,28 @@ class MtpDrafter:
         )
         whole = Projection(weights / form.projection, size, 2 * size, Slice(0, 0, size))
         self.projection = weights.method.load([whole], None).product
-        self.layer = options.layer.make(weights / form.layer, context)
+        layer = options.layer.make(weights / form.layer, context)
+        assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer.attention, Attention | LatentAttention), "read_mtp takes no recurrent layer"
+        self.layer, self.attention = layer, layer.attention
         self.first_is_masked, self.reads_normed = form.first_is_masked, form.reads_normed
         self.hidden_first = form.hidden_first
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return states
+
+    def observe(
+        self,
+        read: torch.Tensor,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        metadata: AttentionMetadata,
+    ) -> None:
+        step = AttentionStep(metadata, positions, self.batch_invariant)
+        (cache,) = caches
+        x = self._project(read, input_ids, positions)
+        self.attention.store(self.layer.input_norm.into(self.attention.input_form, x, None)[0], cache, step)
 
     def __call__(
         self,
@@ -189,15 +207,17 @@ class MtpDrafter:
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
+        step = AttentionStep(metadata, positions, self.batch_invariant)
+        x, residual = self.layer(self._project(read, input_ids, positions), None, caches, step)
+        y = total(x, residual)
+        return self.final_norm(y) if self.reads_normed else y
+
+    def _project(self, read: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         embedded = self.embedding(input_ids)
         if self.first_is_masked:
             embedded = embedded * (positions > 0)[:, None]
         parts = self.embedding_norm(embedded), self.hidden_norm(read)
-        both = torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1)
-        step = AttentionStep(metadata, positions, self.batch_invariant)
-        x, residual = self.layer(self.projection(both), None, caches, step)
-        y = total(x, residual)
-        return self.final_norm(y) if self.reads_normed else y
+        return self.projection(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.compute(hidden if self.reads_normed else self.final_norm(hidden))
