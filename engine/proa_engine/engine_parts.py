@@ -28,7 +28,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.executor.started import StartedRanks
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.models.audio_config import AudioConfig, placed
-from proa_engine.models.drafters.block_size import with_draft_number
+from proa_engine.models.drafters.draft_number import with_draft_number
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.preflight import check_start
 from proa_engine.sources.folders import read_tokenizer_files

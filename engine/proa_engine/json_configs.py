@@ -182,8 +182,8 @@ class SpeculativeConfig(JsonConfig):
 
     @property
     def max_drafts(self) -> int:
-        """Maximum draft tokens in one step. Drafters of blocks without `num_speculative_tokens` have as many as a block
-        has room for, once `with_draft_number` has read it."""
+        """Maximum draft tokens in one step. Without `num_speculative_tokens`, drafters have the number that follows
+        from their checkpoint, once `with_draft_number` has read it."""
         return self.num_speculative_tokens or _DEFAULT_TOKENS
 
     @property

@@ -10,7 +10,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import WAYS
 from proa_engine.json_configs import SAMPLE_METHODS, SpeculativeConfig
 from proa_engine.models import read_config
-from proa_engine.models.drafters.block_size import with_draft_number
+from proa_engine.models.drafters.draft_number import with_draft_number
 from proa_engine.models.drafters.load import find_drafter
 from support.drafters import write_eagle3
 from support.tiny_models import make_tiny_model
@@ -111,9 +111,50 @@ def test_a_drafter_of_blocks_without_a_block_size_is_refused_and_others_keep_the
     drafts = SpeculativeConfig(method="dflash", model=str(tmp_path))
     with pytest.raises(ValueError, match="lacks the field 'block_size'"):
         with_draft_number(EngineConfig.from_options(model="m", speculative_config=drafts))
-    eagle3 = EngineConfig.from_options(model="m", speculative_config=SpeculativeConfig(**EAGLE3))
-    assert with_draft_number(eagle3) == eagle3
-    assert eagle3.num_speculative_tokens == 3
+    own = SpeculativeConfig(method="eagle3", model=str(tmp_path))
+    for drafts in (own, SpeculativeConfig(method="mtp"), SpeculativeConfig(method="ngram")):
+        config = EngineConfig.from_options(model="m", speculative_config=drafts)
+        assert with_draft_number(config) == config
+        assert config.num_speculative_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "named", "chosen", "expected"),
+    [
+        ("eagle3", 5, None, 5),
+        ("mtp", 2, None, 2),
+        ("eagle3", 50, None, 32),
+        ("eagle3", 5, 4, 4),
+        ("dflash", 7, None, 7),
+        ("dflash", 20, None, 15),  # a block of 16
+    ],
+)
+def test_a_checkpoint_of_speculators_names_its_number_of_drafts(
+    tmp_path: Path, method: Literal["eagle3", "mtp", "dflash"], named: int, chosen: int | None, expected: int
+) -> None:
+    ways = [{"proposal_type": "greedy", "speculative_tokens": named}, {"speculative_tokens": 9}]
+    fields = {"block_size": 16, "speculators_config": {"proposal_methods": ways}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    drafts = SpeculativeConfig(method=method, model=str(tmp_path), num_speculative_tokens=chosen)
+    config = EngineConfig.from_options(model="m", speculative_config=drafts)
+    assert with_draft_number(config).num_speculative_tokens == expected
+
+
+@pytest.mark.parametrize("named", [0, "3", None, True])
+def test_a_checkpoint_that_names_no_positive_number_of_drafts_is_refused(tmp_path: Path, named: object) -> None:
+    fields = {"speculators_config": {"proposal_methods": [{"speculative_tokens": named}]}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    drafts = SpeculativeConfig(method="eagle3", model=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=f"^speculative_config model {tmp_path}: speculative_tokens must be an integer"
+    ):
+        with_draft_number(EngineConfig.from_options(model="m", speculative_config=drafts))
+
+
+def test_the_built_in_drafter_names_four() -> None:
+    drafts = SpeculativeConfig(method="eagle3", model="builtin")
+    config = EngineConfig.from_options(model="builtin", speculative_config=drafts)
+    assert with_draft_number(config).num_speculative_tokens == 4
 
 
 def test_models_without_drafters_are_refused(tmp_path: Path) -> None:

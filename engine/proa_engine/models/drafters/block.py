@@ -35,7 +35,7 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of, total
 from proa_engine.models.decoder_layer import LayerOptions
 from proa_engine.models.drafters.base import LIBRARY_TYPE, own_linear_method
-from proa_engine.models.drafters.block_size import block_fields, most_drafts, samples_last
+from proa_engine.models.drafters.draft_number import block_fields, most_drafts, samples_last
 from proa_engine.models.drafters.parts import (
     DrafterSizes,
     DraftHead,

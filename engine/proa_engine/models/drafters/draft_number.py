@@ -1,5 +1,5 @@
-"""How many tokens the block of a drafter has room for, and the number of draft tokens that follows from it. Imports no
-torch."""
+"""The number of draft tokens that follows from a drafter's config.json: the one that it names, or as many as a block
+has room for. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,17 +31,36 @@ def most_drafts(fields: Mapping[str, Any], method: str) -> int:
 
 
 def with_draft_number(config: EngineConfig) -> EngineConfig:
-    """`config` with as many draft tokens as the drafter's blocks have room for, at most `MAX_SPECULATIVE_TOKENS`, if it
-    proposes blocks and the user gives no number.
+    """`config` with the number of draft tokens that follows from the drafter's config.json, at most
+    `MAX_SPECULATIVE_TOKENS`, if the user gives none. A checkpoint that neither names one nor proposes blocks leaves
+    `config` as it is.
 
     Downloads the drafter if it is on the hub or in an object store. Raises `ValueError`.
     """
     drafter = config.drafter
-    if not drafter or drafter.num_speculative_tokens or drafter.method not in BLOCK_METHODS:
+    if not drafter or drafter.num_speculative_tokens or not drafter.model:
         return config
     try:
-        most = most_drafts(block_fields(read_config(resolve_drafter(drafter, config))), drafter.method)
+        numbers = _numbers(read_config(resolve_drafter(drafter, config)), drafter.method)
     except KeyError as error:
         raise ValueError(f"speculative_config model {drafter.model}: {missing_field(str(error.args[0]))}") from error
-    number = min(most, MAX_SPECULATIVE_TOKENS)
+    except ValueError as error:
+        raise ValueError(f"speculative_config model {drafter.model}: {error}") from error
+    if not numbers:
+        return config
+    number = min(*numbers, MAX_SPECULATIVE_TOKENS)
     return replace(config, speculative_config=replace(drafter, num_speculative_tokens=number))
+
+
+def _numbers(config: Mapping[str, Any], method: str) -> list[int]:
+    """The number of draft tokens that a checkpoint of the library `speculators` names for its first way to propose, and
+    the room of a block; without those that there are not."""
+    numbers = []
+    for first in (config.get("speculators_config") or {}).get("proposal_methods", ())[:1]:
+        number = first.get("speculative_tokens")
+        if type(number) is not int or number < 1:
+            raise ValueError(f"speculative_tokens must be an integer above 0, got {number!r}")
+        numbers.append(number)
+    if method in BLOCK_METHODS:
+        numbers.append(most_drafts(block_fields(config), method))
+    return numbers
