@@ -18,15 +18,15 @@ import torch
 
 from benchmarks.kernels.sweep import BANDWIDTH, num_copies, time_each
 from proa_engine.kernels.experts import moe
-from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts
+from proa_engine.kernels.experts.moe import FusedExperts
 from proa_engine.kernels.experts.moe_few import MAX_PAIRS
-from proa_engine.kernels.experts.moe_int import pack_experts
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.int8 import Int8Form
 from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.products.gpu_linear import GpuLinear
 from proa_engine.kernels.products.int8_linear import Int8Linear
 from proa_engine.kernels.products.int_linear import IntLinear
+from support.kernels.experts import weights_in
 from support.quantized_cases import ExpertCase, expert_case, in_integers, int_case, matrix_in_blocks
 
 LLAMA_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
@@ -117,17 +117,16 @@ def time_experts(rows: list[int]) -> Iterator[Figure]:
 
 def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
     """By form of the weights: its name, the layer, and the bytes of one expert's weights."""
-    experts = FusedExperts(ExpertMatrices(case.gate_up), ExpertMatrices(case.down))
-    yield "bfloat16", experts, case.gate_up[0].nbytes + case.down[0].nbytes
-    for name, quantized, form in (
-        ("fp8 by row", case.in_channels(), Fp8Form()),
-        ("fp8 by block", case.in_blocks(), Fp8Form(group=128)),
-        ("int8", (in_integers(case.gate_up), in_integers(case.down)), Int8Form()),
+    numbers = case.gate_up[0].numel() + case.down[0].numel()
+    for name, form, bits in (
+        ("bfloat16", "float", 16),
+        ("fp8 by row", "rows", 8),
+        ("fp8 by block", "groups", 8),
+        ("int8", "int8", 8),
+        ("int4", "4 bits in 128", 4),
     ):
-        first, second = (ExpertMatrices(values, scales) for values, scales in quantized)
-        yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes
-    gate_up, down = (pack_experts(int_case(*each.shape, dtype=torch.bfloat16)) for each in (case.gate_up, case.down))
-    yield "int4", FusedExperts(gate_up, down), (case.gate_up[0].numel() + case.down[0].numel()) // 2
+        first, second = (weights_in(form, each) for each in (case.gate_up, case.down))
+        yield name, FusedExperts(first.matrices(), second.matrices(), first.form), numbers * bits // 8
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ INVARIANT = '{"batch_invariant": true}'
 HOST = '{"kv_offloading_size": 16}'
 LORA = '{"enable_lora": true, "max_loras": 8}'
 # Kernels before the models made of them, and those before engines. They run in the first call, other files later.
-FIRST_TESTS = ("kernels", "quantized", "few_rows", "skinny_gemm", "models", "engine")
+FIRST_TESTS = ("kernels", "quantized", "chains", "models", "engine")
 START = frozenset({"start", "serve-start"})  # workloads that begin with an empty Triton cache
 _DECODES = ("decode-1", "decode-64", "decode-256")
 _FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")  # of a model; the rest of its table comes after them

@@ -15,15 +15,13 @@ from proa_engine.models import read_config
 from proa_engine.models.config import make_batch_invariant
 from proa_engine.models.loader import load_model
 from support.engine import build_core, request, run
-from support.invariance import check_attention, check_products
+from support.kernels.case import FLOATS
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import BYTES, make_tiny_model
 
 DEVICE = "cuda"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
-TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-DTYPES = list(TOLERANCE)
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 PROMPT_LENGTHS = (1, 5, 16, 17, 90, 300, 411, 2, 33)
 NUM_TOKENS = 30
@@ -37,37 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(6, 123), (1152, 896), (4096, 1024), (896, 4864), (28672, 4096), (4096, 14336)])
-def test_a_row_of_a_product_has_its_bits_whatever_the_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    check_products(*shape, dtype, TOLERANCE[dtype], DEVICE)
-
-
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (32, 8, 128, 16),
-        (16, 8, 128, 16),
-        (14, 2, 64, 16),
-        (4, 4, 80, 8),
-        (40, 2, 96, 32),
-        (8, 4, 256, 16),
-        (16, 2, 512, 16),
-    ],
-)
-def test_attention_of_a_token_has_its_bits_in_every_batch(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, window: int | None
-) -> None:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = dict(zip(("num_heads", "num_kv_heads", "head_dim", "block_size"), shape, strict=True))
-    for has_image in (False, True):
-        check_attention(1000, dtype, TOLERANCE[dtype], DEVICE, window=window, has_image=has_image, **sizes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_have_their_bits_in_chunks_and_as_decodes(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture, head_dim=64, hidden_size=256, intermediate_size=600)

@@ -18,7 +18,7 @@ from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache, rot
 from proa_engine.kernels.attention.store_kv import cache_rows
 from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
-from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
+from proa_engine.kernels.fp8 import Fp8Form, quantize, quantize_reference
 from proa_engine.kernels.products.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.products.gpu_linear import InvariantLinear
 from proa_engine.kernels.products.int_linear import IntLinear
@@ -43,8 +43,9 @@ from support.kernel_cases import (
     skinny_gemm_cases,
     top_k_case,
 )
+from support.kernels.case import on_device
 from support.launch_chain import check_captured_chain
-from support.quantized_cases import expert_case, int_case, int_weight_on, matrix_in_blocks, skinny_fp8_cases
+from support.quantized_cases import expert_case, in_channels, int_case, matrix_in_blocks, skinny_fp8_cases
 from support.shape_models import make_shape_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -175,26 +176,20 @@ def test_products_of_few_rows_of_8_bits() -> None:
 def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
     x = rows(SIZES.batch, SIZES.hidden)
     for form, kind, (weight, scales) in (
-        (Fp8Form(), Fp8Linear, in_channels(SIZES.hidden, SIZES.hidden)),
+        (Fp8Form(), Fp8Linear, in_channels(torch.randn(SIZES.hidden, SIZES.hidden))),
         (Fp8Form(group=128), Fp8BlockLinear, matrix_in_blocks(SIZES.hidden, SIZES.hidden)),
     ):
         quantized = quantize_reference(x, form)
-        on_device = QuantizedRows(quantized.values.to(DEVICE), quantized.scales.to(DEVICE), SIZES.dtype)
         near(quantize(x.to(DEVICE), form).values, quantized.values)
         near(
-            kind(weight.to(DEVICE), scales.to(DEVICE), None, form)(on_device),
+            kind(weight.to(DEVICE), scales.to(DEVICE), None, form)(on_device(quantized, DEVICE)),
             kind(weight, scales, None, form)(quantized),
         )
     for bits in (4, 8):
         integers = int_case(SIZES.hidden, SIZES.hidden, bits=bits, dtype=SIZES.dtype)
-        near(IntLinear(int_weight_on(integers, DEVICE), None)(x.to(DEVICE)), IntLinear(integers, None)(x))
+        near(IntLinear(on_device(integers, DEVICE), None)(x.to(DEVICE)), IntLinear(integers, None)(x))
     weight = rows(SIZES.hidden, SIZES.hidden)
     near(InvariantLinear(weight.to(DEVICE))(x.to(DEVICE)), Linear(weight)(x))
-
-
-def in_channels(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    quantized = quantize_reference(torch.randn(outputs, inputs), Fp8Form())
-    return quantized.values, quantized.scales.flatten()
 
 
 def test_experts() -> None:

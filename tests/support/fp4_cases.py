@@ -4,9 +4,7 @@ from typing import Literal
 
 import torch
 
-from proa_engine.kernels.experts.moe_fp4 import Fp4Experts
-from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
-from proa_engine.kernels.products.fp4_linear import Fp4Linear
+from proa_engine.kernels.fp4 import StoredFp4
 
 Kind = Literal["mxfp4", "nvfp4"]
 KINDS: tuple[Kind, ...] = ("mxfp4", "nvfp4")
@@ -29,15 +27,3 @@ def every_scale() -> StoredFp4:
     packed = (codes[:, 0] | codes[:, 1] << 4).expand(len(scales), 8)
     factors = torch.rand(len(scales)) * 1e-3 + 1e-4
     return StoredFp4(packed, scales.view(torch.float8_e4m3fn)[:, None], factors)
-
-
-def experts_of(stored: StoredFp4, bias: torch.Tensor | None) -> tuple[Fp4Experts, list[Fp4Linear]]:
-    """[experts, outputs, inputs] for the GPU's kernels, and as the reference."""
-    biases = [None] * len(stored.codes) if bias is None else bias
-    products = [Fp4Linear(*each) for each in zip(stored.unbind(), biases, strict=True)]
-    return Fp4Experts(pack_fp4(stored, bias)), products
-
-
-def on_device(stored: StoredFp4, device: str) -> StoredFp4:
-    factors = None if stored.factors is None else stored.factors.to(device)
-    return StoredFp4(stored.codes.to(device), stored.scales.to(device), factors)

@@ -1,6 +1,6 @@
-"""Run checks of Triton kernels in Triton's interpreter and report each by its name.
+"""Run the cases of `support.kernels` in Triton's interpreter and report each by its name.
 
-The interpreter is chosen by TRITON_INTERPRET, which is read when a kernel is defined, so the checks run in a process of
+The interpreter is chosen by TRITON_INTERPRET, which is read when a kernel is defined, so the cases run in a process of
 their own: this module as a program. It reads the names of checks, one a line, and prints one line of JSON for each: the
 traceback of a failure, or null.
 """
@@ -10,40 +10,33 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from triton import language
 from triton.runtime import interpreter
 
 from proa_engine.kernels.launch import META_MULTIPROCESSORS
-from support.thorough import THOROUGH
+from support.kernels.case import INTERPRETED_DTYPES, Case, cases_of
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter computes bfloat16 wrongly
-# In 16 bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs.
-DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
-# Modules of this package, after "interpreted_"
-QUICK = ("few_rows", "fp4", "int_weights", "kernels", "latent_kernels", "skinny_fp8", "state_kernels")
-SLOW = ("few_experts", "int8", "quantized_kernels")
 NUM_MULTIPROCESSORS = 16  # of few, because each has programs without work, which also take the interpreter's time
 
-Check = Callable[[torch.dtype], None]
 
-
-def checks_of(kinds: Iterable[str]) -> dict[str, tuple[Check, torch.dtype]]:
-    """The functions `check_*` of some modules, by names such as `latent_kernels.latent_decode-float32`."""
-    checks: dict[str, tuple[Check, torch.dtype]] = {}
-    for kind in kinds:
-        for name, check in vars(import_module(f"support.interpreted_{kind}")).items():
-            if name.startswith("check_"):
-                for dtype in DTYPES:
-                    suffix = str(dtype).removeprefix("torch.")
-                    checks[f"{kind}.{name.removeprefix('check_')}-{suffix}"] = check, dtype
-    return checks
+def checks_of(rooms: Iterable[str]) -> dict[str, tuple[Case, torch.dtype]]:
+    """The cases of these rooms that have shapes for the interpreter, by names such as `norms.rms_norm-float32`. In 16
+    bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs."""
+    return {
+        f"{name}-{str(dtype).removeprefix('torch.')}": (case, dtype)
+        for room in rooms
+        for name, case in cases_of(room).items()
+        if case.interpreted
+        for dtype in INTERPRETED_DTYPES
+    }
 
 
 def patch_language() -> None:
@@ -59,16 +52,17 @@ def patch_language() -> None:
 
 def main() -> None:
     patch_language()
-    checks = checks_of((*QUICK, *SLOW))
     META_MULTIPROCESSORS.set(NUM_MULTIPROCESSORS)
     for line in sys.stdin:
-        check, dtype = checks[line.strip()]
-        torch.manual_seed(0)
+        name = line.strip()
+        case, dtype = checks_of([name.partition(".")[0]])[name]
         failure = None
-        try:
-            check(dtype)
-        except Exception:
-            failure = traceback.format_exc()
+        for shape in case.interpreted:
+            try:
+                case.check(dtype, "cpu", shape)
+            except Exception:
+                failure = f"{shape}\n{traceback.format_exc()}"
+                break
         print(json.dumps(failure), flush=True)
 
 
@@ -106,10 +100,19 @@ class InterpreterProcess:
         self._process.communicate()
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
-    """Assert that two tensors of one shape agree within `tolerance`, absolute and relative; default: `TOLERANCE`."""
-    tolerance = tolerance or TOLERANCE[ours.dtype]
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+@contextmanager
+def ordered_sums(device: str) -> Iterator[None]:
+    """In the interpreter, sum up each element of a product in the same order wherever in the tile it is, as tensor
+    cores do; the library that the interpreter multiplies by treats a tile's last rows otherwise."""
+
+    def dot(_builder: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
+        total = d.data.copy()
+        for k in range(a.data.shape[1]):
+            total += a.data[:, k, None].astype(total.dtype) * b.data[None, k, :].astype(total.dtype)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    with mock.patch.object(interpreter.InterpreterBuilder, "create_dot", dot) if device == "cpu" else nullcontext():
+        yield
 
 
 if __name__ == "__main__":

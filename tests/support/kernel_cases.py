@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from proa_engine.kernels.attention.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.attention.decode_plan import plan_decodes
+from proa_engine.kernels.attention.paged_attention import (
+    AttentionPlan,
+    InvariantPlan,
+    paged_attention,
+    plan_attention,
+)
+from proa_engine.kernels.launch import INTERPRETED
 from proa_engine.kernels.products.lora_matmul import SlotMatrices, SlotTokens, output_tiles, sort_tokens
 from proa_engine.kernels.products.skinny_gemm import unnormed_rows
 from proa_engine.kernels.sampling import sampling_params as columns
@@ -124,6 +131,63 @@ def padded_case(case: AttentionCase, width: int) -> AttentionCase:
     return replace(case, query=query, metadata=metadata, expected=padded(case.expected, torch.zeros(shape)))
 
 
+def with_padding(case: AttentionCase, num_rows: int, width: int) -> AttentionCase:
+    """The same requests and, behind them, rows of `width` tokens without a request, for which zeros are expected."""
+    metadata, device, num_tokens = case.metadata, case.query.device, num_rows * width
+    (table,) = metadata.tables
+    starts = metadata.query_start_loc[-1] + width * torch.arange(1, num_rows + 1, dtype=torch.int32, device=device)
+    block_table = torch.cat((table.block_table, table.block_table[:1].expand(num_rows, -1)))
+    slots = torch.cat((table.slot_mapping, table.slot_mapping.new_full((num_tokens,), -1)))
+    metadata = replace(
+        metadata,
+        query_start_loc=torch.cat((metadata.query_start_loc, starts)),
+        seq_lens=torch.cat((metadata.seq_lens, metadata.seq_lens.new_zeros(num_rows))),
+        tables=(replace(table, block_table=block_table, slot_mapping=slots),),
+        num_decodes=metadata.num_decodes + num_rows,
+    )
+    return replace(
+        case,
+        query=torch.cat((case.query, case.query[:num_tokens])),
+        metadata=metadata,
+        expected=torch.cat((case.expected, torch.zeros_like(case.expected[:num_tokens]))),
+    )
+
+
+def plan_of(
+    case: AttentionCase,
+    window: int | None,
+    decode_width: int = 1,
+    *,
+    causal: bool = True,
+    batch_invariant: bool = False,
+    has_slots: bool = True,
+) -> AttentionPlan:
+    """The plan for the backend of the case's device, which is Triton in Triton's interpreter too. `decode_width`: if
+    not 1, of all requests. Not `has_slots`: without the slots of wider decodes, which may begin with padding."""
+    metadata, (table,) = case.metadata, case.metadata.tables
+    num_decodes = metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens)
+    slots = table.slot_mapping if has_slots and decode_width > 1 else None
+    if INTERPRETED and batch_invariant:
+        return InvariantPlan(slots)
+    if INTERPRETED:
+        num_kv_heads = case.key_cache.shape[1]
+        return plan_decodes(metadata.seq_lens, num_decodes, num_kv_heads, window, decode_width, slots, causal=causal)
+    return plan_attention(
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        table.block_table,
+        num_decodes,
+        case.key_cache.shape,
+        window,
+        decode_width=decode_width,
+        batch_invariant=batch_invariant,
+        slot_mapping=slots,
+        block_stride=case.key_cache.stride(0),
+        ends=metadata.ends,
+        causal=causal,
+    )
+
+
 def attend(
     case: AttentionCase,
     window: int | None = None,
@@ -131,30 +195,20 @@ def attend(
     decode_width: int = 1,
     *,
     causal: bool = True,
+    plan: AttentionPlan | None = None,
     following: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
+    """Compute the case, [T, heads, D]. `plan`: None: that of `plan_of`."""
     metadata = case.metadata
-    batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
-    num_decodes = metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens)
-    plan = plan_attention(
-        *batch,
-        num_decodes,
-        case.key_cache.shape,
-        window,
-        decode_width=decode_width,
-        slot_mapping=metadata.tables[0].slot_mapping,
-        block_stride=case.key_cache.stride(0),
-        ends=metadata.ends,
-        causal=causal,
-    )
     return paged_attention(
         case.query,
         case.key_cache,
         case.value_cache,
-        *batch,
-        plan,
-        num_decodes=num_decodes,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        metadata.tables[0].block_table,
+        plan or plan_of(case, window, decode_width, causal=causal),
+        num_decodes=metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens),
         scale=scale,
         window=window,
         ends=metadata.ends,

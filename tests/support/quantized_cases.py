@@ -20,13 +20,19 @@ from proa_engine.kernels.int8 import Int8Form, quantize_int8_reference
 from proa_engine.kernels.int_weights import IntWeight
 from proa_engine.kernels.products.skinny_gemm import unnormed_rows
 
-FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
-INT8_FORMS = (
-    Int8Form(),
-    Int8Form(scale=torch.tensor([0.011])),
-    Int8Form(symmetric=False),
-    Int8Form(symmetric=False, scale=torch.tensor([0.011]), zero=torch.tensor([-31], dtype=torch.int32)),
-)
+FORMS = {
+    "rows": Fp8Form(),
+    "groups": Fp8Form(group=128),
+    "static": Fp8Form(scale=torch.tensor([0.011])),
+}
+INT8_FORMS = {
+    "rows": Int8Form(),
+    "static": Int8Form(scale=torch.tensor([0.011])),
+    "asymmetric rows": Int8Form(symmetric=False),
+    "asymmetric static": Int8Form(
+        symmetric=False, scale=torch.tensor([0.011]), zero=torch.tensor([-31], dtype=torch.int32)
+    ),
+}
 ROUTINGS = (  # of so many experts
     (8, Routing(1, normalize=False)),
     (12, Routing(3, normalize=True)),
@@ -103,7 +109,7 @@ def skinny_fp8_cases(
 ) -> Iterator[SkinnyFp8Case]:
     """`shapes`: outputs and inputs. In each form whose groups divide the inputs."""
     ends = itertools.cycle(((False, False), (True, True), (False, True), (True, False)))
-    for (outputs, inputs), form in itertools.product(shapes, FORMS):
+    for (outputs, inputs), form in itertools.product(shapes, FORMS.values()):
         if form.group is not None and inputs % form.group:
             continue
         gated, has_bias = next(ends)
@@ -144,12 +150,6 @@ def int_case(
     )
 
 
-def int_weight_on(weight: IntWeight, device: torch.device | str) -> IntWeight:
-    groups = None if weight.groups is None else weight.groups.to(device)
-    numbers, scales, zeros = (each.to(device) for each in (weight.numbers, weight.scales, weight.zeros))
-    return IntWeight(numbers, scales, zeros, weight.bits, groups, weight.is_part)
-
-
 @dataclass(frozen=True)
 class ExpertCase:
     x: torch.Tensor  # [tokens, hidden]
@@ -157,12 +157,6 @@ class ExpertCase:
     experts: torch.Tensor  # [tokens, k]
     gate_up: torch.Tensor  # [experts, 2 * inner, hidden]
     down: torch.Tensor  # [experts, hidden, inner]
-
-    def in_channels(self) -> tuple[Quantized, Quantized]:
-        return _in_channels(self.gate_up), _in_channels(self.down)
-
-    def in_blocks(self) -> tuple[Quantized, Quantized]:
-        return _in_blocks(self.gate_up), _in_blocks(self.down)
 
 
 def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, dtype: torch.dtype) -> ExpertCase:
@@ -188,12 +182,14 @@ def in_integers(matrices: torch.Tensor) -> Quantized:
     return rows.values.view(matrices.shape), rows.scales.view(matrices.shape[:-1])
 
 
-def _in_channels(matrices: torch.Tensor) -> Quantized:
-    rows = quantize_reference(matrices.flatten(0, 1), Fp8Form())
-    return rows.values.view(matrices.shape), rows.scales.view(matrices.shape[:2])
+def in_channels(matrices: torch.Tensor) -> Quantized:
+    """Matrices [..., outputs, inputs] as 8-bit floats, and a scale for each output."""
+    rows = quantize_reference(matrices.flatten(0, -2), Fp8Form())
+    return rows.values.view(matrices.shape), rows.scales.view(matrices.shape[:-1])
 
 
-def _in_blocks(matrices: torch.Tensor) -> Quantized:
+def in_blocks(matrices: torch.Tensor) -> Quantized:
+    """As `in_channels`, with scales of blocks of 128 by 128, all different."""
     num, outputs, inputs = matrices.shape
     scales = torch.rand(num, outputs // 128, inputs // 128) * 0.002 + 0.001
     spread = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)

@@ -72,6 +72,7 @@ SHORT = (*MIXED[:5], MIXED[-1])
 DECODES = (Row((1,)), Row((1,), in_place=True), Row((1,), has_state=False), Row((1,), has_state=False, is_padding=True))
 LONG = (Row((150, 17), has_state=False),)
 BATCHES = {"mixed": MIXED, "decodes": DECODES, "long": LONG}
+ROWS = {"short": SHORT, **BATCHES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,12 @@ class ConvCase:
             plan=plan,
         )
         return out, cache
+
+    def check(self, *, on_cpu: bool, tolerance: float) -> None:
+        out, cache = self.compute(on_cpu=on_cpu)
+        assert out.dtype == self.x.dtype
+        torch.testing.assert_close(out.float(), self.expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(cache, self.expected_cache, rtol=0, atol=0, equal_nan=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,16 @@ class DeltaCase:
             plan=plan,
         )
         return out, cache
+
+    def check(
+        self, *, on_cpu: bool, tolerance: float, batch_invariant: bool = False, cache_tolerance: float | None = None
+    ) -> None:
+        """`cache_tolerance`: another for the states, which are float32."""
+        out, cache = self.compute(on_cpu=on_cpu, batch_invariant=batch_invariant)
+        assert out.dtype == self.qkv.dtype
+        torch.testing.assert_close(out.float(), self.expected, rtol=tolerance, atol=tolerance)
+        tolerance = cache_tolerance or tolerance
+        torch.testing.assert_close(cache, self.expected_cache, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def delta_case(

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.interpreter import SLOW, InterpreterProcess, checks_of
+from support.interpreter import InterpreterProcess, checks_of
+from support.kernels.case import SLOW_ROOMS
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def interpreter() -> Iterator[InterpreterProcess]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", checks_of(SLOW))
+@pytest.mark.parametrize("name", checks_of(SLOW_ROOMS))
 def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
     failure = interpreter.failure(name)
     assert failure is None, failure

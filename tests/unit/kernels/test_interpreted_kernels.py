@@ -1,10 +1,11 @@
-"""Triton kernels equal their references in Triton's interpreter, but for the slow checks of `make system`."""
+"""Triton kernels equal their references in Triton's interpreter, but for the slow rooms of `make system`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from support.interpreter import QUICK, InterpreterProcess, checks_of
+from support.interpreter import InterpreterProcess, checks_of
+from support.kernels.case import QUICK_ROOMS
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def interpreter() -> Iterator[InterpreterProcess]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", checks_of(QUICK))
+@pytest.mark.parametrize("name", checks_of(QUICK_ROOMS))
 def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
     failure = interpreter.failure(name)
     assert failure is None, failure

@@ -8,7 +8,7 @@ import torch
 
 from proa_engine.kernels.states.state_rows import StateRows
 from support import replay_cases, ssd_cases
-from support.interpreted_state_kernels import SHAPES, check_replay_rows
+from support.kernels import states
 from support.ssd_cases import SsdShape, ssd_case, ssd_replay
 from support.state_cases import BATCHES, CONVS, SHORT, Batch, ConvKind, Row, conv_case, delta_case
 
@@ -28,7 +28,7 @@ def test_short_conv_on_a_cpu_equals_naive_results(
 
 
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
-@pytest.mark.parametrize("shape", [*SHAPES, {"key_heads": 1, "heads": 2, "key_dim": 128, "value_dim": 64}])
+@pytest.mark.parametrize("shape", [*states.DELTA_SHAPES, {"key_heads": 1, "heads": 2, "key_dim": 128, "value_dim": 64}])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_delta_rule_on_a_cpu_equals_naive_results(
     rows: Any, shape: dict[str, Any], dtype: torch.dtype, tolerance: float
@@ -55,14 +55,14 @@ def test_replayed_rows_on_a_cpu_equal_naive_results(rows: Any, dtype: torch.dtyp
     torch.manual_seed(0)
     for kind in CONVS.values():
         replay_cases.conv_replay(rows, 37, dtype, kind).check(on_cpu=True, tolerance=tolerance)
-    for shape in SHAPES:
+    for shape in states.DELTA_SHAPES:
         replay_cases.delta_replay(rows, dtype=dtype, **shape).check(on_cpu=True, tolerance=tolerance)
     for ssd_shape in ssd_cases.SHAPES:
         ssd_replay(rows, ssd_shape, dtype).check(on_cpu=True, tolerance=tolerance)
 
 
 def test_pending_tokens_on_a_cpu_are_counted_from_true_ends() -> None:
-    check_replay_rows(torch.float32)
+    states.pending_tokens.check(torch.float32, "cpu", {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,24 +1,39 @@
-"""Experts of few (token, expert) pairs on a GPU: the sums do not depend on which program ends last, nor on a graph."""
+"""Captured chains of dependent launches on a GPU: what they compute equals their kernels launched one by one, whichever
+program ends last."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts, LoopedExperts
-from proa_engine.kernels.experts.moe_pairs import ExpertRange
+from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.experts.moe_route import Routing, route
-from proa_engine.kernels.products.linear import Linear
 from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, unnormed_rows
 from proa_engine.step.decode_graphs import CudaGraphCapture
+from support.launch_chain import check_captured_chain, check_captured_chain_of_few_rows
 from support.quantized_cases import expert_case, routing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
+@pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])
+def test_a_chain_of_skinny_products_equals_its_kernels(hidden: int, inner: int) -> None:
+    torch.manual_seed(0)
+    check_captured_chain(hidden, inner, num_layers=6, num_replays=200)
+
+
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("num_rows", [3, 32, 64])
+@pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])
+def test_a_chain_of_products_of_few_rows_equals_its_kernels(
+    hidden: int, inner: int, num_rows: int, is_fp8: bool
+) -> None:
+    check_captured_chain_of_few_rows(hidden, inner, num_rows, is_fp8=is_fp8, num_layers=6, num_replays=100)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8])
 @torch.inference_mode()  # as engines capture
-def test_a_captured_layer_equals_itself_for_other_experts_in_every_replay(tokens: int) -> None:
+def test_a_layer_of_experts_equals_itself_for_others_in_every_replay(tokens: int) -> None:
     torch.manual_seed(0)
     case = expert_case(tokens, hidden=2048, inner=768, experts=128, k=8, dtype=torch.bfloat16)
     fused = FusedExperts(ExpertMatrices(case.gate_up.cuda()), ExpertMatrices(case.down.cuda()))
@@ -34,7 +49,7 @@ def test_a_captured_layer_equals_itself_for_other_experts_in_every_replay(tokens
 
 @pytest.mark.parametrize("tokens", [1, 2])
 @torch.inference_mode()
-def test_a_captured_chain_of_layers_equals_its_kernels_launched_one_by_one(tokens: int) -> None:
+def test_a_chain_of_layers_of_experts_equals_its_kernels(tokens: int) -> None:
     """The second product reads the choice of experts, and weights, before the first has ended."""
     torch.manual_seed(0)
     router, norm_weight = torch.randn(128, 2048).bfloat16().cuda(), torch.ones(2048).bfloat16().cuda()
@@ -61,18 +76,3 @@ def test_a_captured_chain_of_layers_equals_its_kernels_launched_one_by_one(token
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(graph.result, expected)
-
-
-@pytest.mark.parametrize("tokens", [1, 8])
-def test_ranks_sum_their_own_experts(tokens: int) -> None:
-    torch.manual_seed(0)
-    case = expert_case(tokens, hidden=512, inner=256, experts=32, k=8, dtype=torch.bfloat16)
-    arguments = [each.cuda() for each in (case.x, case.weights, case.experts % 24)]
-    total = torch.zeros(tokens, 512, device="cuda")
-    for first in (0, 8, 16, 24):
-        part = slice(first, first + 8)
-        matrices = ExpertMatrices(case.gate_up[part].cuda()), ExpertMatrices(case.down[part].cuda())
-        total += FusedExperts(*matrices, held=ExpertRange(first, 8, 32))(*arguments)
-    looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
-    expected = looped(case.x, case.weights, case.experts % 24).float()
-    assert (total.cpu() - expected).abs().mean() / expected.abs().mean() < 0.02

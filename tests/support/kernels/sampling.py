@@ -1,0 +1,201 @@
+"""Sampling of tokens: masks, limits, draws; drafts; inputs of decodes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proa_engine.kernels.sampling import drafts
+from proa_engine.kernels.sampling.decode_inputs import DecodeInputs, decode_inputs, decode_inputs_reference
+from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.token_bitmask import token_bitmask
+from proa_engine.kernels.sampling.token_limits import (
+    limit_candidates,
+    search_thresholds,
+    token_limits,
+    token_limits_reference,
+)
+from support.kernel_cases import limit_cases, mask_cases, sampling_cases, top_k_case
+from support.kernels.case import WITHOUT_DTYPE, KernelCase, equal, holds, on_device, table
+from support.noise_kernel import chi_square_of_draws, exact_noise, noise_of, words_of_all_sizes
+from support.thorough import THOROUGH
+
+
+def inputs_of_decodes(
+    slots: Sequence[int],
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    width: int,
+    max_tokens: int,
+    max_blocks: int,
+    dtype: torch.dtype,
+) -> tuple[Any, ...]:
+    """Rows of which the last is padding, and whose tables are longer than what they use."""
+    token_ids = torch.randint(500, (6, max_tokens), dtype=torch.int32)
+    block_tables = torch.randint(40, (3, 6, max_blocks), dtype=torch.int32)
+    deltas = -torch.arange(6) if width > 1 else None
+    return torch.tensor([slots, lengths, counts]), token_ids, block_tables, 4, width, deltas
+
+
+def used(inputs: DecodeInputs) -> list[Tensor]:
+    num_blocks = [-(-seq_len // 4) for seq_len in inputs.seq_lens.tolist()]
+    tables = [inputs.block_tables[:, row, :count] for row, count in enumerate(num_blocks)]
+    return [inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.slot_mappings, *tables]
+
+
+DECODE_INPUTS = KernelCase(
+    make=inputs_of_decodes,
+    operation=lambda *rows: used(decode_inputs(*rows)),
+    reference=lambda *rows: used(decode_inputs_reference(*rows)),
+    compare=equal,
+    interpreted=table(
+        "slots lengths counts width max_tokens max_blocks",
+        ((5, 1, 2, 0), (89, 3, 37, 0), (1, 1, 1, 0), 1, 90, 23),
+        ((5, 1, 2, 0), (89, 3, 37, 0), (1, 2, 3, 0), 3, 90, 23),
+    ),
+    gpu=table(
+        "slots lengths counts width max_tokens max_blocks",
+        ((5, 0, 2, 0), (2801, 1, 38, 0), (1, 1, 1, 0), 1, 3000, 2100),
+        ((5, 0, 2, 0), (2801, 1, 38, 0), (5, 1, 3, 0), 5, 3000, 2100),
+    ),
+    dtypes=WITHOUT_DTYPE,
+)
+
+
+def ended_rows(
+    rows: int, length: int, vocabulary: int, width: int, ngrams: tuple[int, int], dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """Rows of 9 slots, some without tokens, and ends on both sides of the known tokens."""
+    lengths, slots = torch.randint(1, length + 1, (9,)), torch.randperm(9)[:rows]
+    num_tokens = torch.randint(0, width + 2, (rows,))
+    ends = torch.where(num_tokens > 0, lengths[slots] + num_tokens + torch.randint(-2, 4, (rows,)), 0)
+    token_ids = torch.randint(0, vocabulary, (9, length + width), dtype=torch.int32)
+    return torch.stack((slots, ends, num_tokens)), token_ids, lengths, torch.zeros(9, width, dtype=torch.int64), ngrams
+
+
+def proposed(propose: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
+    def run(*tensors_and_ngrams: Any) -> tuple[Tensor, ...]:
+        *tensors, (min_ngram, max_ngram) = tensors_and_ngrams
+        propose(*tensors, min_ngram=min_ngram, max_ngram=max_ngram)
+        return tuple(tensors)
+
+    return run
+
+
+PROPOSE_NGRAMS = KernelCase(
+    make=ended_rows,
+    operation=proposed(drafts.propose_ngrams),
+    reference=proposed(drafts.propose_ngrams_reference),
+    compare=equal,
+    interpreted=table(
+        "rows length vocabulary width ngrams",
+        (3, 1, 3, 2, (1, 2)),
+        (5, 90, 4, 5, (2, 4)),
+        (2, 2 * drafts.BLOCK + 7, 50, 3, (1, 3)),
+    ),
+    gpu=table(
+        "rows length vocabulary width ngrams",
+        *((6, 4900, vocabulary, width, (1, 4)) for vocabulary, width in ((2, 1), (4, 5), (3, 8))),
+    ),
+    dtypes=WITHOUT_DTYPE,
+)
+
+
+def verified_drafts(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Samples of tokens 0 and 1, and drafts of as many tokens, or fewer, as were verified."""
+    num_samples = torch.randint(1, width + 2, (rows,))
+    slots = torch.randperm(9)[:rows]
+    proposed = torch.randint(-1, 2, (9, width))
+    proposed[(proposed == drafts.NONE).cumsum(1) > 0] = drafts.NONE
+    proposed[slots] = proposed[slots].masked_fill(torch.arange(width) >= num_samples[:, None] - 1, drafts.NONE)
+    token_ids = torch.randint(0, 2, (int(num_samples.sum()),))
+    first_samples = num_samples.cumsum(0) - num_samples
+    return token_ids, slots.repeat_interleave(num_samples), first_samples, proposed, torch.randint(1, 99, (9,))
+
+
+ACCEPT_DRAFTS = KernelCase(
+    make=verified_drafts,
+    operation=lambda *tensors: (drafts.accept_drafts(*tensors), tensors[-1]),
+    reference=lambda *tensors: (drafts.accept_drafts_reference(*tensors), tensors[-1]),
+    compare=equal,
+    interpreted=table("rows width", (1, 1), (5, 3), (6, 4)),
+    gpu=table("rows width", (6, 1), (6, 5), (6, 8)),
+    dtypes=WITHOUT_DTYPE,
+)
+
+
+@holds(interpreted=[{}], gpu=[{}])
+def token_masks(dtype: torch.dtype, device: str) -> None:
+    for each in {dtype, torch.bfloat16}:  # stores no computed value, so the interpreter's bfloat16 is right
+        for case in on_device(mask_cases(each), device):
+            token_bitmask(case.logits, case.rows, case.bits)
+            equal(case.logits, case.expected)
+
+
+@holds(interpreted=[{"every_top_k": 1 if THOROUGH else 23}], gpu=[{"every_top_k": 1}])
+def limits_of_tokens(dtype: torch.dtype, device: str, every_top_k: int) -> None:
+    for each in {dtype, torch.bfloat16}:  # only compares the logits, so the interpreter's bfloat16 is right
+        for case in (*sampling_cases(each), top_k_case(each, every_top_k)):
+            arguments = case.logits, case.params, case.slots
+            case.check_limits(token_limits(*on_device(arguments, device)))
+            case.check_limits(token_limits_reference(*arguments))
+
+
+@holds(interpreted=[{}], gpu=[{}])
+def limits_among_candidates(dtype: torch.dtype, device: str) -> None:
+    """All logits above the bound are candidates, and a search among them finds what a search of the row does."""
+    (case,) = limit_cases(dtype)
+    case.check_limits(token_limits_reference(case.logits, case.params, case.slots))
+    arguments = on_device((case.logits, case.params, case.slots), device)
+    candidates, figures = limit_candidates(*arguments)
+    thresholds, bounds = search_thresholds(*(*arguments, candidates, figures)), figures[:, 1].amax(1)
+    for logits, found, bound in zip(arguments[0], candidates, bounds, strict=True):
+        equal(logits[logits > bound].sort().values, found[found > bound].sort().values)
+    case.check_limits(thresholds)
+    figures[:, 1] = torch.inf
+    of_rows = search_thresholds(*(*arguments, candidates, figures))
+    case.check_limits(of_rows)
+    if device == "cpu":  # GPUs may add up a row's probabilities in another order than its candidates'
+        equal(of_rows, thresholds)
+        assert 0 < int((thresholds > bounds).sum()) < len(thresholds)
+
+
+@holds(interpreted=[{}], gpu=[{}])
+def draws(dtype: torch.dtype, device: str) -> None:
+    """The last row of decodes is padding, which has no tokens."""
+    for case in sampling_cases(dtype):
+        arguments = case.logits, case.params, case.slots, case.positions
+        there = on_device(arguments, device)
+        for has_limits in (False, True):
+            ours = draw_tokens(*there, has_limits=has_limits).cpu()
+            # On a GPU two tokens may have the same noise but for the last bit.
+            theirs = draw_tokens_reference(*arguments, has_limits=has_limits)
+            assert int((ours != theirs).sum()) <= (device != "cpu")
+        logits, params, slots, positions = there
+        rows = torch.stack([slots, positions, torch.ones_like(slots)])
+        rows[:, -1] = 0
+        token_ids = torch.full((len(case.params), 5001), -1, dtype=torch.int32, device=device)
+        drawn = draw_decodes(logits, params, rows, token_ids)
+        again = draw_tokens_reference if device == "cpu" else draw_tokens  # or the noise would differ
+        equal(drawn, again(logits, params, *rows[:2], has_limits=True))
+        written = torch.full_like(token_ids, -1).index_put_((rows[0, :-1], rows[1, :-1]), drawn[:-1].int())
+        equal(token_ids, written)
+
+
+@holds(gpu=[{}])
+def draws_of_nan_are_tokens(dtype: torch.dtype, device: str) -> None:
+    """NaN logits of one request must not become an index out of bounds, which is a sticky CUDA error."""
+    for case in on_device(sampling_cases(dtype), device):
+        logits = torch.full_like(case.logits, torch.nan)
+        for has_limits in (False, True):
+            token_ids = draw_tokens(logits, case.params, case.slots, case.positions, has_limits=has_limits)
+            assert 0 <= token_ids.min() <= token_ids.max() < logits.shape[1]
+
+
+@holds(interpreted=[{"draws": 20_000}], gpu=[{"draws": 1_000_000}], dtypes=WITHOUT_DTYPE)
+def noise(dtype: torch.dtype, device: str, draws: int) -> None:
+    """In both tails it is close to the exact one, by a GPU's quick logarithm too."""
+    words = words_of_all_sizes()
+    torch.testing.assert_close(noise_of(words.to(device)).cpu().double(), exact_noise(words), atol=1e-5, rtol=0)
+    assert chi_square_of_draws(draws, device) < 24.3
