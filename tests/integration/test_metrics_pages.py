@@ -423,7 +423,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
             error_type="engine_lost",
         )
     )
-    metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex(), Demand(()))
+    metrics.pool.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     answers = {"route": "/v1/chat/completions", "status": "200"}
     assert page.value("proa_gateway_requests_total", **answers) == 2
@@ -486,7 +486,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         finishes={"client_disconnected": 1},
     )
     metrics.observe_outcome(left)
-    metrics.watch([engine("a:1", model_name="m")], PrefixIndex(), Demand(()))
+    metrics.pool.watch([engine("a:1", model_name="m")], PrefixIndex(), Demand(()))
     page = Scrape(metrics.render().decode())
     assert page.value("vllm:prompt_tokens_total", model_name="m") == 10
     assert page.value("vllm:generation_tokens_total", model_name="m") == 11

@@ -71,9 +71,9 @@ async def gateway_page() -> str:
             route="/", operation="chat", status=503, model="fake", base_model="fake", key="team", output_tokens=1
         )
         metrics.observe_outcome(keyed)
-        metrics.observe_kv_source("prefill")
-        metrics.observe_kv_fetch("prefill", num_tokens=1, num_bytes=1, seconds=0.1)
-        metrics.observe_remote_prefill("used")
+        metrics.kv.observe_source("prefill")
+        metrics.kv.observe_fetch("prefill", num_tokens=1, num_bytes=1, seconds=0.1)
+        metrics.kv.observe_remote_prefill("used")
         metrics.observe_move("drain")
         return (await gateway.http.get("/metrics")).text
 

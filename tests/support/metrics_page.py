@@ -53,7 +53,7 @@ class _Nothing:
 
 def _gateway() -> CollectorRegistry:
     metrics = GatewayMetrics(registry := CollectorRegistry())
-    metrics.watch((), _Nothing(), _Nothing())
+    metrics.pool.watch((), _Nothing(), _Nothing())
     return registry
 
 

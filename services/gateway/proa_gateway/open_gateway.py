@@ -37,6 +37,7 @@ from proa_gateway.images.config import ImageOptions
 from proa_gateway.images.fetch import MediaFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.keep_running import keep_running
+from proa_gateway.observability.kv_metrics import KvMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.parsing.known_formats import known_formats
@@ -71,9 +72,11 @@ async def open_gateway(
 
         fetcher = _make_fetcher(config.images, "image", config.images.max_image_bytes, "images")
         at_exit.push_async_callback(fetcher.close)
-        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
+        images = ImageLoader(
+            config.images, fetcher=fetcher, executor=image_executor, metrics=metrics.media, tracer=tracer
+        )
 
-        audios = AudioLoader(config.audio, audio_memory, metrics)
+        audios = AudioLoader(config.audio, audio_memory, metrics.media)
         at_exit.push_async_callback(audios.close)
         audio_fetcher = _make_fetcher(config.images, FILE_NAME, config.audio.max_audio_bytes, "audios")
         at_exit.push_async_callback(audio_fetcher.close)
@@ -116,11 +119,11 @@ async def open_gateway(
             open_channel=channels,
             on_change=on_engine_change,
             on_load=lambda: admission.queue.capacity_changed(),
-            exchange=_make_exchange(config, router, metrics),
+            exchange=_make_exchange(config, router, metrics.kv),
         )
         at_exit.push_async_callback(pool.close)
         demand = Demand(pool.engines)
-        metrics.watch(pool.engines, router.index, demand)
+        metrics.pool.watch(pool.engines, router.index, demand)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics, demand=demand)
 
         serving = Serving(
@@ -175,7 +178,7 @@ def _make_formats(config: GatewayConfig) -> MessageFormats:
     return MessageFormats(formats, config.tool_call_parser, config.reasoning_parser)
 
 
-def _make_exchange(config: GatewayConfig, router: Router, metrics: GatewayMetrics) -> KvExchange:
+def _make_exchange(config: GatewayConfig, router: Router, metrics: KvMetrics) -> KvExchange:
     return KvExchange(
         router,
         metrics,

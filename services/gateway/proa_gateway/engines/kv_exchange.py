@@ -12,7 +12,7 @@ from proa_gateway.engines.client import EngineClient, EngineState
 from proa_gateway.engines.kv_fetches import FetchingSink, LeavingRequest, OpenFetch, RemotePrefill
 from proa_gateway.engines.session import OutputSink
 from proa_gateway.errors import EngineUnavailable, Overloaded
-from proa_gateway.observability.metrics import FetchKind, GatewayMetrics
+from proa_gateway.observability.kv_metrics import FetchKind, KvMetrics
 from proa_gateway.observability.telemetry import AttemptSpan, RequestTrace
 from proa_gateway.routing.kv_sources import (
     FetchRates,
@@ -34,9 +34,7 @@ _WAIT_MS = 2000  # for a block that the source is about to compute, beside its q
 class KvExchange:
     """Engines exchange blocks if the fingerprints of their caches and their numbers of ranks are equal."""
 
-    def __init__(
-        self, router: Router, metrics: GatewayMetrics, *, bandwidth: float, min_remote_prefill_tokens: int
-    ) -> None:
+    def __init__(self, router: Router, metrics: KvMetrics, *, bandwidth: float, min_remote_prefill_tokens: int) -> None:
         """`bandwidth`: bytes per second between two engines that have not exchanged any lately.
         `min_remote_prefill_tokens`: prompts that lack fewer are not sent to prefill engines."""
         self._router = router
@@ -121,7 +119,7 @@ class KvExchange:
             return
         if result is not None:
             seconds = max(result.ended - result.started, 0.0)
-            self._metrics.observe_kv_fetch(
+            self._metrics.observe_fetch(
                 fetch.kind, num_tokens=result.num_tokens, num_bytes=result.num_bytes, seconds=seconds
             )
             if result.error:
@@ -270,7 +268,7 @@ class KvExchange:
 
     def _sink(self, fetch: OpenFetch, num_blocks: int, sequence: OutputSink, span: AttemptSpan) -> FetchingSink:
         """`num_blocks`: number of the fetch's blocks that the request needs. 0: all that the source will have."""
-        self._metrics.observe_kv_source(fetch.kind)
+        self._metrics.observe_source(fetch.kind)
         if not fetch.num_waiting:
             self._open.setdefault(fetch.pair[1], []).append(fetch)
         return FetchingSink(fetch, fetch.source(num_blocks), self, sequence, span)

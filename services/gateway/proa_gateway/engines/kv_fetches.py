@@ -8,7 +8,7 @@ from proa.contract import EngineCoreOutput, KvFetch, KvSource
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.session import OutputSink, SentRequest
 from proa_gateway.errors import EngineLost, GatewayError
-from proa_gateway.observability.metrics import FetchKind
+from proa_gateway.observability.kv_metrics import FetchKind
 from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.kv_sources import Pair
 

@@ -1,94 +1,25 @@
 """The gateway's Prometheus metrics.
 
-To add a metric of the engines, add a line to `ENGINE_GAUGES`; otherwise declare it in `GatewayMetrics.__init__` and set
-it in the `observe_` method of the event; those of a request that has ended are set from its `Outcome`. Names follow the
-GenAI semantic conventions, and vLLM's. Nothing is updated per token; gauges of engines are read when scraped.
+To add one, declare it in the `__init__` of its class, here or in a file beside this one, and set it in the `observe_`
+method of the event; those of a request that has ended are set from its `Outcome`. Names follow the GenAI semantic
+conventions, and vLLM's. Nothing is updated per token; what engines say is read when scraped.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Literal, Protocol
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from proa.contract import SchedulerStats
 from proa.metric_buckets import COUNT_BUCKETS, FIRST_TOKEN_BUCKETS, PER_TOKEN_BUCKETS, REQUEST_BUCKETS
 from proa.telemetry import PROVIDER_NAME
+from proa_gateway.observability.kv_metrics import KvMetrics
+from proa_gateway.observability.media_metrics import MediaMetrics
 from proa_gateway.observability.outcome import Outcome
-from proa_gateway.sessions.engine_sessions import EngineSessions
-from proa_gateway.sessions.model_sessions import ModelSessions
+from proa_gateway.observability.pool_metrics import PoolMetrics
 
+QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 _FINISHES = {"client_disconnected": "abort"}  # reasons that vLLM calls otherwise
-IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-AUDIO_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-FETCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
-SESSION_GAUGES: dict[str, tuple[str, Callable[[ModelSessions], float]]] = {
-    "proa_gateway_session_capacity": (
-        "How many conversations of the mean size of this gateway's the KV caches of the model's engines hold; 0: not "
-        "known.",
-        lambda sessions: sessions.capacity,
-    ),
-    "proa_gateway_session_demand": (
-        "Blocks of this gateway's conversations with a place, and of those that wait for one, of all blocks of the "
-        "model's engines. 1, summed over gateways: they are full.",
-        lambda sessions: sessions.demand,
-    ),
-}
-"""Metrics of models whose conversations have places in their engines' caches. Label: `model_name`."""
-
-
-class Engine(Protocol):
-    """What the gauges read of an engine. `model_name` None: there is no session. `refusal`: why it is not used."""
-
-    address: str
-    refusal: str
-    load_stats: SchedulerStats
-    kv_cache_usage: float
-    sessions: EngineSessions | None
-
-    @property
-    def model_name(self) -> str | None: ...
-
-    @property
-    def breaker_state(self) -> int: ...
-
-    @property
-    def suspect(self) -> bool: ...
-
-
-ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
-    "vllm:num_requests_running": ("Requests in the engine's batch.", lambda one: one.load_stats.num_running_reqs),
-    "vllm:num_requests_waiting": ("Requests in the engine's queue.", lambda one: one.load_stats.num_waiting_reqs),
-    "vllm:kv_cache_usage_perc": ("Used fraction of the engine's KV cache, 0 to 1.", lambda one: one.kv_cache_usage),
-    "proa_gateway_session_residents": (
-        "Conversations whose blocks the engine retains for this gateway.",
-        lambda one: one.sessions.num_residents if one.sessions else 0,
-    ),
-    "proa_gateway_engine_breaker_state": (
-        "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",
-        lambda one: one.breaker_state,
-    ),
-    "proa_gateway_engine_suspect": (
-        "1 if other engines are preferred, because this one is silent or its step takes long; else 0.",
-        lambda one: one.suspect,
-    ),
-}
-ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
-    "vllm:prefix_cache_queries": (
-        "Tokens looked up in the engine's prefix cache.",
-        lambda one: one.load_stats.prefix_cache_queries,
-    ),
-    "vllm:prefix_cache_hits": (
-        "Tokens found in the engine's prefix cache.",
-        lambda one: one.load_stats.prefix_cache_hits,
-    ),
-    "vllm:num_preemptions": ("Requests that the engine preempted.", lambda one: one.load_stats.num_preemptions),
-}
-"""Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
-start with the engine."""
 
 
 class VllmMetrics:
@@ -141,33 +72,14 @@ class VllmMetrics:
             self._max_tokens.labels(model).observe(outcome.max_tokens)
 
 
-FetchKind = Literal["hot_prefix", "prefill", "drain"]
-"""Why an engine fetches blocks from another: it has them, computes them for this request, or drains."""
-
-
-class Index(Protocol):
-    """What the gauges read of the prefix index."""
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-
-class Peers(Protocol):
-    @property
-    def num_gateways(self) -> int: ...
-
-
 class GatewayMetrics:
     """Times are in seconds. All methods must be called in the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._engines: Collection[Engine] = ()
-        self._index: Index | None = None  # None until `watch` is called, like `_peers`
-        self._peers: Peers | None = None
+        self.pool = PoolMetrics(registry)
+        self.kv = KvMetrics(registry)
+        self.media = MediaMetrics(registry)
         self._vllm = VllmMetrics(registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
@@ -252,65 +164,6 @@ class GatewayMetrics:
         )
         self._key_requests = counter("proa_gateway_key_requests", "Generation requests per API key.", "key", "status")
         self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
-        self._kv_sources = counter(
-            "proa_gateway_kv_sources",
-            "Requests sent with another engine as the source of KV cache blocks, by kind: hot_prefix, prefill, drain.",
-            "kind",
-        )
-        self._fetched_tokens = counter(
-            "proa_gateway_kv_fetched_tokens", "Tokens whose blocks engines fetched from other engines.", "kind"
-        )
-        self._fetched_bytes = counter(
-            "proa_gateway_kv_fetched_bytes", "Bytes that engines fetched from other engines.", "kind"
-        )
-        self._fetch_time = histogram(
-            "proa_gateway_kv_fetch_seconds",
-            "Time that requests waited for blocks from another engine, before they were queued.",
-            FETCH_BUCKETS,
-            "kind",
-        )
-        self._remote_prefills = counter(
-            "proa_gateway_remote_prefills",
-            "Prompts sent to prefill engines, by outcome: used (blocks were fetched), unused (none came in time), "
-            "rejected, lost (with the engine), aborted (with their request).",
-            "outcome",
-        )
-        self._images = counter(
-            "proa_gateway_images",
-            "Images of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
-            "outcome",
-        )
-        self._image_time = histogram(
-            "proa_gateway_image_seconds",
-            "Time to fetch, decode and resize an image, for images that are used.",
-            IMAGE_BUCKETS,
-        )
-        self._audios = counter(
-            "proa_gateway_audios",
-            "Audio files of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
-            "outcome",
-        )
-        self._audio_time = histogram(
-            "proa_gateway_audio_seconds", "Time to decode an audio file, for files that are used.", AUDIO_BUCKETS
-        )
-        self._audio_duration = counter(
-            "proa_gateway_audio_duration_seconds", "Duration of the audio that was decoded, in seconds."
-        )
-        self._audio_failures = counter(
-            "proa_gateway_audio_process_failures", "Processes that decode audio files and died or were late."
-        )
-        self._windows = counter(
-            "proa_gateway_transcription_windows",
-            "Windows of audio by outcome: accepted, silent (not sent to an engine), retried (an attempt whose text was "
-            "unlikely).",
-            "outcome",
-        )
-        registry.register(self)
-
-    def watch(self, engines: Collection[Engine], index: Index, peers: Peers) -> None:
-        """Set what the gauges of engines, of the prefix index and of other gateways read. `engines` is a live view of
-        the engine pool."""
-        self._engines, self._index, self._peers = engines, index, peers
 
     def observe_request(self, route: str, status: int, error_type: str = "") -> None:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
@@ -348,8 +201,8 @@ class GatewayMetrics:
         """Count a rejected request.
 
         `reason`: the gateway limit that was exceeded (`requests`, `tokens`, `waiting`, `images`, `audios`),
-        `rate_limit` of the
-        API key, `api_key` missing or unknown, `host` not allowed, `queue_timeout`, `draining` or `no_engine`.
+        `rate_limit` of the API key, `api_key` missing or unknown, `host` not allowed, `queue_timeout`, `draining` or
+        `no_engine`.
         """
         self._rejections.labels(reason).inc()
 
@@ -378,82 +231,6 @@ class GatewayMetrics:
         self._cache_hits.labels("gateway").inc(expected)
         self._cache_hits.labels("engine").inc(reported)
 
-    def observe_kv_source(self, kind: FetchKind) -> None:
-        """Count a request that is sent with a KV source."""
-        self._kv_sources.labels(kind).inc()
-
-    def observe_kv_fetch(self, kind: FetchKind, *, num_tokens: int, num_bytes: int, seconds: float) -> None:
-        """Observe a fetch that has ended. Requests that waited for the same one count once."""
-        self._fetched_tokens.labels(kind).inc(num_tokens)
-        self._fetched_bytes.labels(kind).inc(num_bytes)
-        self._fetch_time.labels(kind).observe(seconds)
-
-    def observe_remote_prefill(self, outcome: str) -> None:
-        """Count a prompt that was sent to a prefill engine, when it has failed or is no longer needed."""
-        self._remote_prefills.labels(outcome).inc()
-
-    def observe_image(self, outcome: str, seconds: float) -> None:
-        """`outcome`: `prepared`, `cached` (known by its file), `refused`, `overloaded` or `cancelled` (client gone, or
-        another image of the request was refused)."""
-        self._images.labels(outcome).inc()
-        if outcome in ("prepared", "cached"):
-            self._image_time.observe(seconds)
-
-    def observe_audio(self, outcome: str, decode_seconds: float, audio_seconds: float) -> None:
-        """`outcome`: `prepared`, `cached`, `refused`, `overloaded` or `cancelled` (client gone, or its request
-        failed)."""
-        self._audios.labels(outcome).inc()
-        self._audio_duration.inc(audio_seconds)
-        if outcome == "prepared":
-            self._audio_time.observe(decode_seconds)
-
-    def observe_audio_process_failure(self) -> None:
-        self._audio_failures.inc()
-
-    def observe_window(self, outcome: str) -> None:
-        """Count a window of an audio: `accepted`; `silent` if no engine was sent it; `retried` for each attempt whose
-        text was not likely."""
-        self._windows.labels(outcome).inc()
-
     def render(self) -> bytes:
         """Return all metrics of the registry in the Prometheus text format, `text/plain; version=0.0.4`."""
         return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """Called by the registry for each scrape."""
-        engines = [engine for engine in self._engines if engine.model_name is not None]
-        for metrics, make in ((ENGINE_GAUGES, GaugeMetricFamily), (ENGINE_COUNTERS, CounterMetricFamily)):
-            for name, (text, value) in metrics.items():
-                family = make(name, text, labels=("engine", "model_name"))
-                for engine in engines:
-                    family.add_metric((engine.address, engine.model_name or ""), value(engine))
-                yield family
-        models = {one.sessions.model: one.model_name or "" for one in engines if one.sessions is not None}
-        for name, (text, of_model) in SESSION_GAUGES.items():
-            family = GaugeMetricFamily(name, text, labels=("model_name",))
-            for sessions, model in models.items():
-                family.add_metric((model,), of_model(sessions))
-            yield family
-        yield GaugeMetricFamily("proa_gateway_sessions", "Open gRPC sessions with engines.", len(engines))
-        refused = GaugeMetricFamily(
-            "proa_gateway_engine_refused",
-            "1 for each engine that answers but is not used by the gateway; the gateway's log has the reason.",
-            labels=("engine",),
-        )
-        for engine in self._engines:
-            if engine.refusal:
-                refused.add_metric((engine.address,), 1)
-        yield refused
-        if (peers := self._peers) is not None:
-            yield GaugeMetricFamily(
-                "proa_gateway_scaler_peers",
-                "Other gateways whose waiting requests the external scaler counts.",
-                peers.num_gateways,
-            )
-        if (index := self._index) is not None:
-            yield GaugeMetricFamily(
-                "proa_gateway_routing_index_blocks", "Cached blocks in the prefix index, all engines.", index.num_blocks
-            )
-            yield GaugeMetricFamily(
-                "proa_gateway_routing_index_bytes", "Estimated memory of the prefix index, in bytes.", index.num_bytes
-            )
