@@ -10,7 +10,7 @@ from proa_engine.kernels.states.conv_weights import ConvWeights
 from proa_engine.kernels.states.delta_rule import gated_delta_rule
 from proa_engine.kernels.states.short_conv import short_conv
 from proa_engine.kernels.states.state_rows import PendingInputs, Replay, StateRows, plan_states
-from support.state_cases import NUM_SLOTS, OF_DELTA_NETS, ConvKind, naive_conv, naive_delta_rule
+from support.state_cases import NUM_SLOTS, OF_DELTA_NETS, ConvKind, naive_conv, naive_delta_rule, states_of
 
 WIDTH = 5  # of kept inputs
 BESIDE = 3
@@ -118,15 +118,6 @@ def compute_naively(batch: ReplayBatch, cache: Tensor, pending: Sequence[Tensor]
     return Results(torch.cat(outs), cache, of_pending)
 
 
-def states_of(batch: ReplayBatch, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A cache with NaN where nothing is read."""
-    cache = torch.full((NUM_SLOTS, *shape), torch.nan, dtype=dtype)
-    for slot in batch.states.read.tolist():
-        if slot >= 0:
-            cache[slot] = torch.randn(*shape).to(dtype)
-    return cache
-
-
 def rows_of(batch: ReplayBatch, values: Tensor, *, on_cpu: bool) -> list[Tensor]:
     """The parts of a field of `PendingInputs`, by row."""
     counts = [row.num_pending for row in batch.rows]
@@ -200,7 +191,7 @@ def conv_replay(
     x = torch.randn(num_tokens, channels + 7).to(dtype)[:, 3:-4]
     beside = torch.randn(num_tokens, BESIDE + 2).to(dtype)[:, 1:-1]
     weights = kind.weights(channels, dtype)
-    cache = states_of(batch, (channels, weights.num_before), dtype)
+    cache = states_of(batch.states, (channels, weights.num_before), dtype)
     kept = torch.full((len(rows), WIDTH, channels + BESIDE), torch.nan, dtype=dtype)
     for row, slot in enumerate(batch.replay.slots.tolist()):
         count = rows[row].num_pending
@@ -264,7 +255,7 @@ def delta_replay(
     inputs = torch.randn(num_tokens, width + 2 * heads).to(dtype)
     pending = [torch.randn(row.num_pending, width + 2 * heads).to(dtype) for row in rows]
     a_log, dt_bias = torch.empty(heads).uniform_(0.01, 16).log(), torch.randn(heads)
-    cache = states_of(batch, (heads, value_dim, key_dim), torch.float32)
+    cache = states_of(batch.states, (heads, value_dim, key_dim), torch.float32)
 
     def naive(both: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if not len(both):

@@ -12,8 +12,8 @@ from proa_engine.kernels.states.ssd import ssd
 from proa_engine.kernels.states.ssd_recurrent import SsdWeights
 from proa_engine.kernels.states.state_rows import NO_PENDING, PendingInputs, plan_states
 from support import replay_cases
-from support.replay_cases import ReplayBatch, ReplayRow, Results, close, compute_naively
-from support.state_cases import NUM_SLOTS, Batch, Row, batch_of
+from support.replay_cases import ReplayBatch, ReplayRow, Results, close
+from support.state_cases import Batch, Row, batch_of, compute_naively, states_of
 
 NUM_CONV_INPUTS = 3  # of the plan, which the state space does not read
 
@@ -102,25 +102,12 @@ def ssd_case(rows: Sequence[Row], shape: SsdShape, dtype: torch.dtype, *, decay:
     batch, weights = batch_of(rows), shape.weights(decay)
     inputs = torch.randn(batch.num_tokens, shape.width + shape.heads + 5).to(dtype)
     xbc, dt = inputs[:, 2 : 2 + shape.width], inputs[:, 2 + shape.width : -3]
-    cache = torch.full((NUM_SLOTS, *shape.state), torch.nan)
-    expected, after, start, segment = [], [], 0, 0
-    for row, lengths in enumerate(batch.row_segments):
-        slot = int(batch.states.read[row])
-        state = torch.zeros(shape.state, dtype=torch.float64)
-        if slot >= 0:
-            cache[slot] = torch.randn(shape.state)
-            state = cache[slot].double()
-        for length in lengths:
-            part = slice(start, start + length)
-            out, state = naive_ssd(xbc[part].double(), dt[part].double(), weights, state)
-            expected.append(out.float())
-            after.append((int(batch.states.write[segment]), state))
-            start, segment = start + length, segment + 1
-    expected_cache = cache.clone()
-    for slot, state in after:
-        if slot >= 0:
-            expected_cache[slot] = state.float()
-    return SsdCase(batch, xbc, dt, weights, cache, torch.cat(expected), expected_cache)
+    cache = states_of(batch.states, shape.state)
+
+    def naive(tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        return naive_ssd(xbc[tokens].double(), dt[tokens].double(), weights, state)
+
+    return SsdCase(batch, xbc, dt, weights, cache, *compute_naively(batch, cache, naive))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +147,10 @@ def ssd_replay(rows: Sequence[ReplayRow], shape: SsdShape, dtype: torch.dtype) -
     num_tokens, width = int(batch.query_start_loc[-1]), shape.width
     inputs = torch.randn(num_tokens, width + shape.heads).to(dtype)
     pending = [torch.randn(row.num_pending, width + shape.heads).to(dtype) for row in rows]
-    cache = replay_cases.states_of(batch, shape.state, torch.float32)
+    cache = states_of(batch.states, shape.state)
 
     def naive(both: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return naive_ssd(both[:, :width], both[:, width:], weights, state)
 
-    expected = compute_naively(batch, cache, pending, inputs, naive)
+    expected = replay_cases.compute_naively(batch, cache, pending, inputs, naive)
     return SsdReplay(batch, inputs[:, :width], inputs[:, width:], weights, cache, pending, expected)

@@ -1,6 +1,6 @@
 """Batches of rows with states, cut into segments, with expected outputs and states computed naively in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,32 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         num_decodes,
         [[*row.segments] for row in rows],
     )
+
+
+def states_of(rows: StateRows, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A cache with NaN where nothing is read."""
+    cache = torch.full((NUM_SLOTS, *shape), torch.nan, dtype=dtype)
+    for slot in rows.read.tolist():
+        if slot >= 0:
+            cache[slot] = torch.randn(*shape).to(dtype)
+    return cache
+
+
+def compute_naively(
+    batch: Batch, cache: Tensor, naive: Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """All outputs in float32, and the cache after the step. `naive`: the tokens of a segment and the state before them
+    in float64 -> their outputs and the state behind them."""
+    after, outs, start, writes = cache.clone(), [], 0, iter(batch.states.write.tolist())
+    for slot, lengths in zip(batch.states.read.tolist(), batch.row_segments, strict=True):
+        state = torch.zeros_like(cache[0], dtype=torch.float64) if slot < 0 else cache[slot].double()
+        for length in lengths:
+            out, state = naive(slice(start, start + length), state)
+            outs.append(out.float())
+            start, write = start + length, next(writes)
+            if write >= 0:
+                after[write] = state.to(cache.dtype)
+    return torch.cat(outs), after
 
 
 MIXED = (
@@ -141,26 +167,13 @@ def conv_case(rows: Sequence[Row], channels: int, dtype: torch.dtype, kind: Conv
     batch = batch_of(rows)
     x = torch.randn(batch.num_tokens, channels + 7).to(dtype)[:, 3:-4]
     weights = kind.weights(channels, dtype)
-    width = weights.num_before
-    cache = torch.full((NUM_SLOTS, channels, width), torch.nan, dtype=dtype)
-    expected, after, start, segment = [], [], 0, 0
-    for row, lengths in enumerate(batch.row_segments):
-        slot = int(batch.states.read[row])
-        state = torch.zeros(channels, width, dtype=torch.float64)
-        if slot >= 0:
-            cache[slot] = torch.randn(channels, width).to(dtype)
-            state = cache[slot].double()
-        for length in lengths:
-            inputs = torch.cat((state, x[start : start + length].double().T), dim=1)
-            expected.append(naive_conv(inputs, weights).float())
-            state = inputs[:, -width:]
-            after.append((int(batch.states.write[segment]), state))
-            start, segment = start + length, segment + 1
-    expected_cache = cache.clone()
-    for slot, state in after:
-        if slot >= 0:
-            expected_cache[slot] = state.to(dtype)
-    return ConvCase(batch, x, weights, cache, torch.cat(expected), expected_cache)
+    cache = states_of(batch.states, (channels, weights.num_before), dtype)
+
+    def naive(tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = torch.cat((state, x[tokens].double().T), dim=1)
+        return naive_conv(inputs, weights), inputs[:, -weights.num_before :]
+
+    return ConvCase(batch, x, weights, cache, *compute_naively(batch, cache, naive))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,25 +239,12 @@ def delta_case(
         gates[:, 2 + heads :] -= 6.0
     qkv, gates = qkv.to(dtype), gates.to(dtype)[:, 2:-3]
     a_log, dt_bias = torch.empty(heads).uniform_(0.01, 16).log(), torch.randn(heads)
-    cache = torch.full((NUM_SLOTS, heads, value_dim, key_dim), torch.nan)
-    expected, after, start, segment = [], [], 0, 0
-    for row, lengths in enumerate(batch.row_segments):
-        slot = int(batch.states.read[row])
-        state = torch.zeros(heads, value_dim, key_dim, dtype=torch.float64)
-        if slot >= 0:
-            cache[slot] = torch.randn(heads, value_dim, key_dim)
-            state = cache[slot].double()
-        for length in lengths:
-            part = slice(start, start + length)
-            out, state = naive_delta_rule(qkv[part].double(), gates[part].double(), a_log, dt_bias, state)
-            expected.append(out.float())
-            after.append((int(batch.states.write[segment]), state))
-            start, segment = start + length, segment + 1
-    expected_cache = cache.clone()
-    for slot, state in after:
-        if slot >= 0:
-            expected_cache[slot] = state.float()
-    return DeltaCase(batch, qkv, gates, a_log, dt_bias, cache, torch.cat(expected), expected_cache)
+    cache = states_of(batch.states, (heads, value_dim, key_dim))
+
+    def naive(tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        return naive_delta_rule(qkv[tokens].double(), gates[tokens].double(), a_log, dt_bias, state)
+
+    return DeltaCase(batch, qkv, gates, a_log, dt_bias, cache, *compute_naively(batch, cache, naive))
 
 
 def naive_delta_rule(

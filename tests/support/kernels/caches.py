@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,10 +80,8 @@ def neighbours_in_8_bits(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(our_cache, their_cache, rtol=0.14, atol=2**-9)
 
 
-ROTATE_AND_CACHE = KernelCase(
-    make=rotated_heads,
-    operation=rotate,
-    reference=rotate_reference,
+rotations = partial(KernelCase, make=rotated_heads, operation=rotate, reference=rotate_reference)
+ROTATE_AND_CACHE = rotations(
     interpreted=[
         {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "block_size": 4, "tokens": 5, **options}
         for heads, kv_heads, dim, options in (
@@ -103,10 +102,7 @@ ROTATE_AND_CACHE = KernelCase(
         for has_norms in (False, True)
     ],
 )
-ROTATE_AND_CACHE_IN_8_BITS = KernelCase(
-    make=rotated_heads,
-    operation=rotate,
-    reference=rotate_reference,
+ROTATE_AND_CACHE_IN_8_BITS = rotations(
     compare=neighbours_in_8_bits,
     interpreted=[  # some beyond the range
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 4, "tokens": 5, "factor": 300.0}

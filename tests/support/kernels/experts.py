@@ -159,34 +159,24 @@ def near_in_8_bits(ours: torch.Tensor, theirs: torch.Tensor, on_cpu: float, on_g
     near(ours, theirs, on_gpu if ours.is_cuda else max(on_cpu, 0.004 if ours.dtype == torch.float16 else 0.0))
 
 
+layers = partial(KernelCase, make=layer, operation=fused, reference=looped)
 TOKENS_OF_GPUS = (1, 2, 16, 64, 300, 3000)  # 16: the most pairs that are not sorted
 ON_GPUS = grid([{"hidden": 512, "inner": 256, "experts": 32, "k": 4}], tokens=TOKENS_OF_GPUS)
-EXPERTS_OF_FLOATS = KernelCase(
-    make=partial(layer, "float"),
-    operation=fused,
-    reference=looped,
+EXPERTS_OF_FLOATS = layers(
     compare=close_but_on_gpus,
-    interpreted=[
-        *grid([{"hidden": 96, "inner": 40, "experts": 6, "k": 2}], tokens=(1, 7, 100)),
-        *grid(
-            [{"hidden": 96, "inner": 40, "experts": 6, "k": 2, "has_bias": True, "activation": "clamped"}],
-            tokens=(1, 100),
-        ),
-    ],
-    gpu=grid(ON_GPUS, held=(None, (0, 11), (22, 10), (31, 1))),
+    interpreted=table(
+        "form tokens hidden inner experts k has_bias activation",
+        *(("float", tokens, 96, 40, 6, 2, False, "silu") for tokens in (1, 7, 100)),
+        *(("float", tokens, 96, 40, 6, 2, True, "clamped") for tokens in (1, 100)),
+    ),
+    gpu=grid(ON_GPUS, form=["float"], held=(None, (0, 11), (22, 10), (31, 1))),
 )
-EXPERTS_OF_8_BIT_FLOATS = KernelCase(
-    make=layer,
-    operation=fused,
-    reference=looped,
+EXPERTS_OF_8_BIT_FLOATS = layers(
     compare=partial(near_in_8_bits, on_cpu=0.005, on_gpu=0.03),
     interpreted=grid([{"tokens": 40, "hidden": 256, "inner": 128, "experts": 6, "k": 2}], form=("rows", "groups")),
     gpu=grid(ON_GPUS, form=("rows", "groups")),
 )
-EXPERTS_OF_8_BIT_INTEGERS = KernelCase(
-    make=layer,
-    operation=fused,
-    reference=looped,
+EXPERTS_OF_8_BIT_INTEGERS = layers(
     compare=partial(near_in_8_bits, on_cpu=0.002, on_gpu=0.02),
     interpreted=grid(  # few pairs and sorted ones; static scales differ between the two products
         [{"hidden": 136, "inner": 40, "experts": 4, "k": 2}], tokens=(3, 33), form=("int8", "int8 static")
@@ -194,10 +184,7 @@ EXPERTS_OF_8_BIT_INTEGERS = KernelCase(
     gpu=grid(ON_GPUS, form=("int8", "int8 static")),
     dtypes=(torch.float32, torch.bfloat16),
 )
-EXPERTS_OF_4_BIT_FLOATS = KernelCase(
-    make=layer,
-    operation=fused,
-    reference=looped,
+EXPERTS_OF_4_BIT_FLOATS = layers(
     compare=partial(in_proportion, times=5),
     interpreted=grid(
         table(
@@ -212,10 +199,7 @@ EXPERTS_OF_4_BIT_FLOATS = KernelCase(
         form=KINDS,
     ),
 )
-EXPERTS_OF_INTEGERS = KernelCase(
-    make=layer,
-    operation=fused,
-    reference=looped,
+EXPERTS_OF_INTEGERS = layers(
     compare=partial(in_proportion, times=5),
     interpreted=grid(
         table(
