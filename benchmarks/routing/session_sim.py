@@ -6,6 +6,7 @@ The gateway's `ModelSessions` are the real ones, and so is the score by which en
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 from collections import deque
@@ -19,7 +20,7 @@ import numpy as np
 from benchmarks.routing.session_engines import BLOCK_SIZE, Prompt, SimulatedEngine
 from proa_cli.bench.session_options import SessionOptions
 from proa_cli.bench.session_plans import Turn as PlannedTurn
-from proa_cli.bench.session_plans import parse_subagents
+from proa_cli.bench.session_plans import parse_one_shots, parse_subagents
 from proa_gateway.routing.policies import WEIGHTS, best
 from proa_gateway.sessions.model_sessions import ModelSessions
 from proa_gateway.sessions.places import Places
@@ -29,6 +30,7 @@ from proa_gateway.sessions.session_table import SessionTable
 Mode = Literal["off", "retain", "wait"]
 TICK_SECONDS = 0.25
 REPORT_SECONDS = 0.1
+QUESTION_TOKENS = 128  # of a prompt about a document
 
 
 @dataclass(slots=True, eq=False)
@@ -162,12 +164,17 @@ class Figures:
     ideal_blocks: int = 0
     ttfts: list[float] = field(default_factory=list)
     one_shot_ttfts: list[float] = field(default_factory=list)
+    one_shot_blocks: int = 0
+    one_shot_hits: int = 0
 
     def row(self, hours: float) -> str:
         ttfts = sorted(self.ttfts)
         p50, p95 = statistics.median(ttfts), ttfts[int(0.95 * len(ttfts))]
         hits, ideal = self.hit_blocks / self.prompt_blocks, self.ideal_blocks / self.prompt_blocks
-        shots = f" one-shot p50 {statistics.median(self.one_shot_ttfts):.2f}" if self.one_shot_ttfts else ""
+        shots = ""
+        if self.one_shot_ttfts:
+            cached = self.one_shot_hits / self.one_shot_blocks
+            shots = f"  one-shot p50 {statistics.median(self.one_shot_ttfts):.2f} hit {cached:.3f}"
         return (
             f"turns/h {self.turns / hours:6.0f}  hit {hits:.3f}  of ideal {hits / ideal:.3f}  "
             f"TTFT p50 {p50:.2f} p95 {p95:.1f} max {ttfts[-1]:.0f}{shots}"
@@ -190,10 +197,13 @@ class Simulation:
         max_wait: float = 120.0,
         host: int = 0,
         has_ids: bool = False,
+        num_documents: int = 0,
+        until: float = math.inf,
     ) -> None:
         """`capacity` in tokens and `rate` in tokens a second, of each engine. `drain_at`: when the first engine drains.
         `is_sticky`: all turns of a session come to one gateway. `host`: tokens of host memory. `has_ids`: turns name
-        their session, and those of a sub-agent the one that called it."""
+        their session, and those of a sub-agent the one that called it. `num_documents`: each one-shot
+        prompt is one of so many, and a question. `until`: when the last session begins."""
         self.options = options
         self.figures = Figures()
         self.now = 0.0
@@ -212,6 +222,9 @@ class Simulation:
         self._spread = random.Random(seed)
         self._blocks = count()
         self._shared = self._new_blocks(options.session_shared_len)
+        self._until = until
+        shots = options.session_one_shots
+        self._documents = [self._new_blocks(shots.length) for _ in range(num_documents)] if shots is not None else []
 
     def run(self, seconds: float) -> Figures:
         for _ in range(self.options.sessions):
@@ -243,6 +256,8 @@ class Simulation:
         client, figures = job.client, self.figures
         if not client.is_session:
             figures.one_shot_ttfts.append(self.now - job.arrived)
+            figures.one_shot_blocks += len(client.path)
+            figures.one_shot_hits += hits
             return
         figures.ttfts.append(self.now - job.arrived)
         figures.prompt_blocks += len(client.path)
@@ -268,6 +283,8 @@ class Simulation:
             self.at(self.now + 1.0, self._begin_session)
 
     def _begin_session(self) -> None:
+        if self.now > self._until:
+            return
         turns = deque(self.options.workload.plan(self._draw, 10_000))
         number = next(self._numbers) if self._has_ids else 0
         self._next_turn(Client(list(self._shared), turns, True, self._some_gateway(), number))
@@ -281,7 +298,11 @@ class Simulation:
     def _one_shot(self) -> None:
         shots = self.options.session_one_shots
         assert shots is not None
-        client = Client(self._new_blocks(shots.length), deque(), is_session=False, gateway=self._some_gateway())
+        if self._documents:
+            path = self._spread.choice(self._documents) + self._new_blocks(QUESTION_TOKENS)
+        else:
+            path = self._new_blocks(shots.length)
+        client = Client(path, deque(), is_session=False, gateway=self._some_gateway())
         client.gateway.arrive(Job(client, PlannedTurn(shots.length, 300, 0.0), self.now))
         self.at(self.now + float(self._draw.exponential(1 / shots.rate)), self._one_shot)
 
@@ -311,6 +332,9 @@ def main() -> None:
     parser.add_argument("--host", type=int, default=0, help="tokens of an engine's host memory")
     parser.add_argument("--subagents", type=parse_subagents, help="as --session-subagents")
     parser.add_argument("--ids", action="store_true", help="turns name their sessions, as with --session-header")
+    parser.add_argument("--one-shots", type=parse_one_shots, help="as --session-one-shots")
+    parser.add_argument("--documents", type=int, default=0, help="one-shot prompts are one of so many, and a question")
+    parser.add_argument("--until", type=float, default=math.inf, help="minute at which the last session begins")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
@@ -319,7 +343,9 @@ def main() -> None:
             for seed in range(args.seeds):
                 simulation = Simulation(
                     mode,
-                    SessionOptions(sessions=sessions, session_subagents=args.subagents),
+                    SessionOptions(
+                        sessions=sessions, session_subagents=args.subagents, session_one_shots=args.one_shots
+                    ),
                     args.capacity,
                     args.rate,
                     seed,
@@ -330,6 +356,8 @@ def main() -> None:
                     max_wait=args.max_wait,
                     host=args.host,
                     has_ids=args.ids,
+                    num_documents=args.documents,
+                    until=60 * args.until,
                 )
                 figures = simulation.run(60 * args.minutes)
                 print(f"{sessions:3} {mode:6} seed {seed}: {figures.row(args.minutes / 60)}", flush=True)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.routing.session_sim import Figures, Mode, Simulation
 from proa_cli.bench.session_options import SessionOptions
-from proa_cli.bench.session_plans import Evenly
+from proa_cli.bench.session_plans import Evenly, OneShots
 
 OPTIONS = SessionOptions(  # prompts of a sixth of the defaults
     session_shared_len=2400, session_first_len=Evenly(400, 2000), session_growth=Evenly(100, 500)
@@ -50,6 +50,14 @@ def test_without_waiting_there_are_no_fewer_turns() -> None:
 def test_three_gateways_have_nearly_the_turns_of_one(sessions: int) -> None:
     one, three = (simulation("wait", sessions, num_gateways=number).run(SECONDS) for number in (1, 3))
     assert three.turns > 0.92 * one.turns
+
+
+@pytest.mark.parametrize("mode", ["off", "retain", "wait"])
+def test_what_other_prompts_share_finds_room_when_sessions_have_ended(mode: Mode) -> None:
+    short = replace(OPTIONS, session_turns=Evenly(12, 12), session_gap=Evenly(1, 1))
+    options = replace(short, sessions=8, session_one_shots=OneShots(0.5, 2000))
+    figures = Simulation(mode, options, CAPACITY, RATE, seed=0, num_documents=12, until=60.0).run(SECONDS)
+    assert figures.one_shot_hits > 0.85 * figures.one_shot_blocks
 
 
 def test_two_gateways_do_not_retain_more_than_the_cache() -> None:
