@@ -151,6 +151,22 @@ def test_a_checkpoint_that_names_no_positive_number_of_drafts_is_refused(tmp_pat
         with_draft_number(EngineConfig.from_options(model="m", speculative_config=drafts))
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"speculators_config": ["eagle3"]}, "speculators_config in config.json must be an object"),
+        ({"dflash_config": 16}, "dflash_config in config.json must be an object"),
+        ({"speculators_config": {"proposal_methods": {"greedy": 3}}}, "proposal_methods must be a list of objects"),
+        ({"speculators_config": {"proposal_methods": ["greedy"]}}, "proposal_methods must be a list of objects"),
+    ],
+)
+def test_a_drafters_config_in_another_shape_is_refused(tmp_path: Path, fields: dict[str, object], words: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    drafts = SpeculativeConfig(method="dflash", model=str(tmp_path))
+    with pytest.raises(ValueError, match=f"^speculative_config model {tmp_path}: {words}"):
+        with_draft_number(EngineConfig.from_options(model="m", speculative_config=drafts))
+
+
 def test_the_built_in_drafter_names_four() -> None:
     drafts = SpeculativeConfig(method="eagle3", model="builtin")
     config = EngineConfig.from_options(model="builtin", speculative_config=drafts)

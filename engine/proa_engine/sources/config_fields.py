@@ -38,7 +38,16 @@ _SIZES_OF_PARTS = (
     "sliding_window",
 )
 _OF_ALL_LAYERS = ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
-_OBJECTS = ("text_config", "vision_config", "quantization_config", "rope_parameters", "rope_scaling")
+_OBJECTS = (
+    "text_config",
+    "vision_config",
+    "quantization_config",
+    "rope_parameters",
+    "rope_scaling",
+    "dflash_config",
+    "dspark_config",
+    "speculators_config",
+)
 _ABOVE_ZERO = (
     "attention_multiplier",
     "attn_logit_softcapping",

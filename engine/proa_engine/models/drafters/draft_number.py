@@ -1,6 +1,7 @@
 """The number of draft tokens that follows from a drafter's config.json: the one that it names, or as many as a block
 has room for. Imports no torch."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,7 +57,10 @@ def _numbers(config: Mapping[str, Any], method: str) -> list[int]:
     """The number of draft tokens that a checkpoint of the library `speculators` names for its first way to propose, and
     the room of a block; without those that there are not."""
     numbers = []
-    for first in (config.get("speculators_config") or {}).get("proposal_methods", ())[:1]:
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    if not (isinstance(methods, list) and all(isinstance(each, dict) for each in methods)):
+        raise ValueError(f"proposal_methods must be a list of objects, got {reprlib.repr(methods)}")
+    for first in methods[:1]:
         number = first.get("speculative_tokens")
         if type(number) is not int or number < 1:
             raise ValueError(f"speculative_tokens must be an integer above 0, got {number!r}")
