@@ -38,6 +38,7 @@ SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
 OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
 ENDING = ("chat", "complete", "transcribe", "run-batch", "collect-env")  # commands of `proa` and `proa-gateway`
 NAMED = {(each,) for each in ENDING}
+CONTRIBUTORS = "docs/extending.md"  # the page about code, not about use
 ASKING = [
     each
     for each in commands()
@@ -70,7 +71,7 @@ class Site:
         places = {"localhost:8000": gateway, "/adapters/": f"{self.folder}/adapters/"}
         for old, new in (places | engines).items():
             command = tuple(word.replace(old, new) for word in command)
-        return run(command, self.folder, {})
+        return run(command, self.folder, {"PYTHONPATH": str(ROOT / "tests")} if page == CONTRIBUTORS else {})
 
 
 def run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
