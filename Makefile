@@ -69,10 +69,10 @@ test-all: test system real ## test with more random cases, then the tests that s
 unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=3)
 	OMP_NUM_THREADS=1 pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
-# Two workers, each with whole files: a module's processes are started once. The S3 server is compiled in two minutes.
-system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
+# Each worker takes whole files: a module's processes are started once. The S3 server is compiled in two minutes.
+system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS, WORKERS=3)
 	@scripts/with-tool versitygw true
-	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 pytest tests/system --numprocesses=$(WORKERS) --dist=loadfile $(PYTEST_ARGS)
 
 # Workers begin with half of the tests each, of whole files; tests of the other half move to a worker that is done.
 real: setup real-model ## SmolLM2 and MiniLM against their libraries: tokens, streams, calls, embeddings (PYTEST_ARGS)
