@@ -317,7 +317,7 @@ class RequestRouter:
 
     def load_beside(self, stream_id: int) -> SchedulerStats:
         """The same, with what other streams than this one claim."""
-        stats = self._engine.stats()
+        stats = self.load()
         self.claims.fill(stats, stream_id, self._engine.num_retained_blocks)
         return stats
 
