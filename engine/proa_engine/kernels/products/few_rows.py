@@ -19,7 +19,9 @@ attention, with the best tiling of each product, in us:
 
 With more rows cuBLAS is faster: it loads x once for several multiprocessors (TMA multicast), which Triton 3.6 cannot.
 The sums depend on the number of rows, so batch-invariant products do not take this kernel. Those of 8-bit floats have
-fewer bits, as cuBLAS's quick ones have; float16 models, whose products of more rows have all bits, lose some.
+fewer bits, as cuBLAS's quick ones have; float16 models, whose products of more rows have all bits, lose some. Simulated
+with every 32 products added to 14 bits, as Hopper's tensor cores do (DeepSeek-V3, arXiv:2412.19437), the sums of 14,336
+random products are 0.3 % off (root mean square), beside 4.0 % by the quantization of rows and weight: 4.0 % together.
 """
 
 from dataclasses import dataclass
