@@ -44,6 +44,13 @@ class Sizes:
 SAME_WORK: Mapping[str, Any] = json.loads(Path(__file__).with_name("same_work.json").read_text())
 PLAIN: Mapping[str, Any] = SAME_WORK["sampling"]["plain"]
 OWN = "own-"  # of a workload's name: tokens are sampled as the model's generation_config.json says
+GRAMMAR = "grammar-"  # needs a tokenizer, whose tokens are numbers in words (`real_shapes.write_tokenizer`)
+# By the beginning of a workload's name: sampling that is not part of the CUDA graphs of decodes.
+UNCAPTURED: Mapping[str, Mapping[str, Any]] = {
+    "penalties-": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    "logprobs-": {"logprobs": 5},
+    GRAMMAR: {"structured_outputs": "( ?[0-9])*z"},  # a regular expression that no token of it ends
+}
 FULL = Sizes(
     mixed=[(prompt, outputs) for prompt, outputs in SAME_WORK["mixed"]],
     context=SAME_WORK["decode"]["prompt"],
@@ -95,6 +102,12 @@ def own_sampling(config: Mapping[str, Any]) -> Mapping[str, Any]:
     raise ValueError(f"same_work.json has no sampling parameters of {architecture}")
 
 
+def split_sampling(workload: str) -> tuple[str, str]:
+    """The beginning of a workload's name that says how tokens are sampled, empty if they are plainly, and the rest."""
+    prefix = next((each for each in (OWN, *UNCAPTURED) if workload.startswith(each)), "")
+    return prefix, workload.removeprefix(prefix)
+
+
 def closed_jobs(clients: int, vocab_size: int, sizes: Sizes) -> list[Job]:
     """The requests of a closed loop, the same over HTTP and offline."""
     draw = random.Random(clients)
@@ -113,13 +126,12 @@ class Bench:
         self._random = random.Random(0)
         self._config = config
         self._vocab_size = vocab_size(config)
-        self._sampling = PLAIN
+        self._sampling: Mapping[str, Any] = PLAIN
         self._adapters: Sequence[LoRARequest | None] = [None]  # requests have them in turn
         self._num_requests = 0
 
     def run(self, workload: str) -> Figure:
-        self._sampling = own_sampling(self._config) if workload.startswith(OWN) else PLAIN
-        kind, _, size = workload.removeprefix(OWN).partition("-")
+        kind, _, size = self.sample_as(workload).partition("-")
         if kind == "mixed":
             return self.mixed()
         if kind == "prefill":
@@ -130,6 +142,20 @@ class Bench:
         works = {"decode": self.decode, "closed": self.closed, "repetitive": self.repetitive}
         works |= {"images": self.images, "adapters": self.adapters}
         return works[kind](int(size))
+
+    def sample_as(self, workload: str) -> str:
+        """Let the requests to come be sampled as a workload's name says. Returns the rest of the name."""
+        from proa_engine import StructuredOutputsParams
+
+        prefix, rest = split_sampling(workload)
+        if prefix == OWN:
+            self._sampling = own_sampling(self._config)
+        else:
+            more = dict(UNCAPTURED.get(prefix, {}))
+            if regex := more.pop("structured_outputs", None):
+                more["structured_outputs"] = StructuredOutputsParams(regex=regex)
+            self._sampling = {**PLAIN, **more}
+        return rest
 
     def mixed(self) -> Figure:
         return self._throughput(self._sizes.mixed, self._sizes.rounds)

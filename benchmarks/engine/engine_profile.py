@@ -22,6 +22,7 @@ def measure(
     bench: Bench, workload: str, config: Mapping[str, Any], card: Card, *, context: int, fp8: bool
 ) -> dict[str, Any]:
     """Returns a `Profile` as a dict. `context`: tokens before a decode; `config`: the model's config.json."""
+    workload = bench.sample_as(workload)
     kind, _, size = workload.partition("-")
     if kind == "decode":
         with bench.decoding(int(size)):

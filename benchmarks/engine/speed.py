@@ -17,6 +17,8 @@
   sglang #36411; requests/s, without resizing, which the gateway does.
 - `profile-decode-B`, `profile-prefill-NxL`: the same kernel by kernel, see `engine_profile.py`.
 - `own-…`: the same workload, sampled as the model's generation_config.json says: with top-k, top-p or both.
+- `penalties-…`, `logprobs-…`, `grammar-…`: the same with presence, frequency and repetition penalties; with the log
+  probabilities of the 5 most likely tokens; under a regular expression that more than 20,000 tokens match.
 
 The clock starts before the first request is added. Temperature 0.6, end tokens ignored, prompts random, each new to the
 prefix cache, which is on.
@@ -35,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import engine_profile
-from benchmarks.engine.bench import FULL, OWN, SMALL, Bench, Figure, Sizes
+from benchmarks.engine.bench import FULL, GRAMMAR, OWN, SMALL, Bench, Figure, Sizes, vocab_size
 from benchmarks.engine.floors import Card
 from benchmarks.engine.timeline import table
-from benchmarks.real_shapes import SHAPES, has_weights, write_model
+from benchmarks.real_shapes import SHAPES, has_weights, write_model, write_tokenizer
 from benchmarks.records import Recording
 
 BATCHES = (1, 8, 32, 64, 128, 256)
@@ -70,7 +72,12 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(arguments.model, Path(scratch))
         config = json.loads((folder / "config.json").read_text())
-        bench = Bench(folder, llm_arguments(arguments, folder), config, sizes)
+        given = llm_arguments(arguments, folder)
+        if any(workload.startswith(GRAMMAR) for workload in arguments.workloads):
+            (tokenizer := Path(scratch) / "tokenizer").mkdir()
+            write_tokenizer(tokenizer, vocab_size(config))
+            given |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
+        bench = Bench(folder, given, config, sizes)
         ready = seconds_since_start()
         card: Card | None = None
         for workload in arguments.workloads:

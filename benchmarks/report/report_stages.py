@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.engine.bench import OWN
+from benchmarks.engine.bench import OWN, UNCAPTURED
 from benchmarks.engine.speed import TABLE, THROUGHPUT
 
 _ROOT = Path(__file__).parents[2]
@@ -30,7 +30,10 @@ _OWN_MIXED = f"{OWN}mixed"
 _LONG_PREFILL = "prefill-8x8192"
 _FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
 _PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
-_RIGHT_AGAIN = tuple(f"{kind}{each}" for kind in ("profile-", OWN) for each in _DECODES)
+_RIGHT_AGAIN = (
+    *(f"{kind}{each}" for kind in ("profile-", OWN) for each in _DECODES),
+    *(f"{sampled}{each}" for sampled in ("", *UNCAPTURED) for each in _DECODES[:2]),
+)
 _NEVER_RUN = ("start", *_DECODES, "prefill-1x1024")
 _REPETITIVE = ("repetitive-1", "repetitive-64")
 # Another engine beside Proa, by one program
@@ -122,10 +125,10 @@ def calls() -> list[tuple[Step, ...]]:
     """
     return [
         (
-            _tests("correctness", FIRST_TESTS, processes=14, timeout=150, seconds=205),
-            _engine("Qwen3-0.6B", _RIGHT_AGAIN, 25),
-            _engine("Llama-3.1-8B", _RIGHT_AGAIN, 35),
-            _engine("Llama-3.1-8B-fp8", ("prefill-1x1024x10",), 25),
+            _tests("correctness", FIRST_TESTS, processes=14, timeout=150, seconds=200),
+            _engine("Qwen3-0.6B", _RIGHT_AGAIN, 27),
+            _engine("Llama-3.1-8B", _RIGHT_AGAIN, 43),
+            _engine("Llama-3.1-8B-fp8", ("prefill-1x1024x10",), 20),
         ),
         (
             _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 85, '{"max_num_seqs": 512}'),

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.bench import split_sampling
 from benchmarks.engine.speed import THROUGHPUT
 from benchmarks.records import read_stages
 
@@ -128,6 +129,8 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if rows:
         yield _table(["more", "figure", "unit", ""], rows)
+    if rows := list(_sampled_otherwise(records)):
+        yield _table(["sampling", "ms a step", "plain", "µs more"], rows)
     for name, record in records.items():
         if sweep := record.get("rows"):
             yield f"### {name}\n\n" + _table(sweep[0], [[str(cell) for cell in row.values()] for row in sweep])
@@ -140,6 +143,15 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
     for name, problem in document["problems"].items():
         tail = "\n".join(problem["tail"][-15:])
         yield f"**{name}**: the program {problem['problem']}" + (f"\n\n```\n{tail}\n```" if tail else "")
+
+
+def _sampled_otherwise(records: Mapping[str, Record]) -> Iterator[list[str]]:
+    """Decodes beside the plain ones of as many requests."""
+    for name, record in records.items():
+        prefix, rest = split_sampling(name)
+        if prefix and rest.startswith("decode-") and rest in records:
+            plain = records[rest]["value"]
+            yield [name, _number(record["value"]), _number(plain), f"{(record['value'] - plain) * 1e3:+,.0f}"]
 
 
 def _machines(results: Results) -> list[str]:

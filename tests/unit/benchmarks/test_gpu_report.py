@@ -53,6 +53,8 @@ def test_the_first_call_shows_that_kernels_are_right() -> None:
     assert tests.stage == "correctness"
     assert {Path(name).stem for name in tests.workloads} == {f"test_gpu_{name}" for name in FIRST_TESTS}
     decodes = [f"{kind}decode-{batch}" for kind in ("profile-", "own-") for batch in (1, 64, 256)]
+    sampled = ("", "penalties-", "logprobs-", "grammar-")
+    decodes += [f"{kind}decode-{batch}" for kind in sampled for batch in (1, 64)]
     assert [(step.stage, list(step.workloads)) for step in others] == [
         ("Qwen3-0.6B", decodes),
         ("Llama-3.1-8B", decodes),

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from benchmarks.records import read_stages
-from benchmarks.report.report_tables import DOCUMENT, MEASURED, NOT_YET, insert, tables, yardstick
+from benchmarks.report.report_tables import DOCUMENT, MEASURED, NOT_YET, insert, report, tables, yardstick
 
 
 def results(**records: float) -> dict[str, Any]:
-    values = {name.replace("_", "-"): {"value": value} for name, value in records.items()}
+    values = {name.replace("_", "-"): {"value": value, "unit": "ms"} for name, value in records.items()}
     return {"Llama-3.1-8B": {"machine": "2026-01-01, a card", "records": values, "problems": {}}}
 
 
@@ -46,6 +46,14 @@ def test_http_is_compared_with_the_same_requests_offline() -> None:
     measured["Llama-3.1-8B"]["records"]["http-64x1"] = over_http
     line = row(tables(measured, yardstick()), "Llama-3.1-8B, 64 clients, 1 gateway")
     assert line.endswith("| **9,800** | **10,000** | 98.0% | 1 / 2 | 3 / 4 |")
+
+
+def test_decodes_that_are_sampled_otherwise_stand_beside_the_plain_ones() -> None:
+    measured = results(decode_1=4.1, own_decode_1=4.125, grammar_decode_1=4.04, penalties_decode_64=6.2)
+    text = report(measured, yardstick())
+    assert row(text, "own-decode-1") == "| own-decode-1 | 4.12 | 4.10 | +25 |"
+    assert row(text, "grammar-decode-1 | 4.04 | 4.10") == "| grammar-decode-1 | 4.04 | 4.10 | -60 |"
+    assert "penalties-decode-64 | 6.20 | ms" in text
 
 
 def test_only_the_text_between_the_marks_is_replaced() -> None:

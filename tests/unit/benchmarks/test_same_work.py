@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.engine.bench import FULL, own_sampling
+from benchmarks.engine.bench import FULL, own_sampling, split_sampling
 from benchmarks.real_shapes import SHAPES
 
 DOCUMENTED_CONTEXT = 584  # docs/performance.md: tokens that a step of `decode-B` attends to, on average
@@ -28,6 +28,19 @@ def test_decodes_attend_to_as_many_tokens_as_is_documented() -> None:
 )
 def test_own_workloads_sample_as_the_models_files_say(model: str, expected: dict[str, float]) -> None:
     assert own_sampling(SHAPES[model]) == expected
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ("decode-1", ("", "decode-1")),
+        ("own-http-64x1", ("own-", "http-64x1")),
+        ("penalties-decode-64", ("penalties-", "decode-64")),
+        ("grammar-mixed", ("grammar-", "mixed")),
+    ],
+)
+def test_a_workload_says_in_front_how_tokens_are_sampled(workload: str, expected: tuple[str, str]) -> None:
+    assert split_sampling(workload) == expected
 
 
 def test_a_model_without_known_sampling_parameters_is_refused() -> None:
