@@ -4,6 +4,7 @@ import random
 import re
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -353,7 +354,7 @@ def test_engine_page_is_served_until_stopped() -> None:
 def test_accepted_drafts_are_counted_for_each_position() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
-    counters = CoreCounters(drafts=DraftCounts(num_accepted_per_position=(5, 2)))
+    counters = CoreCounters(drafts=DraftCounts(num_accepted_per_position=[5, 2]))
     EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, counters=lambda: counters)
     page = scrape(registry)
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -363,7 +364,7 @@ def test_accepted_drafts_are_counted_for_each_position() -> None:
 def test_draft_tokens_are_counted_by_how_many_a_step_had_room_for_and_by_the_way_to_draw() -> None:
     registry = CollectorRegistry()
     speculation = SpeculativeConfig(method="eagle3", model="d", num_speculative_tokens=3)
-    drafts = DraftCounts(num_planned={3: 5, 1: 2}, num_matches={(0, 0): 4, (2, 3): 1})
+    drafts = DraftCounts(num_planned=Counter({3: 5, 1: 2}), num_matches=Counter({(0, 0): 4, (2, 3): 1}))
     counters = CoreCounters(drafts=drafts)
     EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES, counters=lambda: counters)
     page = scrape(registry)

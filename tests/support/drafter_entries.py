@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from proa_engine.models.drafters.base import HiddenDrafter
+from proa_engine.models.drafters.base import Entries, HiddenDrafter
 from support.paged_model import attention_metadata, nan_caches
 
 _ATTENTION = ("proa_engine.layers.attention.paged_attention", "proa_engine.layers.latent_rows.latent_attention")
@@ -19,7 +19,7 @@ def assert_entries_are_stored_alone(drafter: HiddenDrafter, read: Tensor, next_i
     num_tokens, blocks = len(read), [[6, 0, 3, 7, 1, 4]]
     of_layer, alone = (nan_caches(drafter, 8, 4) for _ in range(2))  # type: ignore[arg-type]
     metadata, positions = attention_metadata([num_tokens], [num_tokens], blocks, 4), torch.arange(num_tokens)
-    drafter(read.clone(), next_ids, positions, of_layer, metadata)
+    drafter(Entries(read.clone(), next_ids, positions), of_layer, metadata)
     layer: Any = getattr(drafter, "layer", drafter)  # of `mtp`, else the drafter itself
     kept = read.clone()
     with ExitStack() as stack:
@@ -28,7 +28,7 @@ def assert_entries_are_stored_alone(drafter: HiddenDrafter, read: Tensor, next_i
             stack.enter_context(mock.patch(name, side_effect=refused))
         for owner, name in ((layer, "mlp"), (layer.attention, "output"), (type(drafter), "compute_logits")):
             stack.enter_context(mock.patch.object(owner, name, side_effect=refused))
-        drafter.observe(read, next_ids, positions, alone, metadata)
+        drafter.observe(Entries(read, next_ids, positions), alone, metadata)
     assert torch.equal(read, kept)
     for one, other in zip(of_layer, alone, strict=True):
         for expected, found in zip(one.tensors, other.tensors, strict=True):

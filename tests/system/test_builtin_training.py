@@ -15,7 +15,7 @@ from proa_engine.builtin import builtin_model_folder
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
-from proa_engine.models.drafters.base import BlockDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, Entries, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
 from support.paged_model import attention_metadata, nan_caches
@@ -165,12 +165,12 @@ def test_the_drafter_is_trained_as_the_engine_drafts(known: torch.Tensor | None,
         ]
     caches, blocks = nan_caches(drafter, 3, 16), [[2, 0]]  # type: ignore[arg-type]
     true_tokens = attention_metadata([29], [29], blocks, 16)
-    entries = drafter(drafter.combine(states[0]), token_ids[0, 1:], torch.arange(29), caches, true_tokens)
-    torch.testing.assert_close(drafter.compute_logits(entries), expected[0], atol=1e-4, rtol=1e-4)
+    read = drafter(Entries(drafter.combine(states[0]), token_ids[0, 1:], torch.arange(29)), caches, true_tokens)
+    torch.testing.assert_close(drafter.compute_logits(read), expected[0], atol=1e-4, rtol=1e-4)
     for place in (28, 17, 5):  # the last one first: a draft's entry replaces that of the true token
         one = attention_metadata([1], [place + 1], blocks, 16)
-        read, at = entries[place - 1 : place].clone(), torch.tensor([place])
-        drafted = drafter(read, token_ids[0, place + 1 : place + 2], at, caches, one)
+        draft = Entries(read[place - 1 : place].clone(), token_ids[0, place + 1 : place + 2], torch.tensor([place]))
+        drafted = drafter(draft, caches, one)
         torch.testing.assert_close(drafter.compute_logits(drafted)[0], expected[1][place], atol=1e-4, rtol=1e-4)
 
 

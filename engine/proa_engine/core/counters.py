@@ -1,23 +1,25 @@
 """What a core has counted since its start and what its cache holds, for metrics and the log."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 
 from proa_engine.core.types import CacheOccupancy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftCounts:
     """Drafts that were verified, and the room that they had."""
 
     num_drafts: int = 0  # times that a request had drafts in a step
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_accepted_per_position: Sequence[int] = ()  # the first draft's place first, as far as any was accepted
+    # The first draft's place first, as far as any was accepted.
+    num_accepted_per_position: list[int] = field(default_factory=list)
     depth: int = 0  # draft tokens of a request in the next step
-    num_planned: Mapping[int, int] = field(default_factory=dict)  # by number of tokens: times that a step had that room
+    # By number of tokens: times that a step had room for so many draft tokens of a request.
+    num_planned: Counter[int] = field(default_factory=Counter)
     # By way to draw and range of temperatures: times that the way's first draft token was the sample.
-    num_matches: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    num_matches: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

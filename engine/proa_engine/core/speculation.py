@@ -13,9 +13,8 @@ its own always loses to equal noise, and one above the request's temperature to 
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.counters import DraftCounts
@@ -50,42 +49,36 @@ class DraftCounter:
     def __init__(self, depth: DraftDepth) -> None:
         self.depth = depth
         self._accepted_before: list[int] = []  # `num_accepted_per_position` before the step that ends
-        self.num_drafts = 0  # times that a request had drafts in a step
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
-        self.num_accepted_per_position: list[int] = []
-        self.num_planned: Counter[int] = Counter()  # times that a step had room for so many draft tokens of a request
-        # By the way to draw and the range of temperatures: times that the way's first draft token was the sample.
-        self.num_matches: Counter[tuple[int, int]] = Counter()
+        self._counts = DraftCounts()
 
     def add(self, drafts: Drafts, num_accepted: int, temperature: float) -> None:
         """Count the drafts of one row of a step."""
-        self.num_planned[drafts.planned] += 1
+        counts = self._counts
+        counts.num_planned[drafts.planned] += 1
         for way, matches in enumerate(drafts.matches):
-            self.num_matches[way, range_of(temperature)] += matches
-        self.num_drafts += drafts.proposed > 0
-        self.num_draft_tokens += drafts.proposed
-        self.num_accepted_tokens += num_accepted
-        by_position = self.num_accepted_per_position
+            counts.num_matches[way, range_of(temperature)] += matches
+        counts.num_drafts += drafts.proposed > 0
+        counts.num_draft_tokens += drafts.proposed
+        counts.num_accepted_tokens += num_accepted
+        by_position = counts.num_accepted_per_position
         by_position += [0] * (num_accepted - len(by_position))
         for position in range(num_accepted):
             by_position[position] += 1
 
     @property
     def counts(self) -> DraftCounts:
-        return DraftCounts(
-            num_drafts=self.num_drafts,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_tokens=self.num_accepted_tokens,
-            num_accepted_per_position=tuple(self.num_accepted_per_position),
+        counts = self._counts
+        return replace(  # other threads read the copies
+            counts,
             depth=self.depth.num_drafts,
-            num_planned=dict(self.num_planned),
-            num_matches=dict(self.num_matches),
+            num_accepted_per_position=counts.num_accepted_per_position.copy(),
+            num_planned=counts.num_planned.copy(),
+            num_matches=counts.num_matches.copy(),
         )
 
     def end_step(self, num_rows: int, sizes: RowSizes, seconds: float) -> None:
         """Count a step all of whose drafts have been added."""
-        now, before = self.num_accepted_per_position, self._accepted_before
+        now, before = self._counts.num_accepted_per_position, self._accepted_before
         accepted = [count - (before[place] if place < len(before) else 0) for place, count in enumerate(now)]
         self.depth.add(num_rows, sizes, accepted, seconds)
         self._accepted_before = list(now)

@@ -31,7 +31,7 @@ from proa_engine.kernels.sampling.draw_tokens import draw_tokens, draw_tokens_re
 from proa_engine.kernels.sampling.sampling_params import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from proa_engine.layers.attention_metadata import Taps, decode_metadata
 from proa_engine.layers.cache_layers import LayerCache
-from proa_engine.models.drafters.base import HiddenDrafter
+from proa_engine.models.drafters.base import Entries, HiddenDrafter
 from proa_engine.step.columns import (
     Computed,
     ForwardInputs,
@@ -300,7 +300,7 @@ class LayerDrafts(HiddenDrafts):
         """Also keep what the entries of the rows' last true tokens read."""
         metadata, (states, positions) = forward.metadata, self.states_of(forward, hidden)
         read, next_ids = self._drafter.combine(states), self._token_ids(next_positions)
-        self._drafter.observe(read, next_ids, positions, self._caches, metadata)
+        self._drafter.observe(Entries(read, next_ids, positions), self._caches, metadata)
         num_behind = (metadata.seq_lens - self._lengths.index_select(0, slots) + 1).clamp(min=0)  # rejected drafts
         last = metadata.query_start_loc[1:] - 1 - num_behind
         self._carry.index_copy_(0, homes, read.index_select(0, last))
@@ -319,4 +319,5 @@ class LayerDrafts(HiddenDrafts):
         inputs = decode_inputs(
             rows, tables.token_ids, tables.block_tables, tables.block_size, position_deltas=tables.position_deltas
         )
-        return self._drafter(read, token_ids, inputs.positions, self._caches, decode_metadata(inputs))
+        entries = Entries(read, token_ids, inputs.positions)
+        return self._drafter(entries, self._caches, decode_metadata(inputs))

@@ -50,7 +50,7 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
     counters = run.core.counters()
     assert (counters.drafts.num_drafts, counters.drafts.num_draft_tokens) == (8, 24)
     assert counters.drafts.num_accepted_tokens == 24
-    assert counters.drafts.num_accepted_per_position == (8, 8, 8)
+    assert counters.drafts.num_accepted_per_position == [8, 8, 8]
 
 
 def test_drafts_are_counted_by_room_and_by_way_to_draw() -> None:
@@ -58,8 +58,8 @@ def test_drafts_are_counted_by_room_and_by_way_to_draw() -> None:
     counter.add(Drafts(3, 3, (1, 0, 1)), 2, 0.1)
     counter.add(Drafts(3, 2, (1, 1, 1)), 2, 0.5)
     counter.add(Drafts(1, 0), 0, 0.9)
-    assert counter.num_planned == {3: 2, 1: 1}
-    assert {key: count for key, count in counter.num_matches.items() if count} == {
+    assert counter.counts.num_planned == {3: 2, 1: 1}
+    assert {key: count for key, count in counter.counts.num_matches.items() if count} == {
         (0, 0): 1,
         (2, 0): 1,
         (0, 2): 1,

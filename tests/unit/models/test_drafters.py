@@ -19,7 +19,7 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
 from proa_engine.models.base import CausalLM
-from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, Entries, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
 from support.drafter_entries import assert_entries_are_stored_alone
@@ -142,7 +142,7 @@ def test_logits_equal_those_of_the_published_computation(target: Path, tmp_path:
     for start, end in ((0, 13), (13, 20), (20, 21)):  # a prompt in chunks, then one token
         metadata = attention_metadata([end - start], [end], blocks, 4)
         part = slice(start, end)
-        results.append(drafter(read[part].clone(), next_ids[part], torch.arange(start, end), caches, metadata))
+        results.append(drafter(Entries(read[part].clone(), next_ids[part], torch.arange(start, end)), caches, metadata))
     torch.testing.assert_close(torch.cat(results), expected, atol=TOLERANCE, rtol=TOLERANCE)
     logits = drafter.compute_logits(torch.cat(results))
     torch.testing.assert_close(logits, reference.logits(expected), atol=TOLERANCE, rtol=TOLERANCE)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models import read_config
-from proa_engine.models.drafters.base import BlockDrafter, HiddenDrafter, NoDrafter
+from proa_engine.models.drafters.base import BlockDrafter, Entries, HiddenDrafter, NoDrafter
 from proa_engine.models.drafters.load import FoundDrafter, load_drafter, read_drafter
 from proa_engine.models.loader import load_model
 from support.drafter_entries import assert_entries_are_stored_alone
@@ -81,7 +81,9 @@ def test_entries_and_logits_equal_those_of_transformers_layer(tmp_path: Path, fa
     for start, end in ((0, 11), (11, 18), (18, 19)):
         metadata = attention_metadata([end - start], [end], blocks, 4)
         part = slice(start, end)
-        found.append(drafter(drafter.combine(hidden[part]), next_ids[part], torch.arange(start, end), caches, metadata))
+        found.append(
+            drafter(Entries(drafter.combine(hidden[part]), next_ids[part], torch.arange(start, end)), caches, metadata)
+        )
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-5, rtol=1e-5)
     logits = drafter.compute_logits(torch.cat(found))
     torch.testing.assert_close(logits, norm(y, final) @ weights["lm_head"].T, atol=1e-4, rtol=1e-4)
@@ -108,7 +110,7 @@ def test_a_layer_that_the_library_stores_alone_gives_what_it_gives_in_the_models
     for drafter in (load(folder), load(folder, make_library_mtp(folder, tmp_path / "drafter"))):
         caches = nan_caches(drafter, 6, 4)  # type: ignore[arg-type]
         metadata = attention_metadata([19], [19], [[5, 0, 3, 1, 2]], 4)
-        found.append(drafter(drafter.combine(hidden), torch.arange(19), torch.arange(19), caches, metadata))
+        found.append(drafter(Entries(drafter.combine(hidden), torch.arange(19), torch.arange(19)), caches, metadata))
     assert torch.equal(*found)
 
 

@@ -12,6 +12,7 @@ from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling.sampling_reference import sample
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.models.drafters.base import Entries
 from proa_engine.step.hidden_drafts import HiddenDraftOptions, LayerDrafts
 from proa_engine.step.slots import SlotTables
 
@@ -28,24 +29,10 @@ class EqualDrafter:
     def combine(self, states: Tensor) -> Tensor:
         return states
 
-    def observe(
-        self,
-        read: Tensor,
-        input_ids: Tensor,
-        positions: Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> None: ...
+    def observe(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> None: ...
 
-    def __call__(
-        self,
-        read: Tensor,
-        input_ids: Tensor,
-        positions: Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        return read
+    def __call__(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+        return entries.read
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return hidden

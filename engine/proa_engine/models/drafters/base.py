@@ -10,6 +10,7 @@ An entry of a `BlockDrafter` is made of the state of token i alone, and lies at 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
@@ -38,6 +39,15 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What T entries of a `HiddenDrafter` are made of."""
+
+    read: torch.Tensor  # [T, `read_size`]: the tokens' states
+    input_ids: torch.Tensor  # [T] int64: of the tokens behind them
+    positions: torch.Tensor  # [T] int64: of the tokens themselves
+
+
 class HiddenDrafter(Drafter, Protocol):
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         """What the model has left for the drafter, `Taps.states` or hidden states [T, …] -> what entries read,
@@ -47,33 +57,13 @@ class HiddenDrafter(Drafter, Protocol):
     @property
     def read_size(self) -> int: ...
 
-    def observe(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-        /,
-    ) -> None:
-        """Write the entries of T tokens to `caches`, one for each of `cache_layers`.
-
-        `read` [T, `read_size`] and `positions` [T] int64 are of the tokens themselves, `input_ids` [T] int64 are the
-        ids of those behind them.
-        """
+    def observe(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata, /) -> None:
+        """Write the entries of T tokens to `caches`, one for each of `cache_layers`."""
         ...
 
-    def __call__(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-        /,
-    ) -> torch.Tensor:
+    def __call__(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata, /) -> torch.Tensor:
         """As `observe`. Also returns what has the logits of the entries and what the next entries read,
-        [T, `read_size`]. May overwrite `read`."""
+        [T, `read_size`]. May overwrite `entries.read`."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from proa_engine.layers.weights import LinearMethod, Weights
 from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of
-from proa_engine.models.drafters.base import LIBRARY_TYPE, own_linear_method
+from proa_engine.models.drafters.base import LIBRARY_TYPE, Entries, own_linear_method
 from proa_engine.models.drafters.parts import (
     DrafterSizes,
     DraftHead,
@@ -128,31 +128,17 @@ class Eagle3Drafter:
             states = torch.cat(normed, dim=-1)
         return self.fc(states)
 
-    def observe(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> None:
+    def observe(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> None:
         (cache,) = caches
-        step = AttentionStep(metadata, positions, self.batch_invariant)
-        self.attention.store(self._beside(input_ids, self.hidden_norm(read)), cache, step)
+        step = AttentionStep(metadata, entries.positions, self.batch_invariant)
+        self.attention.store(self._beside(entries.input_ids, self.hidden_norm(entries.read)), cache, step)
 
-    def __call__(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> torch.Tensor:
+    def __call__(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> torch.Tensor:
         (cache,) = caches
-        step = AttentionStep(metadata, positions, self.batch_invariant)
-        normed = self.hidden_norm(read)
-        x = self.attention(self._beside(input_ids, normed), cache, step)
-        residual = normed if self.norm_before_residual else read
+        step = AttentionStep(metadata, entries.positions, self.batch_invariant)
+        normed = self.hidden_norm(entries.read)
+        x = self.attention(self._beside(entries.input_ids, normed), cache, step)
+        residual = normed if self.norm_before_residual else entries.read
         between, residual = self.post_norm.into(self.mlp.input_form, x, residual)
         x = self.mlp(between)
         return self.norm.add(x, residual)[0] if self.norm_output else x + residual

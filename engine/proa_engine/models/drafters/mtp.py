@@ -27,7 +27,7 @@ from proa_engine.models import fields as read_fields
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM, tensors_of, total
 from proa_engine.models.decoder_layer import DecoderLayer, LayerDeclaration
-from proa_engine.models.drafters.base import LIBRARY_TYPE, check_sizes, own_linear_method
+from proa_engine.models.drafters.base import LIBRARY_TYPE, Entries, check_sizes, own_linear_method
 from proa_engine.models.text_prefix import text_prefix
 
 
@@ -186,37 +186,23 @@ class MtpDrafter:
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def observe(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> None:
-        step = AttentionStep(metadata, positions, self.batch_invariant)
+    def observe(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> None:
+        step = AttentionStep(metadata, entries.positions, self.batch_invariant)
         (cache,) = caches
-        x = self._project(read, input_ids, positions)
+        x = self._project(entries)
         self.attention.store(self.layer.input_norm.into(self.attention.input_form, x, None)[0], cache, step)
 
-    def __call__(
-        self,
-        read: torch.Tensor,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        step = AttentionStep(metadata, positions, self.batch_invariant)
-        x, residual = self.layer(self._project(read, input_ids, positions), None, caches, step)
+    def __call__(self, entries: Entries, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> torch.Tensor:
+        step = AttentionStep(metadata, entries.positions, self.batch_invariant)
+        x, residual = self.layer(self._project(entries), None, caches, step)
         y = total(x, residual)
         return self.final_norm(y) if self.reads_normed else y
 
-    def _project(self, read: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        embedded = self.embedding(input_ids)
+    def _project(self, entries: Entries) -> torch.Tensor:
+        embedded = self.embedding(entries.input_ids)
         if self.first_is_masked:
-            embedded = embedded * (positions > 0)[:, None]
-        parts = self.embedding_norm(embedded), self.hidden_norm(read)
+            embedded = embedded * (entries.positions > 0)[:, None]
+        parts = self.embedding_norm(embedded), self.hidden_norm(entries.read)
         return self.projection(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Metrics of KV cache blocks that engines fetch from each other, and of prompts that prefill engines compute."""
 
+from functools import partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -13,19 +14,17 @@ class KvMetrics:
     """Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
+        counter = partial(Counter, registry=registry)
         self._kv_sources = counter(
             "proa_gateway_kv_sources",
             "Requests sent with another engine as the source of KV cache blocks, by kind: hot_prefix, prefill, drain.",
-            "kind",
+            ("kind",),
         )
         self._fetched_tokens = counter(
-            "proa_gateway_kv_fetched_tokens", "Tokens whose blocks engines fetched from other engines.", "kind"
+            "proa_gateway_kv_fetched_tokens", "Tokens whose blocks engines fetched from other engines.", ("kind",)
         )
         self._fetched_bytes = counter(
-            "proa_gateway_kv_fetched_bytes", "Bytes that engines fetched from other engines.", "kind"
+            "proa_gateway_kv_fetched_bytes", "Bytes that engines fetched from other engines.", ("kind",)
         )
         self._fetch_time = Histogram(
             "proa_gateway_kv_fetch_seconds",
@@ -38,7 +37,7 @@ class KvMetrics:
             "proa_gateway_remote_prefills",
             "Prompts sent to prefill engines, by outcome: used (blocks were fetched), unused (none came in time), "
             "rejected, lost (with the engine), aborted (with their request).",
-            "outcome",
+            ("outcome",),
         )
 
     def observe_source(self, kind: FetchKind) -> None:

@@ -1,5 +1,7 @@
 """Metrics of images and audio."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -10,29 +12,26 @@ class MediaMetrics:
     """Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, registry=registry, buckets=buckets)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._images = counter(
             "proa_gateway_images",
             "Images of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
-            "outcome",
+            ("outcome",),
         )
         self._image_time = histogram(
             "proa_gateway_image_seconds",
             "Time to fetch, decode and resize an image, for images that are used.",
-            IMAGE_BUCKETS,
+            buckets=IMAGE_BUCKETS,
         )
         self._audios = counter(
             "proa_gateway_audios",
             "Audio files of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
-            "outcome",
+            ("outcome",),
         )
         self._audio_time = histogram(
-            "proa_gateway_audio_seconds", "Time to decode an audio file, for files that are used.", AUDIO_BUCKETS
+            "proa_gateway_audio_seconds",
+            "Time to decode an audio file, for files that are used.",
+            buckets=AUDIO_BUCKETS,
         )
         self._audio_duration = counter(
             "proa_gateway_audio_duration_seconds", "Duration of the audio that was decoded, in seconds."
@@ -44,7 +43,7 @@ class MediaMetrics:
             "proa_gateway_transcription_windows",
             "Windows of audio by outcome: accepted, silent (not sent to an engine), retried (an attempt whose text was "
             "unlikely).",
-            "outcome",
+            ("outcome",),
         )
 
     def observe_image(self, outcome: str, seconds: float) -> None:

@@ -5,6 +5,7 @@ method of the event; those of a request that has ended are set from its `Outcome
 conventions, and vLLM's. Nothing is updated per token; what engines say is read when scraped.
 """
 
+from functools import partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -82,59 +83,56 @@ class GatewayMetrics:
         self.media = MediaMetrics(registry)
         self._vllm = VllmMetrics(registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=buckets)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._duration = histogram(
             "gen_ai_server_request_duration_seconds",
             "Time from a generation request's arrival to its last byte.",
-            REQUEST_BUCKETS,
-            *(*_GEN_AI, "error_type"),
+            (*_GEN_AI, "error_type"),
+            buckets=REQUEST_BUCKETS,
         )
         self._first_token = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Time from a request's arrival to its first token, for successful requests.",
-            FIRST_TOKEN_BUCKETS,
-            *_GEN_AI,
+            _GEN_AI,
+            buckets=FIRST_TOKEN_BUCKETS,
         )
         self._per_token = histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Mean time per output token after the first one, for successful requests.",
-            PER_TOKEN_BUCKETS,
-            *_GEN_AI,
+            _GEN_AI,
+            buckets=PER_TOKEN_BUCKETS,
         )
         self._requests = counter(
             "proa_gateway_requests",
             "HTTP requests answered. A stream that failed after its start has status 200 and an error type.",
-            *("route", "status", "error_type"),
+            ("route", "status", "error_type"),
         )
         self._finished = counter(
             "proa_gateway_finished_sequences",
             "Output sequences ended, by reason: stop, length, abort, error, client_disconnected.",
-            *("gen_ai_request_model", "reason"),
+            ("gen_ai_request_model", "reason"),
         )
         self._tokens = counter(
             "proa_gateway_tokens",
             "Tokens of ended requests, by type: input, output, cached (input tokens found in a prefix cache).",
-            *("gen_ai_request_model", "type"),
+            ("gen_ai_request_model", "type"),
         )
         self._aborts = counter("proa_gateway_aborted_requests", "Requests aborted because their client disconnected.")
-        self._rejections = counter("proa_gateway_admission_rejections", "Requests rejected by the gateway.", "reason")
+        self._rejections = counter(
+            "proa_gateway_admission_rejections", "Requests rejected by the gateway.", ("reason",)
+        )
         self._retries = counter("proa_gateway_retried_requests", "Sequences sent again before their first token.")
         self._failovers = counter(
             "proa_gateway_failovers",
             "Sequences that lost their engine after their first token, by outcome: resumed, given_up.",
-            "outcome",
+            ("outcome",),
         )
         for outcome in ("resumed", "given_up"):
             self._failovers.labels(outcome)  # starts at 0, so that Prometheus' increase() counts the first one
         self._moves = counter(
             "proa_gateway_moved_sequences",
             "Sequences moved to another engine, which fetched their KV cache blocks, by reason: drain.",
-            "reason",
+            ("reason",),
         )
         self.requests_in_flight = Gauge(
             "proa_gateway_requests_in_flight", "Generation requests not answered completely yet.", registry=registry
@@ -142,7 +140,7 @@ class GatewayMetrics:
         self._cache_hits = counter(
             "proa_gateway_routed_cache_hit_tokens",
             "Prompt tokens in the engine's prefix cache: expected by the gateway, or reported by the engine.",
-            "by",
+            ("by",),
         )
         self.queue_depth = Gauge(
             "proa_gateway_queue_depth",
@@ -153,17 +151,17 @@ class GatewayMetrics:
         self._session_wait = histogram(
             "proa_gateway_session_wait_seconds",
             "Time that a turn of a conversation waited for a place in the KV cache, by how that ended.",
-            QUEUE_BUCKETS,
-            *("model", "outcome"),
+            ("model", "outcome"),
+            buckets=QUEUE_BUCKETS,
         )
         self._queue_wait = histogram(
             "proa_gateway_queue_wait_seconds",
             "Time in the gateway's queue, for requests that had to wait.",
-            QUEUE_BUCKETS,
-            *("model", "outcome"),
+            ("model", "outcome"),
+            buckets=QUEUE_BUCKETS,
         )
-        self._key_requests = counter("proa_gateway_key_requests", "Generation requests per API key.", "key", "status")
-        self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
+        self._key_requests = counter("proa_gateway_key_requests", "Generation requests per API key.", ("key", "status"))
+        self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", ("key", "type"))
 
     def observe_request(self, route: str, status: int, error_type: str = "") -> None:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
