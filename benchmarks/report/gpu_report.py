@@ -167,7 +167,7 @@ class Reporter:
         outcome = run_watched(
             command,
             folder=_ROOT,
-            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(cache)}, self._site, self._scratch),
+            env=_environment(step.variables() | {"TRITON_CACHE_DIR": str(cache)}, self._site, self._scratch),
             seconds=seconds,
             silence=step.silence,
             on_line=follow,

@@ -36,6 +36,9 @@ _RIGHT_AGAIN = (
 )
 _NEVER_RUN = ("start", *_DECODES, "prefill-1x1024")
 _REPETITIVE = ("repetitive-1", "repetitive-64")
+SWITCHED = "switch/"  # of a record's name: what is set in the environment, and the number of the run, come next
+_SWITCHED = ("decode-1", "decode-8")
+_PREFETCH = "PROA_L2_PREFETCH=24"
 # Another engine beside Proa, by one program
 _GENERATED = ("start", *_DECODES, "prefill-1x1024", "prefill-8x8192", "mixed")
 _SIDES = (
@@ -81,6 +84,7 @@ class Step:
     workloads: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     prefix: str = ""  # of its records' names
+    environment: tuple[tuple[str, str], ...] = ()
     seconds: float
     silence: float = 90.0  # seconds without a line after which it hangs
     needs: str = "engine"  # the record of the preflight without which it cannot run
@@ -93,8 +97,10 @@ class Step:
             program.append("--enforce-eager")
         return [*program, f"--json={path}", "--workloads", *workloads]
 
-    def environment(self) -> dict[str, str]:
-        return dict(self.mode.environment) | ({"OMP_NUM_THREADS": "2"} if self.is_test else {})
+    def variables(self) -> dict[str, str]:
+        """What is set in the program's environment; by its mode, if by both."""
+        threads = {"OMP_NUM_THREADS": "2"} if self.is_test else {}
+        return dict(self.environment) | dict(self.mode.environment) | threads
 
     def names(self, workloads: Sequence[str]) -> list[str]:
         return [self.prefix + workload for workload in workloads]
@@ -143,12 +149,14 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("gpt-oss-20b", _profiles(*_FIRST_PROFILES), 50, '{"max_num_seqs": 512}'),
         ),
         (
-            _engine("Llama-3.1-8B", ("mixed", *_DECODES), 90, HOST, prefix="host/"),
-            _engine("Qwen3-0.6B", ("mixed", *_DECODES), 70, HOST, prefix="host/"),
-            _tiers("Llama-3.1-8B", 120),
-            _tiers("Qwen3-0.6B", 80),
+            _engine("Llama-3.1-8B", ("mixed", *_DECODES), 71, HOST, prefix="host/"),
+            _engine("Qwen3-0.6B", ("mixed", *_DECODES), 40, HOST, prefix="host/"),
+            _tiers("Llama-3.1-8B", 95),
+            _tiers("Qwen3-0.6B", 61),
             _prefill_decode("Qwen3-0.6B", 120),
-            _engine("Llama-3.1-8B", ("adapters-1", "adapters-64", *_DECODES[:2]), 50, LORA, prefix="lora/"),
+            _engine("Llama-3.1-8B", ("adapters-1", "adapters-64", *_DECODES[:2]), 45, LORA, prefix="lora/"),
+            *_switches("Qwen3-0.6B", ("", "PROA_L2_PREFETCH=8", _PREFETCH, "PROA_DEPENDENT_LAUNCH=0"), 8.0),
+            *_switches("Llama-3.1-8B", ("", _PREFETCH), 8.5),
         ),
         (
             _engine("Llama-3.1-8B", (*_FIRST_FIGURES, *TABLE, *_profiles(*_FIRST_PROFILES)), 110),
@@ -259,6 +267,19 @@ def _engine(stage: str, workloads: tuple[str, ...], seconds: float, options: str
         prefix=prefix,
         seconds=seconds,
     )
+
+
+def _switches(model: str, settings: Sequence[str], seconds: float) -> list[Step]:
+    """Decodes with each of `settings`, `NAME=VALUE` or nothing, in turn, twice, so that the GPU's clock changes for
+    all of them. `seconds`: of each run."""
+    return [
+        replace(
+            _engine(model, _SWITCHED, seconds, prefix=f"{SWITCHED}{setting or 'none'}/{run}/"),
+            environment=tuple((name, value) for name, mark, value in [setting.partition("=")] if mark),
+        )
+        for run in (1, 2)
+        for setting in settings
+    ]
 
 
 def _over_http(model: str, workloads: tuple[str, ...], seconds: float) -> Step:

@@ -9,6 +9,7 @@ only of figures that it reached with the requests of same_work.json, on the same
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from benchmarks.engine.bench import split_sampling
 from benchmarks.engine.speed import THROUGHPUT
 from benchmarks.records import read_stages
+from benchmarks.report.report_stages import SWITCHED
 
 _ROOT = Path(__file__).parents[2]
 MEASURED = _ROOT / "docs" / "measured"
@@ -125,12 +127,14 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         [name, _number(record["value"]), record["unit"], record.get("note", "")]
         for name, record in records.items()
-        if "value" in record and name not in ROWS and name not in _HTTP
+        if "value" in record and name not in ROWS and name not in _HTTP and not name.startswith(SWITCHED)
     ]
     if rows:
         yield _table(["more", "figure", "unit", ""], rows)
     if rows := list(_sampled_otherwise(records)):
         yield _table(["sampling", "ms a step", "plain", "µs more"], rows)
+    if rows := list(_switched(records)):
+        yield _table(["in the environment", "workload", "runs, ms a step", "without it", "ratio of medians"], rows)
     for name, record in records.items():
         if sweep := record.get("rows"):
             yield f"### {name}\n\n" + _table(sweep[0], [[str(cell) for cell in row.values()] for row in sweep])
@@ -152,6 +156,20 @@ def _sampled_otherwise(records: Mapping[str, Record]) -> Iterator[list[str]]:
         if prefix and rest.startswith("decode-") and rest in records:
             plain = records[rest]["value"]
             yield [name, _number(record["value"]), _number(plain), f"{(record['value'] - plain) * 1e3:+,.0f}"]
+
+
+def _switched(records: Mapping[str, Record]) -> Iterator[list[str]]:
+    """What was set in the environment, beside the runs of the same workload without it."""
+    runs: dict[tuple[str, str], list[float]] = {}
+    for name, record in records.items():
+        if name.startswith(SWITCHED):
+            _, setting, _, workload = name.split("/")
+            runs.setdefault((setting, workload), []).append(record["value"])
+    for (setting, workload), values in runs.items():
+        if setting != "none" and (without := runs.get(("none", workload))):
+            ratio = statistics.median(values) / statistics.median(without)
+            figures = (", ".join(map(_number, each)) for each in (values, without))
+            yield [f"`{setting}`", workload, *figures, f"{ratio:.3f}"]
 
 
 def _machines(results: Results) -> list[str]:

@@ -82,8 +82,21 @@ def test_the_third_call_measures_the_tiers_of_the_kv_cache_and_adapters() -> Non
     models = ("Llama-3.1-8B", "Qwen3-0.6B")
     tiers = {"host/mixed", "host/decode-1", "host/decode-64", "host/decode-256", "host/tiers-1024", "host/tiers-8192"}
     adapters = {"lora/adapters-1", "lora/adapters-64", "lora/decode-1", "lora/decode-64"}
-    assert names_of(3, models[0]) == tiers | adapters
-    assert names_of(3, models[1]) == tiers | {"streams/idle", "streams/one", "streams/two"}
+    others = [{name for name in names_of(3, model) if not name.startswith("switch/")} for model in models]
+    assert others == [tiers | adapters, tiers | {"streams/idle", "streams/one", "streams/two"}]
+
+
+def test_the_third_call_runs_decodes_with_switches_and_without_in_turn() -> None:
+    for model, settings in (
+        ("Qwen3-0.6B", ["none", "PROA_L2_PREFETCH=8", "PROA_L2_PREFETCH=24", "PROA_DEPENDENT_LAUNCH=0"]),
+        ("Llama-3.1-8B", ["none", "PROA_L2_PREFETCH=24"]),
+    ):
+        steps = [step for step in calls()[2] if step.stage == model and step.prefix.startswith("switch/")]
+        assert [step.prefix for step in steps] == [f"switch/{each}/{run}/" for run in (1, 2) for each in settings]
+        assert [step.variables() for step in steps] == 2 * [
+            dict([each.split("=")]) if "=" in each else {} for each in settings
+        ]
+        assert {step.workloads for step in steps} == {("decode-1", "decode-8")}
 
 
 def test_a_model_starts_once_for_its_table_and_profiles() -> None:

@@ -56,6 +56,15 @@ def test_decodes_that_are_sampled_otherwise_stand_beside_the_plain_ones() -> Non
     assert "penalties-decode-64 | 6.20 | ms" in text
 
 
+def test_decodes_with_a_switch_stand_beside_those_without() -> None:
+    measured = results()
+    records = measured["Llama-3.1-8B"]["records"]
+    for name, value in (("none/1", 4.0), ("L2=8/1", 3.9), ("none/2", 4.2), ("L2=8/2", 3.89)):
+        records[f"switch/{name}/decode-1"] = {"value": value, "unit": "ms a step"}
+    line = row(report(measured, yardstick()), "`L2=8`")
+    assert line == "| `L2=8` | decode-1 | 3.90, 3.89 | 4.00, 4.20 | 0.950 |"
+
+
 def test_only_the_text_between_the_marks_is_replaced() -> None:
     text = "before\n<!-- tables -->\nold\n<!-- /tables -->\nafter"
     assert insert(text, "new") == "before\n<!-- tables -->\nnew\n<!-- /tables -->\nafter"
