@@ -196,7 +196,7 @@ def attend(
     *,
     causal: bool = True,
     plan: AttentionPlan | None = None,
-    following: torch.Tensor | None = None,
+    following: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Compute the case, [T, heads, D]. `plan`: None: that of `plan_of`."""
     metadata = case.metadata

@@ -1,5 +1,6 @@
-"""Which bytes programs without work would read of a weight (`kernels/prefetch.py`)."""
+"""Which bytes programs without work would read of weights (`kernels/prefetch.py`)."""
 
+from collections.abc import Sequence
 from unittest import mock
 
 import triton
@@ -18,12 +19,13 @@ def mark(place, size):  # type: ignore[no-untyped-def]  # Triton's language
 
 
 @kernel
-def share_kernel(weight_ptr, num_bytes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    prefetch.prefetch_share(weight_ptr, num_bytes, tl.program_id(0), tl.num_programs(0), LANES)
+def share_kernel(part_ptr, num_parts, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    prefetch.prefetch_share(part_ptr, num_parts, tl.program_id(0), tl.num_programs(0), LANES)
 
 
-def marked_bytes(weight: Tensor, num_programs: int, most_bytes: int) -> Tensor:
-    """weight [N] uint8 of zeros -> ones where a program reads; in the interpreter."""
+def mark_bytes(weights: Sequence[Tensor], num_programs: int, most_bytes: int) -> None:
+    """Make ones of the zeros that a program reads of weights [N] uint8; in the interpreter."""
     with mock.patch.object(prefetch, "prefetch", mark), mock.patch.object(prefetch, "MOST_BYTES", most_bytes):
-        share_kernel[(num_programs,)](weight, prefetch.num_prefetched(weight), LANES=4)
-    return weight
+        parts = prefetch.parts_ahead(weights)
+        assert parts is not None
+        share_kernel[(num_programs,)](parts, parts.shape[0], LANES=4)

@@ -155,6 +155,7 @@ class Attention:
             for name in ("k_proj", "v_proj", "k_norm", "v_norm"):  # checkpoints have them all the same
                 (weights / name).leave()
         self.cache_scales = _cache_scale(weights, "k"), _cache_scale(weights, "v")
+        self.following = self.output.matrices  # and what a decoder's layer multiplies by next, see `paged_attention`
 
     @property
     def cache_layer(self) -> KeyValueLayer:
@@ -185,7 +186,7 @@ class Attention:
             sinks=self.sinks,
             soft_cap=self.soft_cap,
             ends=inputs.ends,
-            following=self.output.matrix,
+            following=self.following,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])

@@ -105,6 +105,11 @@ class MergedColumnParallelLinear:
         """x [T, in_features] -> [T, this rank's outputs], those of each projection one after the other."""
         return self.linear(x)
 
+    @property
+    def matrices(self) -> tuple[torch.Tensor, ...]:
+        """As `RowParallelLinear.matrices`."""
+        return _matrices(self.linear)
+
     def gated(self, activation: ActivationName, form: InputForm) -> Callable[[Activation], Activation]:
         """The function x [T, in_features] -> activation(first) * second of two projections of one size, [T, size].
 
@@ -143,11 +148,15 @@ class RowParallelLinear:
         self.parallel = parallel
 
     @property
-    def matrix(self) -> torch.Tensor | None:
-        """The weight as it lies in memory; None if it is more than one tensor."""
-        weight = getattr(self.partial, "weight", None)
-        return weight if isinstance(weight, torch.Tensor) else None
+    def matrices(self) -> tuple[torch.Tensor, ...]:
+        """The weight as it lies in memory; empty if it is more than one tensor."""
+        return _matrices(self.partial)
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, this rank's inputs] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))
+
+
+def _matrices(product: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    weight = getattr(product, "weight", None)
+    return (weight,) if isinstance(weight, torch.Tensor) else ()

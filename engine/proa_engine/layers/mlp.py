@@ -60,6 +60,11 @@ class GatedMLP:
         self.parallel = parallel
         self.input_form = self.gate_up.input_form
 
+    @property
+    def matrices(self) -> tuple[torch.Tensor, ...]:
+        """The weights that are one tensor, in the order of their use."""
+        return self.gate_up.matrices + self.down.matrices
+
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
         return self.parallel.all_reduce(self.down.partial(self.gated(x)))

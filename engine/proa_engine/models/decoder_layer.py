@@ -7,9 +7,11 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.products.skinny_gemm import Activation, InputForm
+from proa_engine.layers.attention import Attention
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.expert_split import ExpertSizes
+from proa_engine.layers.mlp import GatedMLP
 from proa_engine.layers.norm import LayerNorm, LayerNormOptions, NormOptions, ResidualSum, RMSNorm
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
@@ -168,6 +170,8 @@ class DecoderLayer:
         self.post_norm = norm(names.before_mlp) or ResidualSum()
         self.mlp = options.mlp.make(weights, context)
         self.mlp_norm = norm(names.after_mlp)
+        if isinstance(self.attention, Attention) and isinstance(self.mlp, GatedMLP):
+            self.attention.following += self.mlp.matrices
         self.residual_scale = options.residual_scale
 
     @property

@@ -12,7 +12,7 @@ from proa_engine.kernels.launch import HOPPER_MULTIPROCESSORS
 from support.kernel_cases import attend, attention_case
 from support.kernels.attention import MANY_HEADS
 from support.kernels.case import close, equal, holds, table
-from support.prefetched_bytes import marked_bytes
+from support.prefetched_bytes import mark_bytes
 
 
 @holds(
@@ -79,25 +79,35 @@ def many_splits_equal_one(dtype: torch.dtype, device: str) -> None:
 @holds(gpu=[{}], dtypes=(torch.bfloat16,))
 def weights_that_programs_without_work_read_change_no_bit(dtype: torch.dtype, device: str) -> None:
     case = attention_case([(1, 600), (1, 40)], dtype=dtype, device=device, **MANY_HEADS)
-    expected, weight = attend(case), torch.randn(1000, 1000, device=device)
+    expected = attend(case)
+    weights = [torch.randn(1000, size, device=device) for size in (1000, 300)]
     for most_bytes in (256, 1 << 20, 1 << 30):
         with mock.patch.object(prefetch, "MOST_BYTES", most_bytes):
-            equal(attend(case, following=weight), expected)
+            equal(attend(case, following=weights), expected)
 
 
 @holds(
     interpreted=table(
-        "num_bytes num_programs most_bytes expected",
-        (10_000, 3, 1 << 20, 39 * 256),
-        (10_000, 1, 5000, 19 * 256),
-        (512, 7, 1 << 20, 512),
+        "sizes num_programs most_bytes expected",
+        ((10_000,), 3, 1 << 20, (39 * 256,)),
+        ((10_000,), 1, 5000, (19 * 256,)),
+        ((512,), 7, 1 << 20, (512,)),
+        ((10_000, 100, 2000), 3, 1 << 20, (39 * 256, 0, 7 * 256)),
+        ((10_000, 5000, 2000), 2, 12_000, (39 * 256, 7 * 256, 0)),
     )
 )
 def prefetched_bytes(
-    dtype: torch.dtype, device: str, num_bytes: int, num_programs: int, most_bytes: int, expected: int
+    dtype: torch.dtype,
+    device: str,
+    sizes: tuple[int, ...],
+    num_programs: int,
+    most_bytes: int,
+    expected: tuple[int, ...],
 ) -> None:
-    """The programs' shares are whole chunks of 256 bytes, each of the weight's first ones; off, there is nothing."""
-    marked = marked_bytes(torch.zeros(num_bytes, dtype=torch.uint8), num_programs, most_bytes)
-    assert marked[:expected].all()
-    assert not marked[expected:].any()
-    assert prefetch.num_prefetched(marked) == prefetch.num_prefetched(None) == 0
+    """The programs' shares are whole chunks of 256 bytes of the first weights; off, there is nothing."""
+    weights = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    mark_bytes(weights, num_programs, most_bytes)
+    for weight, num_bytes in zip(weights, expected, strict=True):
+        assert weight[:num_bytes].all()
+        assert not weight[num_bytes:].any()
+    assert prefetch.parts_ahead(weights) is prefetch.parts_ahead(()) is None

@@ -63,6 +63,21 @@ def test_skinny_decodes_give_the_same_logits(
     assert num_products >= 2 * num_layers * 3
 
 
+@pytest.mark.parametrize(("architecture", "has_mlp"), [("llama", True), ("qwen3_moe", False)])
+def test_attention_has_the_weights_of_its_layers_next_products(
+    architecture: str, has_mlp: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their use, to be read beforehand."""
+    monkeypatch.setattr(gpu_linear, "skinny_gemm_form", lambda weight: SkinnyGemm())
+    monkeypatch.setattr(linear, "make_linear", lambda weight, bias=None, **_: gpu_linear.GpuLinear(weight, bias))
+    layers: list[Any] = load(make_tiny_model(tmp_path, architecture)).layers  # type: ignore[attr-defined]
+    for layer in layers:
+        products = [layer.attention.output.partial]
+        products += [layer.mlp.gate_up.linear, layer.mlp.down.partial] if has_mlp else []
+        following = layer.attention.following
+        assert [id(weight) for weight in following] == [id(product.weight) for product in products]
+
+
 @pytest.mark.parametrize("name", FP8_FORMATS)
 def test_skinny_decodes_of_8_bits_give_the_same_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

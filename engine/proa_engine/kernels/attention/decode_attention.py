@@ -8,9 +8,11 @@ A program computes all query heads of one KV head and as many query tokens as fi
 read once for them. If a row has several items, each stores its softmax state in scratch memory, and the program that
 ends last merges them in the order of the items (`arrive`, `merge_states`).
 
-While attention runs, memory is nearly idle with few rows: programs without an item may read the weight of the next
-product into the L2 cache (`prefetch`).
+While attention runs, memory is nearly idle with few rows: programs without an item may read the weights of the next
+products into the L2 cache (`prefetch`).
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -21,7 +23,7 @@ from proa_engine.kernels.attention.attention_tile import attend_tile, first_stat
 from proa_engine.kernels.attention.decode_plan import DecodePlan
 from proa_engine.kernels.attention.store_kv import block_stride
 from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.prefetch import num_prefetched, prefetch_share
+from proa_engine.kernels.prefetch import parts_ahead, prefetch_share
 
 MIN_ROWS = 16  # of tl.dot
 WIDE_ROWS = 64  # of wgmma
@@ -122,14 +124,14 @@ def decode_attention(
     *,
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
-    following: torch.Tensor | None = None,
+    following: Sequence[torch.Tensor] = (),
 ) -> None:
     """Write rows 0 … plan.num_rows * plan.width of out [T, heads, D] from the same rows of query [T, heads, D].
 
     Zeros for padding: query tokens before their request's beginning, and those without a slot if the plan has slots. If
     the plan is not causal, only for those of a row without tokens.
 
-    `following`: the weight of the next product, for `PROA_L2_PREFETCH`.
+    `following`: the weights of the next products, in their order, for `PROA_L2_PREFETCH`.
     """
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -143,7 +145,7 @@ def decode_attention(
     block_m = max(MIN_ROWS, next_power_of_2(group), block_m)
     queries = min(block_m // group, plan.width)
     merge_rows = next_power_of_2(group * queries)
-    ahead = num_prefetched(following)
+    ahead = parts_ahead(following)
     decode_attention_kernel[(num_kv_heads, max_items, cdiv(plan.width, queries))](
         query,
         key_cache,
@@ -156,9 +158,9 @@ def decode_attention(
         sinks,
         plan.items,
         plan.arrived,
-        following if ahead else None,
-        max_items,
         ahead,
+        max_items,
+        0 if ahead is None else ahead.shape[0],
         factor,
         query.stride(0),
         query.stride(1),
@@ -207,9 +209,9 @@ def decode_attention_kernel(
     sinks_ptr,  # [num_kv_heads * GROUP]; None: no sinks
     item_ptr,  # [6, max_items], see `DecodePlan`
     arrived_ptr,  # [num_rows, num_kv_heads, WIDTH]: the first of each part of the width is used
-    following_ptr,  # the next product's weight; None: none of it is read beforehand
+    ahead_ptr,  # [num_ahead, 2] int64, see `parts_ahead`; None: no weight is read beforehand
     max_items,
-    num_ahead,  # bytes of it that are
+    num_ahead,
     factor,
     stride_query_token,
     stride_query_head,
@@ -236,10 +238,10 @@ def decode_attention_kernel(
     item = tl.program_id(1)
     row, start, end, seq_len, first_item, num_parts = load_item(item_ptr, max_items, item)
     if row < 0:  # the grid is an upper bound
-        if PDL and following_ptr is not None:
+        if PDL and ahead_ptr is not None:
             programs = NUM_KV_HEADS * tl.num_programs(2)  # of an item; `start` is the number of items
             share = (item - start) * programs + tl.program_id(2) * NUM_KV_HEADS + kv_head
-            prefetch_share(following_ptr, num_ahead, share, (max_items - start) * programs, LANES=128)
+            prefetch_share(ahead_ptr, num_ahead, share, (max_items - start) * programs, LANES=128)
         return
 
     first_query = tl.program_id(2) * QUERIES

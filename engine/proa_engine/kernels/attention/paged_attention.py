@@ -6,6 +6,7 @@ prefills.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -82,7 +83,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
     ends: torch.Tensor | None = None,
-    following: torch.Tensor | None = None,
+    following: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]
 
@@ -99,7 +100,8 @@ def paged_attention(
     `ends` [T] int32, of which None stands for each token's own position + 1: a token attends to those of its window
     and those behind itself, up to this position of its request (Gemma 3's images). Decodes end with themselves.
 
-    `following`: the weight by which the result is multiplied, for `PROA_L2_PREFETCH` (`kernels/prefetch.py`).
+    `following`: the weights of the layer's next products, in their order, for `PROA_L2_PREFETCH`
+    (`kernels/prefetch.py`).
     """
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale, sinks, soft_cap)
