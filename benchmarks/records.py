@@ -2,7 +2,7 @@
 
 {"stages": {stage: {"machine": text, "records": {workload: record}, "problems": {workload: {"problem", "tail"}}}}}
 
-A record whose `complete` is false is measured again.
+A record whose `complete` is false is measured again. `commit` of a record is what was checked out when it was made.
 """
 
 import json
@@ -37,10 +37,12 @@ def gpu_of(stages: Mapping[str, Any]) -> str:
 
 
 class Results:
-    """The records of a run, on disk after every change. `stages`: those to begin with."""
+    """The records of a run, on disk after every change. `stages`: those to begin with. `commit`: of new records; empty
+    if not known."""
 
-    def __init__(self, folder: Path, stages: Document | None = None) -> None:
+    def __init__(self, folder: Path, stages: Document | None = None, commit: str = "") -> None:
         self._path = folder / FILE
+        self._commit = commit
         self.stages: Document = stages or {}
 
     def join(self, earlier: Document, again: Sequence[str]) -> None:
@@ -86,6 +88,8 @@ class Results:
         for name, record in document["records"].items():
             if note:
                 record["note"] = "; ".join(filter(None, (record.get("note"), note)))
+            if self._commit:
+                record["commit"] = self._commit
             ours["records"][prefix + name] = record
             ours["problems"].pop(prefix + name, None)
         self._write()

@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -200,6 +201,15 @@ def _environment(env: dict[str, str], site: Path, scratch: Path) -> dict[str, st
     return given | env | places | {"PYTHONUNBUFFERED": "1"}
 
 
+def checked_out() -> str:
+    """The commit of the working tree, with a + if files differ from it; empty if there is no git, or no repository."""
+    try:
+        command = ["git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty=+"]
+        return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
@@ -209,6 +219,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stages", nargs="*", metavar="NAME", help="only these stages")
     parser.add_argument("--earlier", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of other runs")
     parser.add_argument("--again", nargs="*", default=[], metavar="STAGE/WORKLOAD", help="patterns: measure these anew")
+    parser.add_argument("--commit", default=checked_out(), help="of the records (default: git's answer, %(default)s)")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="seconds that all of it may take (%(default)s)")
     parser.add_argument(
         "--small", nargs=2, type=Path, metavar=("MODEL", "TESTS"), help="the call with tiny ones, on a CPU"
@@ -229,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
         reporter = stack.enter_context(closing(Reporter(out.resolve(), arguments.limit, scratch)))
         # A machine that runs tests may be busy with others.
         reporter.run(replace(PREFLIGHT, seconds=240.0) if arguments.small else PREFLIGHT)
-        reporter.results = results = Results(out.resolve(), reporter.results.stages)
+        reporter.results = results = Results(out.resolve(), reporter.results.stages, arguments.commit)
         if not arguments.small and results.missing("preflight", ["gpu", "engine"]):
             reporter.say("there is no GPU here, or something is missing that everything needs; nothing was measured")
             return 1

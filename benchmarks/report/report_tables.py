@@ -55,7 +55,8 @@ def tables(results: Results, known: Yardstick) -> str:
 
 def report(results: Results, known: Yardstick) -> str:
     """Everything that a run measured."""
-    sections = ["# GPU report", tables(results, known)]
+    commits = {record.get("commit", "") for stage in results for record in _records(results, stage).values()}
+    sections = ["# GPU report", *(f"Commit {commit}." for commit in sorted(commits - {""})), tables(results, known)]
     for stage in ("smoke", "correctness"):
         sections += _tests(stage, _records(results, stage))
     for stage, document in results.items():

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.engine import speed
 from benchmarks.records import Results, write_json
-from benchmarks.report.gpu_report import Reporter
+from benchmarks.report.gpu_report import Reporter, checked_out
 from benchmarks.report.report_stages import (
     CALL_SECONDS,
     FIRST_TESTS,
@@ -25,7 +25,7 @@ from benchmarks.report.report_stages import (
     smoke,
     steps_of,
 )
-from benchmarks.report.report_tables import yardstick
+from benchmarks.report.report_tables import report, yardstick
 from benchmarks.report.watched import Outcome
 
 ROOT = Path(__file__).parents[3]
@@ -218,3 +218,12 @@ def test_a_step_may_use_what_the_steps_before_it_left(reporter: Reporter, monkey
         now += passed
         reporter.run(step)
     assert limits == [20, 35, 20]
+
+
+def test_a_record_has_the_commit_that_was_checked_out(tmp_path: Path) -> None:
+    write_json(tmp_path / "of_program.json", {"records": {"decode-1": {"value": 4.1, "unit": "ms a step"}}})
+    results = Results(tmp_path, commit="1234abcd+")
+    results.take("Llama-3.1-8B", tmp_path / "of_program.json", "host/", "")
+    assert results.records("Llama-3.1-8B")["host/decode-1"]["commit"] == "1234abcd+"
+    assert "Commit 1234abcd+." in report(results.stages, yardstick())
+    assert re.fullmatch(r"([0-9a-f]{8,}\+?)?", checked_out())
