@@ -1,6 +1,7 @@
 """Causal paged attention of prompts on Hopper: which tiling the kernel takes, what it suits, and its launch.
 
-It is for 16-bit caches with heads of 64 or 128 numbers; everything else is computed by `prefill_attention`. That
+It is for 16-bit caches with heads of 64 or 128 numbers; everything else, and all prompts on other GPUs, Blackwell's
+too, is computed by `prefill_attention`: wgmma, which this kernel is written with, exists on Hopper alone. The other
 kernel's tensor cores wait for each softmax: on an H200 it reached 360 TFLOP/s for a prompt of 8,192 tokens of
 Llama-3.1-8B, this one (`prefill_hopper_kernel`) 579, and torch's cuDNN attention, which reads no block tables, 609.
 """

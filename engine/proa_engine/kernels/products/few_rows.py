@@ -17,6 +17,7 @@ attention, with the best tiling of each product, in us:
     bf16        118.0  118.9  123.2  129.9  147.2  231.8
       cuBLAS    125.1  127.1  131.9  137.0  144.5  191.9
 
+Other GPUs than Hopper leave all of these products to cuBLAS, because no tiles were measured there (`Tilings.few_rows`).
 With more rows cuBLAS is faster: it loads x once for several multiprocessors (TMA multicast), which Triton 3.6 cannot.
 The sums depend on the number of rows, so batch-invariant products do not take this kernel. Those of 8-bit floats have
 fewer bits, as cuBLAS's quick ones have; float16 models, whose products of more rows have all bits, lose some. Simulated
