@@ -1,4 +1,5 @@
-"""For how long a connection waits for a client that does not read its response."""
+"""For how long a connection waits for a client that does not read its response, or that goes on sending a body that
+was refused."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from proa_gateway.http.protocol import HttpProtocol
@@ -33,10 +36,20 @@ class Timers:
             if not cancelled.is_set():
                 function()
 
+    create_task = staticmethod(asyncio.create_task)
+
 
 class Transport:
     unread = 0
     state = "open"
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def resume_reading(self) -> None: ...
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -54,13 +67,17 @@ class Transport:
         self.state = "aborted"
 
 
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse({}, 413)(scope, receive, send)
+
+
 class Connection:
     """A connection that gives a client 60 seconds."""
 
     def __init__(self) -> None:
         self.timers, self.transport = Timers(), Transport()
         self.protocol = HttpProtocol(
-            config=uvicorn.Config(lambda: None, log_config=None),
+            config=uvicorn.Config(refuse, log_config=None, timeout_keep_alive=75),
             server_state=ServerState(),
             app_state={},
             _loop=self.timers,  # type: ignore[arg-type]
@@ -72,6 +89,10 @@ class Connection:
         writer = ResponseWriter(AsgiServer().send, self.protocol)
         self.protocol._writer = writer
         return writer
+
+    async def answer(self, request: bytes) -> None:
+        self.protocol.data_received(request)
+        await asyncio.gather(*self.protocol.tasks)
 
     def buffer(self, num_bytes: int) -> None:
         """So many bytes wait in the transport's buffer, which is then full."""
@@ -136,3 +157,26 @@ async def test_an_idle_connection_whose_last_response_is_not_read_is_closed(
     assert connection.transport.state == "closing"
     connection.timers.pass_time(1)
     assert connection.transport.state == state
+
+
+async def test_the_rest_of_a_refused_body_gives_its_connection_no_more_time(connection: Connection) -> None:
+    await connection.answer(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+    for _ in range(74):
+        connection.protocol.data_received(b"a")
+        connection.timers.pass_time(1)
+        assert connection.transport.state == "open"
+    connection.timers.pass_time(1)
+    assert connection.transport.state == "closing"
+
+
+async def test_a_connection_whose_refused_body_has_ended_is_used_again(connection: Connection) -> None:
+    for count in (1, 2):
+        await connection.answer(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhello")
+        assert connection.transport.written.count(b"HTTP/1.1 413") == count
+        connection.timers.pass_time(50)
+        connection.protocol.data_received(b"world")
+        assert connection.transport.state == "open"
+    connection.protocol.data_received(b"G")
+    connection.protocol._stop_head_timer()
+    connection.timers.pass_time(100)
+    assert connection.transport.state == "open"

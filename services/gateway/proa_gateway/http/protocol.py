@@ -58,7 +58,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        is_rest = self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
+        if not is_rest:  # what is left of a body that was answered early gives its connection no more time
+            self._unset_keepalive_if_required()
         if self.transport.is_closing():
             return
         began_before = self._is_in_head
@@ -132,6 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._is_upgrade:
             super().on_message_complete()
+            self.cycle.more_body = False  # uvicorn leaves that out once the request is answered
 
     def _read_without_upgrade(self, rest: bytes) -> None:
         """Parse the request again from its parsed head, without the headers that ask for an upgrade."""
