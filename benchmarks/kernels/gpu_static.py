@@ -24,13 +24,16 @@ from pathlib import Path
 
 import triton
 
+from benchmarks.engine.bench import GRAMMAR, PLAIN, UNCAPTURED
 from benchmarks.engine.floors import Card, Step, floor_seconds, parts
 from benchmarks.kernels.static_steps import CONTEXT, WORKLOADS, StaticEngine, StepCost, StepCounter
 from benchmarks.real_shapes import SHAPES
+from proa.contract import SamplingParams
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant
 from support.compiled_kernels import CASES, MORE_CASES, cases_for, make_pool, users
 from support.kernel_facts import GPUS, HOPPER, Gpu, KernelFacts, facts_of
+from support.masks import masks_of
 
 MODELS: Mapping[str, StaticEngine] = {
     "Qwen3-0.6B": StaticEngine("Qwen3-0.6B"),
@@ -57,6 +60,7 @@ DRAFTS: Sequence[tuple[str, SpeculativeConfig]] = [
     ),
 ]
 DRAFT_WORKLOADS = ("decode-1", "decode-8", "decode-64")
+SAMPLED = ("Qwen3-0.6B", "decode-64")  # by which samplings are compared
 H200 = Card(4.25e12, 799e12)
 _KERNEL_TITLES = [
     *("kernel", "types", "constants", "registers", "spilled", "shared", "warps", "programs", "in-flight"),
@@ -66,6 +70,7 @@ _STEP_TITLES = [
     *("model", "step", "Triton", "torch", "outside-graphs", "floor-MB", "activations-MB", "floor-ms"),
     "activations-ms",
 ]
+_SAMPLING_TITLES = ["sampling", "Triton", "torch", "outside-graphs"]
 _DRAFT_TITLES = [
     *("model", "drafts", "step", "without drafts", "with 0", "with all", "proposals and layers", "entries"),
     "outside-graphs",
@@ -178,6 +183,19 @@ def step_row(name: str, workload: str, cost: StepCost) -> list[str]:
     ]
 
 
+def count_samplings() -> Iterator[tuple[str, StepCost]]:
+    """A step of decodes that are sampled plainly, and in each of the ways that are not part of its graph."""
+    model, workload = SAMPLED
+    counter, rows = StepCounter(MODELS[model]), range(Step.of_workload(workload, CONTEXT).sequences)
+    yield "plain", counter.count(workload)
+    for name, params in UNCAPTURED.items():
+        if name == GRAMMAR:
+            cost = counter.count(workload, masks=masks_of({row: [1] for row in rows}, counter.vocab_size))
+        else:
+            cost = counter.count(workload, sampling=SamplingParams(**{**PLAIN, **params}))
+        yield name.removesuffix("-"), cost
+
+
 def count_drafts() -> Iterator[DraftedStep]:
     shapes = dict.fromkeys(shape for shape, _ in DRAFTS)
     without = {
@@ -208,13 +226,21 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def report(
-    gpu: Gpu, compiled: Compiled, costs: Sequence[tuple[str, str, StepCost]], drafted: Sequence[DraftedStep]
+    gpu: Gpu,
+    compiled: Compiled,
+    costs: Sequence[tuple[str, str, StepCost]],
+    sampled: Sequence[tuple[str, StepCost]],
+    drafted: Sequence[DraftedStep],
 ) -> str:
     num_running = compiled.num_variants - len(compiled.failures)
     hot = [kernel_row(use) for use in compiled.uses if use[0].is_hot]
     others = [kernel_row(use) for use in compiled.uses if not use[0].is_hot]
     steps_title = f"## Steps: launches, and bytes beside the floor of an H200; decodes after {CONTEXT} tokens"
     steps = [steps_title, table(_STEP_TITLES, [step_row(*cost) for cost in costs])] if costs else []
+    if sampled:
+        steps.append(f"## Sampling: launches of {SAMPLED[1]} of {SAMPLED[0]}")
+        rows = ([name, str(cost.triton), str(cost.torch), str(cost.outside_graphs)] for name, cost in sampled)
+        steps.append(table(_SAMPLING_TITLES, rows))
     if drafted:
         drafts_title = "## Decodes with draft tokens: launches by Triton + torch, beside an engine without drafts"
         steps += [drafts_title, table(_DRAFT_TITLES, map(draft_row, drafted))]
@@ -244,16 +270,18 @@ def main(argv: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     compiled = compile_kernels(gpu)
     costs = list(count_steps()) if gpu is HOPPER else []
+    sampled = list(count_samplings()) if gpu is HOPPER else []
     drafted = list(count_drafts()) if gpu is HOPPER else []
     document = {
         "triton": triton.__version__,
         "kernels": [asdict(facts) | {"programs": facts.num_programs, "cases": cases} for facts, cases in compiled.uses],
         "failures": compiled.failures,
         "steps": [{"model": name, "step": workload} | asdict(cost) for name, workload, cost in costs],
+        "samplings": [{"sampling": name} | asdict(cost) for name, cost in sampled],
         "drafts": [asdict(step) for step in drafted],
     }
     (folder / "kernels.json").write_text(json.dumps(document, indent=1))
-    text = report(gpu, compiled, costs, drafted)
+    text = report(gpu, compiled, costs, sampled, drafted)
     (folder / "report.md").write_text(text + "\n")
     print(text.partition("\n\n## Other")[0])
     print(f"\ngpu-static: everything is in {folder}")

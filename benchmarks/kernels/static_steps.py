@@ -18,6 +18,7 @@ from benchmarks.engine.floors import Step
 from benchmarks.real_shapes import write_drafter, write_model
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import record
 from proa_engine.memory.kv_cache import cache_groups
@@ -89,24 +90,35 @@ class StepCounter:
             self._worker = _AllLayers(config)
             record(self._worker.prepare)  # sets Triton's GPU, too
 
-    def count(self, workload: str, num_drafts: int = 0) -> StepCost:
-        """`num_drafts`: draft tokens of each request in a step of decodes, 0 or the engine's."""
+    @property
+    def vocab_size(self) -> int:
+        return self._worker.model_config.vocab_size
+
+    def count(
+        self,
+        workload: str,
+        num_drafts: int = 0,
+        sampling: SamplingParams = _SAMPLING,
+        masks: GrammarMasks | None = None,
+    ) -> StepCost:
+        """`num_drafts`: draft tokens of each request in a step of decodes, 0 or the engine's. `masks`: of grammars."""
         assert num_drafts in (0, self._num_drafts), "graphs have these widths"
         step = Step.of_workload(workload, CONTEXT)
         runner = self._worker.model_runner
         length = step.context or step.new_tokens
-        requests = prefill_step([length] * step.sequences, self._worker.groups, _SAMPLING)
+        requests = prefill_step([length] * step.sequences, self._worker.groups, sampling)
         names = list(requests.num_scheduled_tokens)
         last = requests
         if step.context:
             runner.prepare_inputs(requests)
             last = decode_step(names, step.context, 1 + num_drafts)
+        last.grammar_rows = [] if masks is None else list(masks.rows)
         inputs = runner.prepare_inputs(last)
         assert inputs is not None
         with _counting(self._worker.fixed_memory()) as cost:
             self._worker.captured.cost = cost
             runner.execute_model(inputs)
-            runner.sample_tokens()
+            runner.sample_tokens(masks)
         runner.prepare_inputs(finish_step(names))
         return cost
 
