@@ -75,12 +75,12 @@ HEADS = {"Qwen3-0.6B": Shape("head", 151936, 1024), "Llama-3.1-8B": Shape("head"
 HEADS["Llama-3.1-8B-fp8"] = HEADS["Llama-3.1-8B"]
 # Only to check that everything runs, in Triton's interpreter too.
 MODELS["tiny"] = (
-    Shape("qkv", 48, 32, normed=True),
-    Shape("gate_up", 64, 32, normed=True, gated=True),
-    Shape("gate_up fp8", 64, 32, normed=True, gated=True, item_bytes=1),
-    Shape("down fp8", 32, 32, item_bytes=1, after_gated=True),
+    Shape("qkv", 16, 32, normed=True),
+    Shape("gate_up", 32, 32, normed=True, gated=True),
+    Shape("gate_up fp8", 32, 32, normed=True, gated=True, item_bytes=1),
+    Shape("down fp8", 16, 32, item_bytes=1, after_gated=True),
 )
-HEADS["tiny"] = Shape("head", 50, 32)
+HEADS["tiny"] = Shape("head", 10, 32)
 
 
 class Product:
