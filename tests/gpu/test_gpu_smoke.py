@@ -18,7 +18,7 @@ from proa_engine.kernels.experts.moe_route import Routing
 from proa_engine.kernels.silu_and_mul import activate_and_mul_reference, silu_and_mul
 from proa_engine.preflight.devices import read_gpus
 from support.interpreter import patch_language
-from support.kernels import attention, caches, experts, norms, products, quantized
+from support.kernels import attention, caches, experts, norms, products, quantized, routers
 from support.kernels.case import Case, cases_of, close
 from support.launch_chain import check_captured_chain
 from support.shape_models import make_shape_model
@@ -119,7 +119,7 @@ def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
 
 
 def test_experts() -> None:
-    check(experts.routes, experts=SIZES.experts, how=Routing(4, normalize=True), tokens=SIZES.batch)
+    check(routers.routes, experts=SIZES.experts, how=Routing(4, normalize=True), tokens=SIZES.batch)
     sizes = {"hidden": SIZES.hidden // 2, "inner": SIZES.expert_inner, "experts": SIZES.experts, "k": 4}
     for tokens in (1, SIZES.batch):
         check(experts.EXPERTS_OF_FLOATS, form="float", tokens=tokens, **sizes)

@@ -20,7 +20,18 @@ import torch
 from proa_engine.kernels.tilings import TILINGS
 from support.thorough import THOROUGH, combinations
 
-QUICK_ROOMS = ("attention", "caches", "decodes", "latent", "norms", "products", "quantized", "sampling", "states")
+QUICK_ROOMS = (
+    "attention",
+    "caches",
+    "decodes",
+    "latent",
+    "norms",
+    "products",
+    "quantized",
+    "routers",
+    "sampling",
+    "states",
+)
 SLOW_ROOMS = ("experts", "few_experts")  # in the interpreter
 ROOMS = (*QUICK_ROOMS, *SLOW_ROOMS)
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routes, pairs in the order of experts, and all forms of weights."""
+"""Mixtures of experts: pairs in the order of experts, and all forms of weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from proa_engine.kernels.experts.moe_pairs import (
     combine_pairs_reference,
     is_held,
 )
-from proa_engine.kernels.experts.moe_route import Routing, route, route_reference
 from proa_engine.kernels.fp4 import StoredFp4, pack_fp4
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.int8 import Int8Form
@@ -40,7 +39,6 @@ from support.fp4_cases import KINDS, fp4_case
 from support.kernels.case import WITHOUT_DTYPE, KernelCase, close, grid, holds, near, on_device, table
 from support.kernels.quantized import in_proportion
 from support.quantized_cases import (
-    ROUTINGS,
     assert_same_blocks,
     expert_case,
     in_blocks,
@@ -234,26 +232,6 @@ def ranges_of_experts(dtype: torch.dtype, device: str, tokens: int) -> None:
         close(ours, looped(*arguments), 5)
         total += ours.float()
     close(total.to(dtype), looped(x, weights, chosen, first, second, activation, whole), 15)
-
-
-@holds(
-    interpreted=grid(table("experts how", *ROUTINGS), tokens=[5]),
-    gpu=table("experts how tokens", (128, Routing(8, normalize=True), 500)),
-)
-def routes(dtype: torch.dtype, device: str, experts: int, how: Routing, tokens: int) -> None:
-    """Among equal experts any may be chosen, in any order; if all are equal, the first ones."""
-    logits = torch.randn(tokens, experts).to(dtype)
-    logits[2] = logits[2, 0]
-    correction = torch.randn(experts) * 0.1 if how.scoring == "sigmoid" else None
-    weights, chosen = (each.cpu() for each in route(*on_device((logits, how, correction), device)))
-    expected, expected_chosen = route_reference(logits, how, correction)
-    if correction is None:
-        assert chosen[2].tolist() == list(range(how.num_chosen))
-    scores = logits.float().softmax(-1) if correction is None else logits.float().sigmoid() + correction
-    of_ours, of_theirs = (scores.gather(1, each.long()) for each in (chosen, expected_chosen))
-    torch.testing.assert_close(of_ours, of_theirs)
-    rtol = 1.3e-6 if device == "cpu" else 1e-4
-    torch.testing.assert_close(weights, expected, rtol=rtol, atol=1e-5)
 
 
 def chosen_experts(

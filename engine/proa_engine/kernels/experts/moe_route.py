@@ -40,6 +40,22 @@ class Routing:
                 f"of {self.num_groups} groups"
             )
 
+    def constants(self, num_experts: int, correction: torch.Tensor | None) -> dict[str, object]:
+        """Those of `choose_experts`."""
+        return {
+            "K": self.num_chosen,
+            "NORMALIZE": self.normalize,
+            "SIGMOID": self.scoring == "sigmoid",
+            "CORRECTED": correction is not None,
+            "GROUPS": self.num_groups,
+            "CHOSEN_GROUPS": self.num_chosen_groups,
+            "GROUP_BEST": self.group_best,
+            "SCALE": self.scale,
+            "BLOCK_GROUPS": next_power_of_2(self.num_groups),
+            "BLOCK_SIZE": next_power_of_2(num_experts // self.num_groups),
+            "BLOCK_K": next_power_of_2(self.num_chosen),
+        }
+
 
 def route(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
@@ -50,10 +66,9 @@ def route(
     """
     if logits.is_cpu and not INTERPRETED:
         return route_reference(logits, routing, correction)
-    (num_tokens, num_experts), k = logits.shape, routing.num_chosen
+    num_tokens, num_experts = logits.shape
     assert logits.stride(1) == 1
-    weights = torch.empty((num_tokens, k), dtype=torch.float32, device=logits.device)
-    experts = torch.empty((num_tokens, k), dtype=torch.int32, device=logits.device)
+    weights, experts = empty_choice(num_tokens, routing, logits.device)
     route_kernel[(num_tokens,)](
         logits,
         correction,
@@ -61,20 +76,16 @@ def route(
         experts,
         num_experts,
         logits.stride(0),
-        K=k,
-        NORMALIZE=routing.normalize,
-        SIGMOID=routing.scoring == "sigmoid",
-        CORRECTED=correction is not None,
-        GROUPS=routing.num_groups,
-        CHOSEN_GROUPS=routing.num_chosen_groups,
-        GROUP_BEST=routing.group_best,
-        SCALE=routing.scale,
-        BLOCK_GROUPS=next_power_of_2(routing.num_groups),
-        BLOCK_SIZE=next_power_of_2(num_experts // routing.num_groups),
-        BLOCK_K=next_power_of_2(k),
+        **routing.constants(num_experts, correction),
         num_warps=1,
     )
     return weights, experts
+
+
+def empty_choice(num_tokens: int, routing: Routing, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results of `route`."""
+    shape = num_tokens, routing.num_chosen
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def route_reference(
@@ -114,67 +125,130 @@ def route_kernel(
     GROUP_BEST: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,  # of a group
+    BLOCK_SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
+    choose_experts(
+        logits_ptr,
+        correction_ptr,
+        weights_ptr,
+        experts_ptr,
+        tl.program_id(0) + tl.arange(0, 1),
+        tl.num_programs(0),
+        num_experts,
+        stride_token,
+        K,
+        NORMALIZE,
+        SIGMOID,
+        CORRECTED,
+        GROUPS,
+        CHOSEN_GROUPS,
+        GROUP_BEST,
+        SCALE,
+        BLOCK_GROUPS,
+        BLOCK_SIZE,
+        BLOCK_K,
+    )
+
+
+@triton.jit
+def choose_experts(
+    logits_ptr,  # [num_tokens, num_experts]; may have been written by other programs of the same kernel
+    correction_ptr,  # [num_experts], or nothing
+    weights_ptr,  # [num_tokens, K]
+    experts_ptr,  # [num_tokens, K]
+    token,  # [T]
+    num_tokens,
+    num_experts,
+    stride_token,
+    K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # of a group
+    BLOCK_K: tl.constexpr,
+):
+    """Choose the experts of these tokens; see `Routing`."""
     BLOCK: tl.constexpr = BLOCK_GROUPS * BLOCK_SIZE
-    token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, BLOCK)
+    TAKEN: tl.constexpr = -(2**31)  # below the order of -inf
+    token = token.to(tl.int64)[:, None]
+    token_mask = token < num_tokens
+    expert = tl.arange(0, BLOCK)[None, :]
     mask = expert < num_experts
     if GROUPS > 1:  # each group is padded to BLOCK_SIZE
         size = num_experts // GROUPS
         mask = (expert % BLOCK_SIZE < size) & (expert // BLOCK_SIZE < GROUPS)
         expert = expert // BLOCK_SIZE * size + expert % BLOCK_SIZE
-    logits = tl.load(logits_ptr + token * stride_token + expert, mask=mask, other=float("-inf")).to(tl.float32)
+    # [T, BLOCK]. Tokens past the end have logits of 0.
+    place = logits_ptr + token * stride_token + expert
+    logits = tl.load(place, mask=token_mask & mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    logits = tl.where(mask, logits, float("-inf"))
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logits))
     else:
-        scores = tl.exp(logits - tl.max(logits, axis=0))
-        scores = scores / tl.sum(scores, axis=0)
+        scores = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+        scores = scores / tl.sum(scores, axis=1)[:, None]
     choice = scores
     if CORRECTED:
         choice += tl.load(correction_ptr + expert, mask=mask, other=0.0).to(tl.float32)
     choice = tl.where(mask, choice, float("-inf"))
     if GROUPS > 1:
         choice = _only_best_groups(choice, CHOSEN_GROUPS, GROUP_BEST, BLOCK_GROUPS, BLOCK_SIZE)
-    slot = tl.arange(0, BLOCK_K)
-    weights = tl.zeros([BLOCK_K], tl.float32)
-    chosen = tl.zeros([BLOCK_K], tl.int32)
+    # A warp finds the largest of integers in one instruction.
+    order = _in_order(choice.to(tl.int32, bitcast=True))
+    slot = tl.arange(0, BLOCK_K)[None, :]
+    weights = tl.zeros([token.shape[0], BLOCK_K], tl.float32)
+    chosen = tl.zeros([token.shape[0], BLOCK_K], tl.int32)
     for i in tl.static_range(K):
-        best = tl.max(choice, axis=0)
-        first = tl.min(tl.where(choice == best, expert, num_experts), axis=0)
+        best = tl.max(order, axis=1)[:, None]
+        first = tl.min(tl.where(order == best, expert, num_experts), axis=1)[:, None]
         if CORRECTED:
-            best = tl.sum(tl.where(mask & (expert == first), scores, 0.0), axis=0)
-        weights = tl.where(slot == i, best, weights)
+            weight = tl.sum(tl.where(mask & (expert == first), scores, 0.0), axis=1)[:, None]
+        else:
+            weight = _in_order(best).to(tl.float32, bitcast=True)
+        weights = tl.where(slot == i, weight, weights)
         chosen = tl.where(slot == i, first, chosen)
-        choice = tl.where(expert == first, float("-inf"), choice)
+        order = tl.where(expert == first, TAKEN, order)
     if NORMALIZE:
-        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
-    tl.store(weights_ptr + token * K + slot, weights * SCALE, mask=slot < K)
-    tl.store(experts_ptr + token * K + slot, chosen, mask=slot < K)
+        weights = weights / (tl.sum(weights, axis=1)[:, None] + 1e-20)
+    out_mask = token_mask & (slot < K)
+    tl.store(weights_ptr + token * K + slot, weights * SCALE, mask=out_mask)
+    tl.store(experts_ptr + token * K + slot, chosen, mask=out_mask)
+
+
+@triton.jit
+def _in_order(bits):
+    """The bits of float32 -> integers in the order of the floats, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _only_best_groups(
-    choice,  # [BLOCK_GROUPS * BLOCK_SIZE]
+    choice,  # [T, BLOCK_GROUPS * BLOCK_SIZE]
     CHOSEN: tl.constexpr,
     BEST: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Set the scores of all but the best groups' experts to -inf."""
-    grouped = tl.reshape(choice, (BLOCK_GROUPS, BLOCK_SIZE))
-    totals = tl.max(grouped, axis=1)
+    grouped = tl.reshape(choice, (choice.shape[0], BLOCK_GROUPS, BLOCK_SIZE))
+    totals = tl.max(grouped, axis=2)
     if BEST == 2:
-        place = tl.arange(0, BLOCK_SIZE)[None, :]
-        first = tl.min(tl.where(grouped == totals[:, None], place, BLOCK_SIZE), axis=1)
-        totals += tl.max(tl.where(place == first[:, None], float("-inf"), grouped), axis=1)
-    group = tl.arange(0, BLOCK_GROUPS)
-    is_open = group < 0
+        place = tl.arange(0, BLOCK_SIZE)[None, None, :]
+        first = tl.min(tl.where(grouped == totals[:, :, None], place, BLOCK_SIZE), axis=2)
+        totals += tl.max(tl.where(place == first[:, :, None], float("-inf"), grouped), axis=2)
+    group = tl.arange(0, BLOCK_GROUPS)[None, :]
+    is_open = totals < float("-inf")  # of no group
     for _ in tl.static_range(CHOSEN):
-        first = tl.min(tl.where(totals == tl.max(totals, axis=0), group, BLOCK_GROUPS), axis=0)
+        best = tl.max(totals, axis=1)[:, None]
+        first = tl.min(tl.where(totals == best, group, BLOCK_GROUPS), axis=1)[:, None]
         is_open = is_open | (group == first)
         totals = tl.where(group == first, float("-inf"), totals)
-    return tl.reshape(tl.where(is_open[:, None], grouped, float("-inf")), (BLOCK_GROUPS * BLOCK_SIZE,))
+    return tl.reshape(tl.where(is_open[:, :, None], grouped, float("-inf")), choice.shape)
