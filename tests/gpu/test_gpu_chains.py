@@ -8,6 +8,7 @@ import torch
 
 from proa_engine.kernels.experts.moe import ExpertMatrices, FusedExperts
 from proa_engine.kernels.experts.moe_route import Routing, route
+from proa_engine.kernels.experts.moe_router import GpuRouter
 from proa_engine.kernels.products.skinny_gemm import skinny_gemm_linear, unnormed_rows
 from proa_engine.step.decode_graphs import CudaGraphCapture
 from support.launch_chain import check_captured_chain, check_captured_chain_of_few_rows
@@ -76,3 +77,34 @@ def test_a_chain_of_layers_of_experts_equals_its_kernels(tokens: int) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(graph.result, expected)
+
+
+@pytest.mark.parametrize("tokens", [3, 8, 64, 128])
+@torch.inference_mode()
+def test_a_chain_of_routers_and_experts_equals_its_kernels(tokens: int) -> None:
+    """The routers' programs read their weights before the experts before them have ended, and count each other."""
+    torch.manual_seed(0)
+    weights = torch.randn(12, 128, 2048).bfloat16().cuda() / 2048**0.5
+    routers = [GpuRouter(weight, None, Routing(8, normalize=True), None) for weight in weights]
+    norm_weight = torch.ones(2048).bfloat16().cuda()
+    case = expert_case(tokens, hidden=2048, inner=768, experts=128, k=8, dtype=torch.bfloat16)
+    fused = FusedExperts(ExpertMatrices(case.gate_up.cuda()), ExpertMatrices(case.down.cuda()))
+    start = case.x.cuda()
+
+    def chain(after_each: Callable[[], None]) -> torch.Tensor:
+        x, residual = start, torch.zeros_like(start)
+        for router in routers:
+            rows = unnormed_rows(x, residual, norm_weight, 1e-6)
+            choice, residual = router(rows), rows.total
+            after_each()
+            x = fused(*choice)
+            after_each()
+        return x
+
+    expected = chain(torch.cuda.synchronize)
+    (graph,) = CudaGraphCapture().capture(lambda: chain(lambda: None))
+    for _ in range(100):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(graph.result, expected)
+    assert not any(router.arrived.any() for router in routers)

@@ -120,6 +120,8 @@ def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
 
 def test_experts() -> None:
     check(routers.routes, experts=SIZES.experts, how=Routing(4, normalize=True), tokens=SIZES.batch)
+    router = {"experts": SIZES.experts, "inputs": SIZES.hidden // 2, "is_first": False, "has_bias": False}
+    check(routers.norms_and_routes, rows=SIZES.batch, how=Routing(4, normalize=True), **router)
     sizes = {"hidden": SIZES.hidden // 2, "inner": SIZES.expert_inner, "experts": SIZES.experts, "k": 4}
     for tokens in (1, SIZES.batch):
         check(experts.EXPERTS_OF_FLOATS, form="float", tokens=tokens, **sizes)

@@ -81,6 +81,7 @@ HOT = {
     "moe_matmul_kernel",
     "moe_fp4_matmul_kernel",
     "rms_norm_kernel",
+    "router_kernel",
     "rotate_and_cache_kernel",
     "activate_and_mul_kernel",
     "quantize_int8_kernel",

@@ -34,6 +34,7 @@ AMONG_THEM = {
     "propose_ngrams_kernel",
     "replay_rows_kernel",
     "rms_norm_kernel",
+    "router_kernel",
     "gated_group_norm_kernel",
     "short_conv_kernel",
     "short_conv_replay_kernel",

@@ -37,6 +37,11 @@ class InvariantTile(NamedTuple):
     num_stages: int
 
 
+class RouterTile(NamedTuple):
+    weight_numbers: int  # that a program holds in shared memory, beside 32 KiB of rows; 0: they do not fit
+    num_warps: int
+
+
 class PrefillTile(NamedTuple):
     rows: int
     tokens: int
@@ -55,6 +60,7 @@ class Tilings:
     # Products of few rows. Narrow tiles run at the same time, one on a multiprocessor; wide ones are for weights that
     # have more tiles than that. None: not measured; a GPU may lack the shared memory, 144 KiB with 128 rows of fp8.
     few_rows: tuple[FewRowsTiles, FewRowsTiles] | None
+    router: RouterTile
     fp8_blocks: ProductTiles
     int8: ProductTiles
     packed_ints: ProductTiles
@@ -118,6 +124,7 @@ _HOPPER = Tilings(
         },
         {16: FewRowsTile(128, 256, 3, 8), 32: FewRowsTile(128, 128, 4, 4), 64: FewRowsTile(128, 128, 4, 4)},
     ),
+    router=RouterTile(weight_numbers=1 << 16, num_warps=8),
     fp8_blocks=_by_rows(32, 32, 128, 128),
     int8=_by_rows(32, 32, 128, 128),
     packed_ints=_by_rows(64, 64, 128, 128),
@@ -131,11 +138,12 @@ _HOPPER = Tilings(
     latent_prefill_stages=5,
     scan_stages=3,
 )
-_OTHERS = replace(_HOPPER, few_rows=None)
+_OTHERS = replace(_HOPPER, few_rows=None, router=RouterTile(weight_numbers=0, num_warps=8))
 # A program's four products a step, one for each run of 32 packed numbers, each have sums of their own in tensor memory:
 # four columns a row with 64 outputs, eight with 128, of the 512 that all programs of a multiprocessor share.
 _BLACKWELL = replace(
     _OTHERS,
+    router=_HOPPER.router,
     packed_ints=_by_rows(64, 64, 64, 64),
     fp4=_by_rows(64, 64, 64, 64),
     packed_int_experts=_by_rows(64, 64, 64, 64),

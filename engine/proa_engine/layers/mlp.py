@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.experts.moe_route import Routing, route
-from proa_engine.kernels.products.gpu_linear import GpuLinear, make_linear
-from proa_engine.kernels.products.skinny_gemm import PLAIN, Activation, InputForm, UnnormedRows
+from proa_engine.kernels.experts.moe_route import Routing
+from proa_engine.kernels.experts.moe_router import GpuRouter, Router, make_router
+from proa_engine.kernels.products.gpu_linear import make_linear
+from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.kernels.relu_squared import relu_squared
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.expert_split import ExpertSizes
@@ -126,8 +127,15 @@ class RouterOptions:
     bias: bool = False
     correction: str | None = None  # name of the tensor that is added to the scores for the choice alone
 
-    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> "ExpertRouter":
-        return ExpertRouter(weights / self.name, hidden_size, num_experts, self)
+    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> Router | GpuRouter:
+        """Every rank has the whole router."""
+        self.routing.check(num_experts)
+        own = weights / self.name
+        bias = own.take("bias", (num_experts,)) if self.bias else None
+        weight, correction = own.take("weight", (num_experts, hidden_size)), None
+        if self.correction is not None:
+            correction = own.take(self.correction, (num_experts,), dtype=torch.float32)
+        return make_router(weight, bias, self.routing, correction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,29 +188,6 @@ class MoEOptions:
         )
 
 
-class ExpertRouter:
-    """Chooses the experts of each token, on every rank alike."""
-
-    def __init__(self, weights: Weights, hidden_size: int, num_experts: int, options: RouterOptions) -> None:
-        self.routing = options.routing
-        self.routing.check(num_experts)
-        bias = weights.take("bias", (num_experts,)) if options.bias else None
-        linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
-        self.linear: Callable[..., torch.Tensor] = linear  # [T, hidden_size], or `input_form` -> [T, num_experts]
-        self.input_form: InputForm = linear.input_form if isinstance(linear, GpuLinear) else PLAIN
-        self.correction = None
-        if options.correction is not None:
-            self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)
-
-    def __call__(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [T, hidden_size] -> x after its norm, weights [T, k] float32 and experts [T, k] int32"""
-        rows = x.keeping_norm() if isinstance(x, UnnormedRows) else x
-        weights, experts = route(self.linear(rows), self.routing, self.correction)
-        normed = rows.normed if isinstance(rows, UnnormedRows) else rows
-        assert isinstance(normed, torch.Tensor)
-        return normed, weights, experts
-
-
 class SharedExpert:
     def __init__(self, mlp: GatedMLP | UngatedMLP, gate: torch.Tensor | None) -> None:
         self.mlp = mlp
@@ -219,7 +204,7 @@ class SparseMoE:
     """The weighted sum of the outputs of the experts that the router chooses for each token, and the shared output."""
 
     def __init__(
-        self, router: ExpertRouter, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
+        self, router: Router | GpuRouter, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
     ) -> None:
         self.router = router
         self.experts = experts

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from proa_engine.kernels.experts import moe_router
+from proa_engine.kernels.experts.moe_router import GpuRouter, RouterForm, norm_and_route_reference
 from proa_engine.kernels.products import fp8_linear, gpu_linear
 from proa_engine.kernels.products.fp8_linear import Fp8Product
 from proa_engine.kernels.products.skinny_fp8 import skinny_fp8_linear_reference
-from proa_engine.kernels.products.skinny_gemm import MAX_ROWS, SkinnyGemm, skinny_gemm_linear_reference
+from proa_engine.kernels.products.skinny_gemm import MAX_ROWS, SkinnyGemm, UnnormedRows, skinny_gemm_linear_reference
+from proa_engine.kernels.tilings import TILINGS
 from proa_engine.layers import embedding, linear
 from proa_engine.layers import mlp as moe
 from proa_engine.layers.parallel import ParallelContext
@@ -57,7 +60,9 @@ def test_skinny_decodes_give_the_same_logits(
 
     monkeypatch.setattr(gpu_linear, "skinny_gemm_linear", multiply)
     monkeypatch.setattr(gpu_linear, "skinny_gemm_form", lambda weight: SkinnyGemm())
-    for layers in (linear, embedding, moe):
+    monkeypatch.setattr(moe_router, "skinny_gemm_form", lambda weight: SkinnyGemm())
+    monkeypatch.setattr(moe, "make_router", GpuRouter)
+    for layers in (linear, embedding):
         monkeypatch.setattr(layers, "make_linear", lambda weight, bias=None, **_: gpu_linear.GpuLinear(weight, bias))
     torch.testing.assert_close(decode(load(folder)), expected, atol=1e-5, rtol=1e-5)
     assert num_products >= 2 * num_layers * 3
@@ -76,6 +81,27 @@ def test_attention_has_the_weights_of_its_layers_next_products(
         products += [layer.mlp.gate_up.linear, layer.mlp.down.partial] if has_mlp else []
         following = layer.attention.following
         assert [id(weight) for weight in following] == [id(product.weight) for product in products]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe", "lfm2_moe", "nemotron_h"])
+def test_routers_that_compute_the_norm_give_the_same_logits(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every step, with shared experts and without."""
+    folder = make_tiny_model(tmp_path, architecture)
+    expected = decode(load(folder))
+    num_rows = []
+
+    def norm_and_route(rows: UnnormedRows, *others: Any) -> moe_router.Choice:
+        num_rows.append(rows.shape[0])
+        return norm_and_route_reference(rows, *others[:4])
+
+    monkeypatch.setattr(moe_router, "norm_and_route", norm_and_route)
+    monkeypatch.setattr(moe_router, "tilings_of", lambda device: TILINGS[90])
+    monkeypatch.setattr(RouterForm, "together", SkinnyGemm(256))
+    monkeypatch.setattr(moe, "make_router", GpuRouter)
+    torch.testing.assert_close(decode(load(folder)), expected, atol=1e-5, rtol=1e-5)
+    assert set(num_rows) == {20 * MAX_ROWS, MAX_ROWS, 1}
 
 
 @pytest.mark.parametrize("name", FP8_FORMATS)

@@ -33,7 +33,7 @@ FULL_ENOUGH = 0.9  # least share of the programs that work in the average round
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
-    """Input form of a product that computes the norm of one or two rows itself."""
+    """Input form of a product that computes the norm of up to so many rows itself."""
 
     max_rows: int = MAX_ROWS
 
