@@ -17,10 +17,12 @@ from benchmarks.report.gpu_report import Reporter, checked_out
 from benchmarks.report.report_stages import (
     CALL_SECONDS,
     FIRST_TESTS,
+    MODES,
     PREFLIGHT,
     Mode,
     Step,
     calls,
+    in_mode,
     in_small,
     smoke,
     steps_of,
@@ -143,6 +145,14 @@ def test_programs_read_the_commands_of_all_calls_also_with_a_tiny_model() -> Non
     for call in range(1, len(calls()) + 1):
         check_commands(calls()[call - 1])
         check_commands([in_small(step, Path("model"), Path("test_card.py")) for step in calls()[call - 1]])
+
+
+def test_kernels_of_a_call_with_a_tiny_model_are_interpreted_in_every_mode() -> None:
+    steps = [in_small(step, Path("model"), Path("test_card.py")) for call in calls() for step in call]
+    kernels = [step for step in steps if step.program.startswith("kernels.")]
+    assert len(kernels) == 3
+    for mode in (Mode(), *MODES):
+        assert {in_mode(step, mode).variables()["TRITON_INTERPRET"] for step in kernels} == {"1"}
 
 
 def check_commands(steps: Sequence[Step]) -> None:
