@@ -20,6 +20,7 @@ from proa_engine.builtin import builtin_model_folder
 from proa_engine.core.grammar import Grammars
 from proa_engine.grammar import LLGuidanceGrammars
 from proa_engine.json_configs import SpeculativeConfig
+from proa_engine.models.drafters.base import Entries
 from proa_engine.models.drafters.eagle3 import Eagle3Drafter
 from proa_engine.step.hidden_drafts import LayerDrafts
 from support.builtin_questions import greedy_questions
@@ -191,8 +192,8 @@ def recorded_calls() -> Iterator[list[tuple[str, int]]]:
     def recording(name: str) -> Callable[..., Any]:
         method = getattr(Eagle3Drafter, name)
 
-        def call(drafter: Eagle3Drafter, rows: torch.Tensor, *others: Any) -> Any:
-            calls.append((name, len(rows)))
+        def call(drafter: Eagle3Drafter, rows: Entries | torch.Tensor, *others: Any) -> Any:
+            calls.append((name, len(rows.read if isinstance(rows, Entries) else rows)))
             return method(drafter, rows, *others)
 
         return call
