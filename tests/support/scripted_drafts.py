@@ -7,6 +7,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from proa_engine.kernels.sampling.draft_rows import DraftPlace, DraftRows
 from proa_engine.step.hidden_drafts import HiddenDrafts
 
 Script = Callable[[tuple[int, ...], int], int]  # a request's tokens and the drafter's choice -> the draft token
@@ -19,11 +20,11 @@ def scripted_drafts(script: Script) -> Iterator[dict[tuple[int, ...], int]]:
     choose = HiddenDrafts._choose
 
     def scripted(
-        drafts: HiddenDrafts, logits: Tensor, slots: Tensor, positions: Tensor, random: Tensor, temperatures: Tensor
+        drafts: HiddenDrafts, rows: DraftRows, logits: Tensor, place: DraftPlace, way: int, *, is_random: bool
     ) -> Tensor:
         drafted = []
-        own = choose(drafts, logits, slots, positions, random, temperatures).tolist()
-        for slot, position, choice in zip(slots.tolist(), positions.tolist(), own, strict=True):
+        own = choose(drafts, rows, logits, place, way, is_random=is_random).tolist()
+        for slot, position, choice in zip(rows.slots.tolist(), place.positions.tolist(), own, strict=True):
             tokens = tuple(drafts._tables.token_ids[slot, :position].tolist())
             choices[tokens] = choice
             drafted.append(script(tokens, choice))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
+from proa_engine.kernels.sampling.draft_rows import DraftPlace, DraftRows
 from proa_engine.layers.attention_metadata import decode_metadata
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.drafters.base import BlockDrafter
@@ -29,30 +30,24 @@ class BlockDrafts(HiddenDrafts):
         super().__init__(tables, drafter.taps, options)
         self._drafter, self._caches = drafter, caches
 
-    def logits(
-        self, slots: Tensor, lengths: Tensor, room: Tensor, num_drafts: int, drafted: Sequence[Tensor]
-    ) -> Iterator[Tensor]:
+    def logits(self, rows: DraftRows, places: Sequence[DraftPlace], num_drafts: int) -> Iterator[Tensor]:
         tables, first = self._tables, 0 if self._drafter.samples_last else 1  # place of the first draft in the block
         # Equally wide for any number of drafts: each width is a variant of kernels, compiled when it is first launched.
-        width, has_room = self._drafts.shape[1] + first, (room > 0).long()
-        counts = (room + first) * has_room
-        rows = torch.stack((slots, (lengths - 1) * has_room + counts, counts))
+        width, has_room = self._drafts.shape[1] + first, (rows.room > 0).long()
+        counts = (rows.room + first) * has_room
+        blocks = torch.stack((rows.slots, (rows.lengths - 1) * has_room + counts, counts))
         inputs = decode_inputs(
-            rows, tables.token_ids, tables.block_tables, tables.block_size, width, tables.position_deltas
+            blocks, tables.token_ids, tables.block_tables, tables.block_size, width, tables.position_deltas
         )
         before = (width - counts)[:, None]  # padding before each block, which begins with the last token
-        places = torch.arange(width, device=slots.device)
-        token_ids = inputs.input_ids.masked_fill_((places > before).view(-1), self._drafter.mask_token_id)
+        columns = torch.arange(width, device=before.device)
+        token_ids = inputs.input_ids.masked_fill_((columns > before).view(-1), self._drafter.mask_token_id)
         hidden = self._drafter.draft(token_ids, inputs.positions, self._caches, decode_metadata(inputs, width))
-        of_drafts = (before + first + places[:num_drafts]).clamp(max=width - 1)
-        starts = torch.arange(0, slots.numel() * width, width, device=slots.device)
-        hidden = hidden.index_select(0, (of_drafts + starts[:, None]).view(-1))
-        logits = self._drafter.compute_logits(hidden).view(len(slots), num_drafts, -1)
-        last_ids = token_ids.view(-1, width).gather(1, before.clamp(max=width - 1))[:, 0]
-        for place in range(num_drafts):
-            yield self._drafter.follow(logits[:, place], drafted[-1] if place else last_ids)
+        of_drafts = (before + first + columns[:num_drafts]).clamp(max=width - 1)
+        hidden = hidden.index_select(0, (of_drafts + (rows.index * width)[:, None]).view(-1))
+        logits = self._drafter.compute_logits(hidden).view(len(before), num_drafts, -1)
+        for index in range(num_drafts):
+            yield self._drafter.follow(logits[:, index], places[index].token_ids)
 
-    def observe(
-        self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, homes: Tensor, next_positions: Tensor
-    ) -> None:
+    def observe(self, forward: ForwardInputs, hidden: Tensor, slots: Tensor, next_ids: Tensor) -> None:
         self._drafter.observe(*self.states_of(forward, hidden), self._caches, forward.metadata)

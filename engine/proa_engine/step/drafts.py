@@ -73,11 +73,6 @@ class DraftPart(StepPart):
     def sampling_rows(self) -> list[int]:
         return [row for row, num_samples in enumerate(self.num_samples) if num_samples]
 
-    def first_samples_of(self, arrays: Sequence[Tensor], samples: Samples, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slot and the first token of each sampling row, [sampling rows] int64."""
-        first = arrays[self.first_samples]
-        return arrays[samples.slots].index_select(0, first), token_ids.index_select(0, first)
-
     def add_results(self, results: list[Tensor], outputs: StepOutputs) -> None:
         (counts,) = results
         for row, (num_accepted, num_proposed) in zip(self.sampling_rows, counts.tolist(), strict=True):

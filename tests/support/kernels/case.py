@@ -24,6 +24,7 @@ QUICK_ROOMS = (
     "attention",
     "caches",
     "decodes",
+    "drafts",
     "latent",
     "norms",
     "products",

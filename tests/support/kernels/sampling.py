@@ -1,12 +1,11 @@
-"""Sampling of tokens: masks, limits, draws; drafts; inputs of decodes."""
+"""Sampling of tokens: masks, limits, draws; inputs of decodes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proa_engine.kernels.sampling import drafts
 from proa_engine.kernels.sampling.decode_inputs import DecodeInputs, decode_inputs, decode_inputs_reference
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
@@ -59,68 +58,6 @@ DECODE_INPUTS = KernelCase(
         ((5, 0, 2, 0), (2801, 1, 38, 0), (1, 1, 1, 0), 1, 3000, 2100),
         ((5, 0, 2, 0), (2801, 1, 38, 0), (5, 1, 3, 0), 5, 3000, 2100),
     ),
-    dtypes=WITHOUT_DTYPE,
-)
-
-
-def ended_rows(
-    rows: int, length: int, vocabulary: int, width: int, ngrams: tuple[int, int], dtype: torch.dtype
-) -> tuple[Any, ...]:
-    """Rows of 9 slots, some without tokens, and ends on both sides of the known tokens."""
-    lengths, slots = torch.randint(1, length + 1, (9,)), torch.randperm(9)[:rows]
-    num_tokens = torch.randint(0, width + 2, (rows,))
-    ends = torch.where(num_tokens > 0, lengths[slots] + num_tokens + torch.randint(-2, 4, (rows,)), 0)
-    token_ids = torch.randint(0, vocabulary, (9, length + width), dtype=torch.int32)
-    return torch.stack((slots, ends, num_tokens)), token_ids, lengths, torch.zeros(9, width, dtype=torch.int64), ngrams
-
-
-def proposed(propose: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
-    def run(*tensors_and_ngrams: Any) -> tuple[Tensor, ...]:
-        *tensors, (min_ngram, max_ngram) = tensors_and_ngrams
-        propose(*tensors, min_ngram=min_ngram, max_ngram=max_ngram)
-        return tuple(tensors)
-
-    return run
-
-
-PROPOSE_NGRAMS = KernelCase(
-    make=ended_rows,
-    operation=proposed(drafts.propose_ngrams),
-    reference=proposed(drafts.propose_ngrams_reference),
-    compare=equal,
-    interpreted=table(
-        "rows length vocabulary width ngrams",
-        (3, 1, 3, 2, (1, 2)),
-        (5, 90, 4, 5, (2, 4)),
-        (2, 2 * drafts.BLOCK + 7, 50, 3, (1, 3)),
-    ),
-    gpu=table(
-        "rows length vocabulary width ngrams",
-        *((6, 4900, vocabulary, width, (1, 4)) for vocabulary, width in ((2, 1), (4, 5), (3, 8))),
-    ),
-    dtypes=WITHOUT_DTYPE,
-)
-
-
-def verified_drafts(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Samples of tokens 0 and 1, and drafts of as many tokens, or fewer, as were verified."""
-    num_samples = torch.randint(1, width + 2, (rows,))
-    slots = torch.randperm(9)[:rows]
-    proposed = torch.randint(-1, 2, (9, width))
-    proposed[(proposed == drafts.NONE).cumsum(1) > 0] = drafts.NONE
-    proposed[slots] = proposed[slots].masked_fill(torch.arange(width) >= num_samples[:, None] - 1, drafts.NONE)
-    token_ids = torch.randint(0, 2, (int(num_samples.sum()),))
-    first_samples = num_samples.cumsum(0) - num_samples
-    return token_ids, slots.repeat_interleave(num_samples), first_samples, proposed, torch.randint(1, 99, (9,))
-
-
-ACCEPT_DRAFTS = KernelCase(
-    make=verified_drafts,
-    operation=lambda *tensors: (drafts.accept_drafts(*tensors), tensors[-1]),
-    reference=lambda *tensors: (drafts.accept_drafts_reference(*tensors), tensors[-1]),
-    compare=equal,
-    interpreted=table("rows width", (1, 1), (5, 3), (6, 4)),
-    gpu=table("rows width", (6, 1), (6, 5), (6, 8)),
     dtypes=WITHOUT_DTYPE,
 )
 

@@ -62,7 +62,7 @@ def make_drafts(method: str, top_k: int = VOCAB_SIZE) -> LayerDrafts:
     options = HiddenDraftOptions(2, WAYS[method], params, VOCAB_SIZE, torch.float32)
     drafts = LayerDrafts(tables, EqualDrafter(), (), options)
     drafts._carry[:NUM_SLOTS] = LOGITS
-    drafts._has_carry.fill_(1)
+    drafts._state.can_draft.fill_(1)
     drafts._lengths.fill_(LENGTH)
     return drafts
 
@@ -95,10 +95,10 @@ def test_the_way_that_was_right_most_often_at_a_range_of_temperatures_is_used_th
     drafts = make_drafts("auto")
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
     by_way = [expected(way.factor, LENGTH) for way in WAYS["auto"]]
-    assert drafts._first[:NUM_SLOTS].T.tolist() == by_way
+    assert drafts._state.first[:NUM_SLOTS].T.tolist() == by_way
     assert drafts._drafts[:NUM_SLOTS, 0].tolist() == by_way[0]  # without counts
     right = torch.tensor([by_way[0][0], by_way[2][1], by_way[1][2], by_way[2][3]])
-    matches = drafts.compare(SLOTS, right)
+    matches = drafts.compare(right, SLOTS, SLOTS)
     assert matches.tolist() == [[int(way[slot] == right[slot]) for way in by_way] for slot in range(NUM_SLOTS)]
     drafts.propose(ROWS.clone(), SLOTS, RANDOM, 2)
     assert drafts._drafts[:NUM_SLOTS, 0].tolist() == right.tolist()
@@ -106,12 +106,17 @@ def test_the_way_that_was_right_most_often_at_a_range_of_temperatures_is_used_th
 
 def test_rows_without_drafts_are_not_counted() -> None:
     drafts = make_drafts("auto")
-    drafts._has_carry[2] = 0
+    drafts._state.can_draft[2] = 0
     rows = ROWS.clone()
     rows[2, 1] = 1
     drafts.propose(rows, torch.tensor([0, 2, 3]), torch.tensor([1, 2]), 2)
     assert drafts._drafts[1:3].tolist() == [[-1, -1], [-1, -1]]
-    assert drafts.compare(SLOTS, drafts._first[:NUM_SLOTS, 0]).sum(dim=1).gt(0).tolist() == [True, False, False, True]
+    assert drafts.compare(drafts._state.first[:NUM_SLOTS, 0], SLOTS, SLOTS).sum(dim=1).gt(0).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_row_with_fewer_drafts_writes_no_token_behind_its_own() -> None:
