@@ -11,6 +11,9 @@ from support.own_process import run_compiling
 
 AMONG_THEM = {
     "accept_drafts_kernel",
+    "add_drafts_kernel",
+    "begin_drafts_kernel",
+    "compare_drafts_kernel",
     "decode_attention_kernel",
     "delta_rule_chunk_kernel",
     "delta_rule_recurrent_kernel",
@@ -22,6 +25,7 @@ AMONG_THEM = {
     "int_matmul_kernel",
     "int8_matmul_kernel",
     "invariant_linear_kernel",
+    "keep_reads_kernel",
     "lora_expand_kernel",
     "lora_shrink_kernel",
     "moe_few_down_matmul_kernel",
@@ -29,6 +33,7 @@ AMONG_THEM = {
     "moe_int_matmul_kernel",
     "moe_matmul_kernel",
     "moe_fp4_matmul_kernel",
+    "next_token_ids_kernel",
     "prefill_attention_kernel",
     "prefill_hopper_kernel",
     "propose_ngrams_kernel",
@@ -38,6 +43,7 @@ AMONG_THEM = {
     "gated_group_norm_kernel",
     "short_conv_kernel",
     "short_conv_replay_kernel",
+    "settle_rows_kernel",
     "ssd_recurrent_kernel",
     "ssd_scan_kernel",
     "ssd_scores_kernel",
