@@ -130,6 +130,12 @@ def wide_decodes(width: int, lengths: Sequence[int], sizes: Sizes, **options: An
     ]
 
 
+def decodes_at_the_ends_of_tiles(tile: int, sizes: Sizes) -> Shape:
+    """Rows that end at, before and behind the end of a block and of a tile. Parts of one token are among them."""
+    ends = {1, 2, *(block + n for block in (sizes.get("block_size", 16), tile, 2 * tile, 128) for n in (-1, 0, 1))}
+    return {"lens": decodes(1, sorted(ends)), "sizes": sizes, "num_padding": 2}
+
+
 BLOCKS = (1, 1), (2, 40), (3, 150), (5, 129), (5, 5)
 ATTENTION = Property(
     hold=check_attention,
@@ -139,7 +145,13 @@ ATTENTION = Property(
             | ({} if each["window"] else {"split_row": 3})
             for each in turns(sizes=SIZES, window=(None, 140))
         ),
+        *(decodes_at_the_ends_of_tiles(64, {**SIZES[0], "block_size": block_size}) for block_size in (4, 16, 64, 128)),
+        *(
+            decodes_at_the_ends_of_tiles(tile, {"num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim})
+            for tile, head_dim in ((32, 128), (16, 136))
+        ),
         *wide_decodes(3, (3, 16, 150, 129), SIZES[0]),
+        *wide_decodes(3, (63, 64, 65, 66, 67), SIZES[0]),
         *wide_decodes(5, (200, 141, 5), SIZES[1], window=140),
         *wide_decodes(2, (130, 300), SIZES[3]),
         *wide_decodes(19, (19, 131), SIZES[2], max_tile=SMALL_TILE),

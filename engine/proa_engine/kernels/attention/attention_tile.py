@@ -23,6 +23,80 @@ def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
 
 
 @triton.jit
+def load_tile(
+    is_read,  # [TILE]: tokens to read; all if not MASKED
+    tile,
+    key_cache_ptr,  # these as for `attend_tile`
+    value_cache_ptr,
+    table_ptr,
+    kv_head,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return a tile's keys and values [TILE, BLOCK_D], zeros for tokens that are not read: these may be NaN."""
+    lane = tl.arange(0, TILE)
+    if TILE % BLOCK_SIZE == 0:  # the tile begins with a block, so most of the arithmetic is done before the loop
+        block, place_in_block = tile // BLOCK_SIZE + lane // BLOCK_SIZE, lane % BLOCK_SIZE
+    else:
+        block, place_in_block = (tile + lane) // BLOCK_SIZE, (tile + lane) % BLOCK_SIZE
+    dim = tl.arange(0, BLOCK_D)
+    if MASKED:
+        physical = tl.load(table_ptr + block, mask=is_read, other=0)
+        mask = is_read[:, None] & (dim < HEAD_DIM)[None, :]
+    else:
+        physical = tl.load(table_ptr + block)
+        mask = (dim < HEAD_DIM)[None, :]
+    place = physical.to(tl.int64) * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + place_in_block) * HEAD_DIM
+    if MASKED or HEAD_DIM != BLOCK_D:
+        key = tl.load(key_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
+        value = tl.load(value_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
+    else:
+        key = tl.load(key_cache_ptr + place[:, None] + dim[None, :])
+        value = tl.load(value_cache_ptr + place[:, None] + dim[None, :])
+    return key, value
+
+
+@triton.jit
+def load_part_tile(
+    is_read,  # [TILE]: tokens before `end`
+    tile,
+    start,  # of the part, a multiple of BLOCK_SIZE
+    end,
+    key_cache_ptr,  # these as for `attend_tile`
+    value_cache_ptr,
+    table_ptr,
+    kv_head,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # a divisor of TILE
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return a tile's keys and values [TILE, BLOCK_D], those of tokens in the part's first block in place of those
+    behind `end`, which may be NaN.
+
+    A copy then needs no mask but that of its half of the tile, and what depends on a token's place in its block is
+    computed before the loop. The second half is zeros, and not read, if it begins behind `end`.
+    """
+    lane = tl.arange(0, TILE)
+    dim = tl.arange(0, BLOCK_D)
+    first_block = tl.cast(tile, tl.uint32) // BLOCK_SIZE  # no sign, which would take instructions
+    block = tl.where(is_read, first_block + lane // BLOCK_SIZE, start // BLOCK_SIZE)
+    place_in_block = tl.minimum(lane % BLOCK_SIZE, end - start - 1)  # a short part ends within its first block
+    place = ((kv_head * BLOCK_SIZE + place_in_block) * HEAD_DIM)[:, None] + dim[None, :]
+    offset = (tl.load(table_ptr + block).to(tl.int64) * BLOCK_STRIDE)[:, None]
+    half: tl.constexpr = TILE // 2
+    mask = (lane // half * half < end - tile)[:, None] & (dim < HEAD_DIM)[None, :]
+    key = tl.load(key_cache_ptr + place + offset, mask=mask, other=0.0)
+    value = tl.load(value_cache_ptr + place + offset, mask=mask, other=0.0)
+    return key, value
+
+
+@triton.jit
 def attend_tile(
     query,  # [BLOCK_M, BLOCK_D]
     maximum,  # [BLOCK_M] float32, as `total` and `acc` the state
@@ -31,6 +105,7 @@ def attend_tile(
     position,  # [BLOCK_M]: of each row's query in its request; None: every row attends from `first` to `end`
     ends,  # [BLOCK_M]: the end of the tokens that each row attends to; None: its own position + 1
     tile,  # first token of the tile, a multiple of TILE
+    start,  # first token of the part; used if BY_PART
     first,  # first token that any row may attend to; used if there is a window
     end,  # end of the tokens that any row may attend to
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
@@ -46,31 +121,21 @@ def attend_tile(
     WINDOW: tl.constexpr,  # 0: no window
     SOFT_CAP: tl.constexpr,  # cap * log2(e); 0: none
     MASKED: tl.constexpr,  # False: every row attends to the whole tile
+    BY_PART: tl.constexpr = False,  # whether `load_part_tile` loads the tile: then MASKED, without a window
 ):
     lane = tl.arange(0, TILE)
     key_position = tile + lane
-    if TILE % BLOCK_SIZE == 0:  # the tile begins with a block, so most of the arithmetic is done before the loop
-        block, place_in_block = tile // BLOCK_SIZE + lane // BLOCK_SIZE, lane % BLOCK_SIZE
+    caches = key_cache_ptr, value_cache_ptr, table_ptr, kv_head
+    if BY_PART:
+        is_read = lane < end - tile
+        key, value = load_part_tile(
+            is_read, tile, start, end, *caches, BLOCK_STRIDE, HEAD_DIM, BLOCK_SIZE, BLOCK_D, TILE
+        )
     else:
-        block, place_in_block = key_position // BLOCK_SIZE, key_position % BLOCK_SIZE
-    dim = tl.arange(0, BLOCK_D)
-    # [TILE, BLOCK_D]; tokens that no row may attend to are read as zeros, because they may be NaN
-    if MASKED:
         is_read = key_position < end
         if WINDOW > 0:
             is_read = is_read & (key_position >= first)
-        physical = tl.load(table_ptr + block, mask=is_read, other=0)
-        mask = is_read[:, None] & (dim < HEAD_DIM)[None, :]
-    else:
-        physical = tl.load(table_ptr + block)
-        mask = (dim < HEAD_DIM)[None, :]
-    place = physical.to(tl.int64) * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + place_in_block) * HEAD_DIM
-    if MASKED or HEAD_DIM != BLOCK_D:
-        key = tl.load(key_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
-        value = tl.load(value_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
-    else:
-        key = tl.load(key_cache_ptr + place[:, None] + dim[None, :])
-        value = tl.load(value_cache_ptr + place[:, None] + dim[None, :])
+        key, value = load_tile(is_read, tile, *caches, BLOCK_STRIDE, HEAD_DIM, BLOCK_SIZE, BLOCK_D, TILE, MASKED)
     key = key.to(query.dtype)  # from 8-bit floats, if the cache holds them
     value = value.to(query.dtype)
     # [BLOCK_M, TILE]

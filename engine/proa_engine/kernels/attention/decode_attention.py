@@ -264,6 +264,7 @@ def decode_attention_kernel(
 
     maximum, total = first_state(sinks_ptr, head, row_mask & (item == first_item), BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    has_registers: tl.constexpr = BLOCK_D <= 128 or BLOCK_M <= 16  # otherwise `load_part_tile` would spill some
     for tile in range(start, end, TILE):
         maximum, total, acc = attend_tile(
             query,
@@ -273,6 +274,7 @@ def decode_attention_kernel(
             position if WIDTH > 1 and CAUSAL else None,
             None,
             tile,
+            start,
             first,
             end,
             key_cache_ptr,
@@ -288,6 +290,7 @@ def decode_attention_kernel(
             WINDOW=WINDOW,
             SOFT_CAP=SOFT_CAP,
             MASKED=True,
+            BY_PART=WINDOW == 0 and TILE % BLOCK_SIZE == 0 and has_registers,
         )
 
     part_size: tl.constexpr = WIDTH * NUM_KV_HEADS * GROUP

@@ -195,6 +195,7 @@ def prefill_attention_kernel(
                 position,
                 ends,
                 tile,
+                0,
                 first,
                 end,
                 key_cache_ptr,
