@@ -13,6 +13,7 @@ from proa_engine.kernels.attention.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.attention.store_kv import CacheRows
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.products.skinny_gemm import Activation
+from proa_engine.kernels.sigmoid_gate import scale_by_sigmoid
 from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
@@ -192,7 +193,7 @@ class Attention:
             out = out.mul_(scales[1])
         out = out.flatten(1)
         if gate is not None:
-            out = out.div_(gate.neg().exp_().add_(1))  # times the sigmoid; with exp, because of the bits on a CPU
+            out = scale_by_sigmoid(out, gate)
         return self.output(out)
 
     def store(self, x: Activation, cache: LayerCache, step: AttentionStep) -> None:
@@ -207,7 +208,7 @@ class Attention:
         """Return rotated queries [T, heads, head_dim] and what the output's gate is computed from, if it has one."""
         (key_cache, value_cache), qkv, gate = cache.tensors, self.qkv(x), None
         if self.gate_size:
-            qkv, gate = qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
+            qkv, gate = qkv[:, : -self.gate_size], qkv[:, -self.gate_size :]
         if self.whole_norms is not None:
             qkv = self._with_norms(qkv, *self.whole_norms)
         if self.values_are_keys:

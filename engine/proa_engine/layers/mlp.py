@@ -16,6 +16,7 @@ from proa_engine.kernels.experts.moe_router import GpuRouter, Router, make_route
 from proa_engine.kernels.products.gpu_linear import make_linear
 from proa_engine.kernels.products.skinny_gemm import Activation
 from proa_engine.kernels.relu_squared import relu_squared
+from proa_engine.kernels.sigmoid_gate import add_gated
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.expert_split import ExpertSizes
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
@@ -193,11 +194,13 @@ class SharedExpert:
         self.mlp = mlp
         self.gate = None if gate is None else make_linear(gate)
 
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """Add the output of x [T, hidden_size], whose sum over the ranks it is, to `total` [T, hidden_size]."""
         y = self.mlp.partial(x)
-        # Computed with exp, for the reason given in `activate_and_mul_reference`.
-        return y if self.gate is None else y.div_(self.gate(x).neg_().exp_().add_(1))
+        if self.gate is None:
+            total += y
+        else:
+            add_gated(total, y, x, self.gate)
 
 
 class SparseMoE:
@@ -217,5 +220,5 @@ class SparseMoE:
         normed, weights, experts = self.router(x)
         y = self.experts(normed, weights, experts)
         if self.shared is not None:
-            y += self.shared.partial(normed)
+            self.shared.add_to(y, normed)
         return self.parallel.all_reduce(y)

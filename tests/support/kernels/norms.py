@@ -1,4 +1,4 @@
-"""Norms and activations, and rows that are quantized alone and after these."""
+"""Norms, activations and gates, and rows that are quantized alone and after these."""
 
 from functools import partial
 from typing import Any, get_args
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, quantize, quantize_reference
 from proa_engine.kernels.gated_group_norm import gated_group_norm, gated_group_norm_reference
+from proa_engine.kernels.products.gpu_linear import GpuLinear
 from proa_engine.kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -17,6 +18,7 @@ from proa_engine.kernels.rms_norm import (
     rms_norm_fp8,
     rms_norm_reference,
 )
+from proa_engine.kernels.sigmoid_gate import add_gated, scale_by_sigmoid
 from proa_engine.kernels.silu_and_mul import (
     ActivationName,
     ClampedSwiGLU,
@@ -213,3 +215,41 @@ def relaunches_with_other_alignments_types_and_sizes(dtype: torch.dtype, device:
         arguments = x, torch.randn(3, size).to(dtype), torch.randn(size + offset).to(dtype)[offset:], EPS
         ours, theirs = add_rms_norm(*on_device(arguments, device)), add_rms_norm_reference(*on_device(arguments, "cpu"))
         close(ours, theirs)
+
+
+def exact_scaled(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return (x.double() * gate.double().sigmoid()).to(x.dtype)
+
+
+SCALE_BY_SIGMOID = KernelCase(
+    make=lambda dtype, size: (torch.randn(5, size).to(dtype), 4 * torch.randn(5, size + 30).to(dtype)[:, 7 : 7 + size]),
+    operation=scale_by_sigmoid,
+    reference=exact_scaled,
+    interpreted=[{"size": 60}, {"size": 1030}],
+    gpu=[{"size": 60}, {"size": 4096}],
+)
+
+
+def gated_experts(rows: int, size: int, num_inputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Routed experts' sum, shared experts' output, the layer's inputs, which are part of wider rows, and the gate."""
+    inputs = torch.randn(rows, num_inputs + 16).to(dtype)[:, 16:]
+    return *torch.randn(2, rows, size).to(dtype), inputs, (torch.randn(1, num_inputs) / num_inputs**0.5).to(dtype)
+
+
+def with_gated(total: torch.Tensor, x: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    add_gated(total, x, inputs, GpuLinear(weight))
+    return total
+
+
+def exact_with_gated(total: torch.Tensor, x: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    gate = F.linear(inputs.double(), weight.double()).sigmoid()
+    return (total.double() + x.double() * gate).to(total.dtype)
+
+
+ADD_GATED = KernelCase(
+    make=gated_experts,
+    operation=with_gated,
+    reference=exact_with_gated,
+    interpreted=table("rows size num_inputs", (1, 40, 40), (5, 1030, 300)),
+    gpu=table("rows size num_inputs", (1, 2048, 2048), (5, 1030, 300), (130, 2048, 2048)),
+)

@@ -29,7 +29,8 @@ def rotate_and_cache(
     interleaved: bool = False,
     norm_values: bool = False,
 ) -> torch.Tensor:
-    """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D].
+    """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D]. A token's
+    heads are contiguous.
 
     Keys and values are written to caches [num_blocks, kv_heads, block_size, D], of the same strides and contiguous in a
     block. Token t's slot is block * block_size + offset; slot -1 is padding and is not written. `rows` holds the same
@@ -49,7 +50,7 @@ def rotate_and_cache(
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     num_heads = num_all_heads - 2 * num_kv_heads
-    assert heads.is_contiguous()
+    assert heads[0].is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
@@ -64,6 +65,7 @@ def rotate_and_cache(
         key_cache,
         value_cache,
         slot_mapping,
+        heads.stride(0),
         eps,
         1.0 / cache_scales[0],
         1.0 / cache_scales[1],
@@ -141,6 +143,7 @@ def rotate_and_cache_kernel(
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
     slot_mapping_ptr,  # [num_tokens] int64
+    stride_heads_token,
     eps,
     key_factor,  # 1 / scale of a cache of 8-bit floats
     value_factor,
@@ -178,7 +181,7 @@ def rotate_and_cache_kernel(
         index = tl.where(pair < HALF_ROTATED, pair, pair + HALF_ROTATED)
         gap = tl.where(pair < HALF_ROTATED, HALF_ROTATED, HALF - HALF_ROTATED)
     # [BLOCK_HEADS, BLOCK_HALF]
-    place = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * 2 * HALF + index
+    place = token * stride_heads_token + head * 2 * HALF + index
     first = tl.load(heads_ptr + place, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(heads_ptr + place + gap, mask=mask, other=0.0).to(tl.float32)
     normed_first = first
