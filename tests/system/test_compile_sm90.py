@@ -34,6 +34,7 @@ AMONG_THEM = {
     "moe_matmul_kernel",
     "moe_fp4_matmul_kernel",
     "next_token_ids_kernel",
+    "penalize_kernel",
     "prefill_attention_kernel",
     "prefill_hopper_kernel",
     "propose_ngrams_kernel",

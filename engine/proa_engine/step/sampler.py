@@ -17,6 +17,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling import sampling_reference as sampling
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens
+from proa_engine.kernels.sampling.penalties import penalize
 from proa_engine.kernels.sampling.sampling_params import LIMITS, SamplingOperation
 from proa_engine.kernels.sampling.timestamps import NUM_VALUES, apply_timestamps
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
@@ -71,7 +72,7 @@ class Sampler:
         """
         penalized = inputs.needs[SamplingOperation.PENALTIES]
         raw = None if inputs.logprobs is None else _take(logits, inputs.logprobs.rows, arrays).clone()
-        if inputs.rules is not None or penalized.count or logits.is_cpu:
+        if inputs.rules is not None or logits.is_cpu:
             logits = logits.float().contiguous()  # a sharded vocabulary cut to its true size is not contiguous
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
@@ -122,6 +123,10 @@ class Sampler:
         return drawn if random.index is None else _put(sampling.greedy(logits), random, arrays, drawn)
 
     def _penalize(self, logits: Tensor, inputs: SamplingInputs, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
+        """Return float32 logits."""
+        if not logits.is_cpu:
+            batch = arrays[inputs.slots], arrays[inputs.positions]
+            return penalize(logits, self._tables.token_ids, self._params, *batch, inputs.max_num_tokens)
         slots = _take(arrays[inputs.slots], rows, arrays)
         part, params = _take(logits, rows, arrays), self._params.index_select(0, slots)
         sampling.apply_penalties(

@@ -1,4 +1,4 @@
-"""Sampling of tokens: masks, limits, draws; inputs of decodes."""
+"""Sampling of tokens: penalties, masks, limits, draws; inputs of decodes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling.decode_inputs import DecodeInputs, decode_inputs, decode_inputs_reference
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens, draw_tokens_reference
+from proa_engine.kernels.sampling.penalties import CHUNK, COUNTED, penalize, penalize_reference
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
 from proa_engine.kernels.sampling.token_limits import (
     limit_candidates,
@@ -136,3 +138,28 @@ def noise(dtype: torch.dtype, device: str, draws: int) -> None:
     words = words_of_all_sizes()
     torch.testing.assert_close(noise_of(words.to(device)).cpu().double(), exact_noise(words), atol=1e-5, rtol=0)
     assert chi_square_of_draws(draws, device) < 24.3
+
+
+def penalized_rows(rows: int, length: int, vocab_size: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Rows in any slots, one in three without penalties. Logits are part of wider rows, and tokens below 0 are none."""
+    params = torch.zeros(rows + 2, columns.NUM_COLUMNS, dtype=torch.float64)
+    for column, penalties in {
+        columns.REPETITION: (1.0, 1.3, 0.7),
+        columns.FREQUENCY: (0.0, 0.4, -0.5),
+        columns.PRESENCE: (0.0, 1.1, 0.0),
+    }.items():
+        params[:, column] = torch.tensor(penalties, dtype=torch.float64).repeat(rows + 2)[: rows + 2]
+    params[:, columns.NUM_PROMPT] = torch.randint(1, length, (rows + 2,))
+    token_ids = torch.randint(-1, min(vocab_size, 40), (rows + 2, length), dtype=torch.int32)
+    slots, num_tokens = torch.randperm(rows + 2)[:rows], torch.randint(1, length + 1, (rows,))
+    logits = 3 * torch.randn(rows, vocab_size + 8).to(dtype)[:, :vocab_size]
+    return logits, token_ids, params, slots, num_tokens, length
+
+
+PENALIZE = KernelCase(
+    make=penalized_rows,
+    operation=penalize,
+    reference=penalize_reference,
+    interpreted=table("rows length vocab_size", (1, 3, 30), (7, COUNTED + 9, CHUNK + 30)),
+    gpu=table("rows length vocab_size", (1, 3, 30), (7, COUNTED + 9, CHUNK + 30), (130, 5000, 151_936)),
+)
