@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, quantize, quantize_reference
 from proa_engine.kernels.gated_group_norm import gated_group_norm, gated_group_norm_reference
 from proa_engine.kernels.products.gpu_linear import GpuLinear
+from proa_engine.kernels.relu_squared import relu_squared
 from proa_engine.kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -215,6 +216,15 @@ def relaunches_with_other_alignments_types_and_sizes(dtype: torch.dtype, device:
         arguments = x, torch.randn(3, size).to(dtype), torch.randn(size + offset).to(dtype)[offset:], EPS
         ours, theirs = add_rms_norm(*on_device(arguments, device)), add_rms_norm_reference(*on_device(arguments, "cpu"))
         close(ours, theirs)
+
+
+RELU_SQUARED = KernelCase(
+    make=lambda dtype, rows, size: (torch.randn(rows, size).to(dtype),),
+    operation=relu_squared,
+    reference=lambda x: x.double().relu().square().to(x.dtype),
+    interpreted=table("rows size", (1, 40), (7, 300)),
+    gpu=table("rows size", (1, 40), (130, 1856)),
+)
 
 
 def exact_scaled(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
