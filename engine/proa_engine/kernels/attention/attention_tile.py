@@ -100,7 +100,7 @@ def load_part_tile(
 def attend_tile(
     query,  # [BLOCK_M, BLOCK_D]
     maximum,  # [BLOCK_M] float32, as `total` and `acc` the state
-    total,  # [BLOCK_M]
+    total,  # [BLOCK_M]; [BLOCK_M, TILE], a sum for each lane, if BY_LANE
     acc,  # [BLOCK_M, BLOCK_D]
     position,  # [BLOCK_M]: of each row's query in its request; None: every row attends from `first` to `end`
     ends,  # [BLOCK_M]: the end of the tokens that each row attends to; None: its own position + 1
@@ -122,6 +122,7 @@ def attend_tile(
     SOFT_CAP: tl.constexpr,  # cap * log2(e); 0: none
     MASKED: tl.constexpr,  # False: every row attends to the whole tile
     BY_PART: tl.constexpr = False,  # whether `load_part_tile` loads the tile: then MASKED, without a window
+    BY_LANE: tl.constexpr = False,  # whether the caller adds up the weights of a row's lanes, which takes a barrier
 ):
     lane = tl.arange(0, TILE)
     key_position = tile + lane
@@ -159,7 +160,7 @@ def attend_tile(
         safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     weights = tl.exp2(scores - safe_maximum[:, None])
     rescale = tl.exp2(maximum - safe_maximum)
-    total = total * rescale + tl.sum(weights, axis=1)
+    total = total * rescale[:, None] + weights if BY_LANE else total * rescale + tl.sum(weights, axis=1)
     acc = acc * rescale[:, None]
     acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="tf32x3")
     return new_maximum, total, acc

@@ -263,6 +263,9 @@ def decode_attention_kernel(
             position = tl.where(is_token, position, -1)
 
     maximum, total = first_state(sinks_ptr, head, row_mask & (item == first_item), BLOCK_M)
+    by_lane: tl.constexpr = WINDOW == 0 and BLOCK_M <= 16  # otherwise it takes registers that another program needs
+    if by_lane:
+        total = tl.where(tl.arange(0, TILE)[None, :] == 0, total[:, None], 0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     has_registers: tl.constexpr = BLOCK_D <= 128 or BLOCK_M <= 16  # otherwise `load_part_tile` would spill some
     for tile in range(start, end, TILE):
@@ -291,7 +294,10 @@ def decode_attention_kernel(
             SOFT_CAP=SOFT_CAP,
             MASKED=True,
             BY_PART=WINDOW == 0 and TILE % BLOCK_SIZE == 0 and has_registers,
+            BY_LANE=by_lane,
         )
+    if by_lane:
+        total = tl.sum(total, axis=1)
 
     part_size: tl.constexpr = WIDTH * NUM_KV_HEADS * GROUP
     if num_parts == 1:
