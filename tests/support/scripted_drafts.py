@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from proa_engine.kernels.sampling.draft_rows import DraftPlace, DraftRows
+from proa_engine.kernels.sampling.draft_state import DraftPlace, DraftRows
 from proa_engine.step.hidden_drafts import HiddenDrafts
 
 Script = Callable[[tuple[int, ...], int], int]  # a request's tokens and the drafter's choice -> the draft token

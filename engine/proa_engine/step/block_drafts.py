@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
-from proa_engine.kernels.sampling.draft_rows import DraftPlace, DraftRows
+from proa_engine.kernels.sampling.draft_state import DraftPlace, DraftRows
 from proa_engine.layers.attention_metadata import decode_metadata
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.drafters.base import BlockDrafter

@@ -26,14 +26,8 @@ from proa_engine.core.speculation import RANGES, TEMPERATURES, Way
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels.sampling.decode_inputs import decode_inputs
 from proa_engine.kernels.sampling.draft_ends import compare_drafts, keep_reads, next_token_ids
-from proa_engine.kernels.sampling.draft_rows import (
-    DraftPlace,
-    DraftRows,
-    DraftState,
-    add_drafts,
-    begin_drafts,
-    settle_rows,
-)
+from proa_engine.kernels.sampling.draft_rows import add_drafts, begin_drafts, settle_rows
+from proa_engine.kernels.sampling.draft_state import DraftPlace, DraftRows, DraftState
 from proa_engine.kernels.sampling.drafts import NONE
 from proa_engine.kernels.sampling.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.sampling.sampling_params import MIN_P, TEMPERATURE, TOP_K, TOP_P

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from proa_engine.kernels.sampling import draft_ends, drafts
 from proa_engine.kernels.sampling.draft_ends import COMPARED, compare_drafts, keep_reads, next_token_ids
-from proa_engine.kernels.sampling.draft_rows import DraftState, add_drafts, begin_drafts, settle_rows
+from proa_engine.kernels.sampling.draft_rows import add_drafts, begin_drafts, settle_rows
+from proa_engine.kernels.sampling.draft_state import DraftState
 from proa_engine.kernels.sampling.sampling_params import NUM_COLUMNS, TEMPERATURE
 from support.kernels.case import WITHOUT_DTYPE, KernelCase, equal, table
 

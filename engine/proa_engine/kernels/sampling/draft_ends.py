@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
-from proa_engine.kernels.sampling.draft_rows import DraftState, range_of
+from proa_engine.kernels.sampling.draft_rows import range_of
+from proa_engine.kernels.sampling.draft_state import DraftState
 from proa_engine.kernels.sampling.drafts import NONE
 from proa_engine.kernels.sampling.sampling_params import NUM_COLUMNS, TEMPERATURE
 
