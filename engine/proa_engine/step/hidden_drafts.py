@@ -158,7 +158,8 @@ class HiddenDrafts(DraftColumns):
 
     def before_decodes(self, columns: Tensor, shape: GraphShape) -> None:
         settle_rows(columns[:3], self._state)
-        self._draft(columns[:3], shape.width - 1, is_random=True)
+        if shape.width > 1:
+            self._draft(columns[:3], shape.width - 1, is_random=True)
 
     def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
         if not self._taps.layers:
@@ -181,7 +182,8 @@ class HiddenDrafts(DraftColumns):
 
     def propose(self, rows: Tensor, drafting: Tensor, random: Tensor, num_drafts: int) -> None:
         settle_rows(rows, self._state)
-        self._draft(rows.index_select(1, drafting), num_drafts, is_random=random.numel() > 0)
+        if num_drafts:
+            self._draft(rows.index_select(1, drafting), num_drafts, is_random=random.numel() > 0)
 
     def compare(self, token_ids: Tensor, slots: Tensor, first_samples: Tensor) -> Tensor:
         """Count which ways would have proposed the first sample of each row, as `compare_drafts`."""
@@ -198,8 +200,6 @@ class HiddenDrafts(DraftColumns):
 
     def _draft(self, rows: Tensor, num_drafts: int, *, is_random: bool) -> None:
         """Propose draft tokens of rows [3, rows] at their true ends. `is_random`: some row has a temperature."""
-        if not num_drafts:
-            return
         drafting, first = begin_drafts(rows, self._state)
         places = [first]
         for place, logits in enumerate(self.logits(drafting, places, num_drafts)):

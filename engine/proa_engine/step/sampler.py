@@ -17,7 +17,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling import sampling_reference as sampling
 from proa_engine.kernels.sampling.draw_tokens import draw_decodes, draw_tokens
-from proa_engine.kernels.sampling.penalties import penalize
+from proa_engine.kernels.sampling.penalties import penalize, penalize_reference
 from proa_engine.kernels.sampling.sampling_params import LIMITS, SamplingOperation
 from proa_engine.kernels.sampling.timestamps import NUM_VALUES, apply_timestamps
 from proa_engine.kernels.sampling.token_bitmask import token_bitmask
@@ -124,21 +124,12 @@ class Sampler:
 
     def _penalize(self, logits: Tensor, inputs: SamplingInputs, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
         """Return float32 logits."""
+        tables, batch = (self._tables.token_ids, self._params), (arrays[inputs.slots], arrays[inputs.positions])
         if not logits.is_cpu:
-            batch = arrays[inputs.slots], arrays[inputs.positions]
-            return penalize(logits, self._tables.token_ids, self._params, *batch, inputs.max_num_tokens)
-        slots = _take(arrays[inputs.slots], rows, arrays)
-        part, params = _take(logits, rows, arrays), self._params.index_select(0, slots)
-        sampling.apply_penalties(
-            part,
-            self._tables.token_ids[:, : inputs.max_num_tokens][slots].long(),
-            num_prompt_tokens=params[:, columns.NUM_PROMPT].long(),
-            num_tokens=_take(arrays[inputs.positions], rows, arrays),
-            repetition=params[:, columns.REPETITION].float(),
-            frequency=params[:, columns.FREQUENCY].float(),
-            presence=params[:, columns.PRESENCE].float(),
-        )
-        return _put(logits, rows, arrays, part)
+            return penalize(logits, *tables, *batch, inputs.max_num_tokens)
+        part, slots, num_tokens = (_take(each, rows, arrays) for each in (logits, *batch))
+        penalized = penalize_reference(part, *tables, slots, num_tokens, inputs.max_num_tokens)
+        return _put(logits, rows, arrays, penalized)
 
     def _apply_bias(self, logits: Tensor, rules: PackedRules, arrays: Sequence[Tensor]) -> None:
         if rules.bias is not None:

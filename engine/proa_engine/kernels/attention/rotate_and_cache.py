@@ -50,7 +50,7 @@ def rotate_and_cache(
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     num_heads = num_all_heads - 2 * num_kv_heads
-    assert heads[0].is_contiguous()
+    assert heads.stride()[1:] == (head_dim, 1)
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.float_order import float_of, order_of
 from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 
 SMALLEST_SUM = 1e-20  # added before a division by the sum of weights, which can be zero with the sigmoid
@@ -202,7 +203,7 @@ def choose_experts(
     if GROUPS > 1:
         choice = _only_best_groups(choice, CHOSEN_GROUPS, GROUP_BEST, BLOCK_GROUPS, BLOCK_SIZE)
     # A warp finds the largest of integers in one instruction.
-    order = _in_order(choice.to(tl.int32, bitcast=True))
+    order = order_of(choice, 0)
     slot = tl.arange(0, BLOCK_K)[None, :]
     weights = tl.zeros([token.shape[0], BLOCK_K], tl.float32)
     chosen = tl.zeros([token.shape[0], BLOCK_K], tl.int32)
@@ -212,7 +213,7 @@ def choose_experts(
         if CORRECTED:
             weight = tl.sum(tl.where(mask & (expert == first), scores, 0.0), axis=1)[:, None]
         else:
-            weight = _in_order(best).to(tl.float32, bitcast=True)
+            weight = float_of(best, 0)
         weights = tl.where(slot == i, weight, weights)
         chosen = tl.where(slot == i, first, chosen)
         order = tl.where(expert == first, TAKEN, order)
@@ -221,12 +222,6 @@ def choose_experts(
     out_mask = token_mask & (slot < K)
     tl.store(weights_ptr + token * K + slot, weights * SCALE, mask=out_mask)
     tl.store(experts_ptr + token * K + slot, chosen, mask=out_mask)
-
-
-@triton.jit
-def _in_order(bits):
-    """The bits of float32 -> integers in the order of the floats, and back."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit

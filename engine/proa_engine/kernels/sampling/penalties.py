@@ -5,6 +5,9 @@ The first (grid: rows, parts of their tokens) counts each row's tokens, the seco
 vocabulary) computes the logits. Rows without penalties count nothing, and their logits stay as they are.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +19,12 @@ from proa_engine.kernels.sampling.sampling_reference import apply_penalties
 COUNTED = 1024  # tokens of a program
 CHUNK = 4096
 IN_PROMPT = tl.constexpr(1 << 30)  # beside the number of times in the output
+_COLUMNS: Mapping[str, Any] = dict(
+    REPETITION=columns.REPETITION,
+    FREQUENCY=columns.FREQUENCY,
+    PRESENCE=columns.PRESENCE,
+    NUM_COLUMNS=columns.NUM_COLUMNS,
+)
 
 
 def penalize(
@@ -45,11 +54,8 @@ def penalize(
         counts,
         vocab_size,
         token_ids.stride(0),
-        REPETITION=columns.REPETITION,
-        FREQUENCY=columns.FREQUENCY,
-        PRESENCE=columns.PRESENCE,
+        **_COLUMNS,
         NUM_PROMPT=columns.NUM_PROMPT,
-        NUM_COLUMNS=columns.NUM_COLUMNS,
         BLOCK=COUNTED,
         num_warps=4,
     )
@@ -62,10 +68,7 @@ def penalize(
         penalized,
         vocab_size,
         logits.stride(0),
-        REPETITION=columns.REPETITION,
-        FREQUENCY=columns.FREQUENCY,
-        PRESENCE=columns.PRESENCE,
-        NUM_COLUMNS=columns.NUM_COLUMNS,
+        **_COLUMNS,
         CHUNK=CHUNK,
         num_warps=8,
     )
@@ -80,7 +83,8 @@ def penalize_reference(
     num_tokens: torch.Tensor,
     max_num_tokens: int,
 ) -> torch.Tensor:
-    penalized, of_rows = logits.to(torch.float32, copy=True), params[slots]
+    """As `penalize`; float32 logits are changed in place."""
+    penalized, of_rows = logits.float(), params[slots]
     apply_penalties(
         penalized,
         token_ids[slots, :max_num_tokens].long(),

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.float_order import float_of, order_of
 from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.sampling import sampling_params as columns
 from proa_engine.kernels.sampling import sampling_reference as sampling
@@ -121,19 +122,6 @@ def token_limits_reference(logits: torch.Tensor, params: torch.Tensor, slots: to
     sampling.apply_top_k_top_p(scaled, top_k, chosen[:, columns.TOP_P].float())
     thresholds = logits.masked_fill(scaled == -torch.inf, torch.inf).amin(-1)
     return torch.where(is_random, thresholds, -torch.inf)
-
-
-@triton.jit
-def order_of(x, UNUSED_BITS: tl.constexpr):
-    """Integers that sort like the floats x, of any shape."""
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> UNUSED_BITS
-
-
-@triton.jit
-def float_of(order, UNUSED_BITS: tl.constexpr):
-    bits = ((order << UNUSED_BITS) | tl.where(order < 0, (1 << UNUSED_BITS) - 1, 0)).to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
